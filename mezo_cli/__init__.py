@@ -1,0 +1,1 @@
+"""MeZO fine-tuning with forward passes only."""

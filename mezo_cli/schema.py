@@ -1,0 +1,179 @@
+"""What the rooms share: the frozen, typed config and the plain records of the data.
+
+No room has to import another, Hydra or a tensor library to speak of these. Ranges stand in the field's metadata
+(`low`, `high`, `above`: an open lower bound; `choices`) and are enforced by `config.check_ranges`; nan and inf are
+outside every range.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MISSING = "???"  # OmegaConf's mark for a value that has to be given
+
+
+def ranged(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
+    """A number with its range: `low <= x <= high`, or `above < x`."""
+    return field(default=default, metadata={"low": low, "above": above, "high": high})
+
+
+def one_of(default: str, *choices: str) -> Any:
+    """A name out of a short list."""
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where a task's data lie on the Hugging Face hub: `datasets.load_dataset(path, name)`.
+
+    `labels` are the data set's own class names (or values), in the order of `task.labels`: labels are mapped by
+    name, never by the hub's integers (RTE, MNLI and TREC number their classes differently there).
+    """
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str = "train"
+    dev: str | None = None  # null: dev is held out of train
+    test: str | None = "validation"
+    labels: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """How a task's own files are written (GLUE and LM-BFF folders)."""
+
+    folder: str | None = None  # LM-BFF's name of the folder, e.g. SST-2
+    columns: list[str] = field(default_factory=list)  # names of the fields of a file without a header
+    labels: list[str] = field(default_factory=list)  # spellings of the labels in files, in the order of `task.labels`
+    dev: str = "dev"  # stem of the official dev file: dev, or dev_matched for MNLI
+    test: str = "test"
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """One classification task: its template, its labels with their words, and where its columns are found."""
+
+    name: str = MISSING
+    template: str = MISSING
+    labels: list[str] = field(default_factory=list)
+    label_words: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)  # the texts, in order: sent_0, sent_1 of an LM-BFF template
+    rename: dict[str, str] = field(default_factory=dict)  # a source's column name -> the name used here
+    label_column: str = "label"
+    max_length: int = ranged(128, low=8)
+    first_limit: int | None = ranged(None, low=1)  # tokens kept of the first sentence
+    other_limit: int | None = ranged(None, low=1)  # tokens kept of every other one
+    metric: str = one_of("accuracy", "accuracy", "f1", "matthews")
+    hub: HubSource = field(default_factory=HubSource)
+    files: FileSource = field(default_factory=FileSource)
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is minimised: `mlm` label words at the mask, `cls` a classification head."""
+
+    name: str = MISSING
+    loss: str = one_of("cross_entropy", "cross_entropy", "accuracy", "f1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """A method and its hyperparameters, with the paper's names."""
+
+    name: str = MISSING
+    lr: float = ranged(1e-6, low=0.0)
+    eps: float = ranged(1e-3, above=0.0)
+    weight_decay: float = ranged(0.0, low=0.0)
+    samples: int = ranged(1, low=1)  # n of n-SPSA
+    noise: str = one_of("gaussian", "gaussian", "rademacher", "torch")
+    schedule: str = one_of("constant", "constant", "linear")
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """Which parameters are tuned."""
+
+    name: str = MISSING
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A checkpoint with a masked-LM head: a hub id or a local folder."""
+
+    name: str = MISSING
+    path: str = MISSING
+    revision: str | None = None
+    dtype: str = one_of("float32", "float32")
+    compute_dtype: str = one_of("float32", "float32", "bfloat16")
+    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the rows come from and how many of them are used."""
+
+    name: str = one_of(MISSING, "hub", "files", "demo")
+    dir: str | None = None
+    shots: int | None = ranged(None, low=1)  # k rows per class for train and again for dev; null: all rows
+    seed: int | None = ranged(None, low=0, high=2**32 - 1)  # null: the run's seed
+    dev_size: int = ranged(1000, low=1)
+    eval_limit: int | None = ranged(None, low=1)
+
+
+@dataclass(frozen=True)
+class LoggerConfig:
+    """A further place to send the scalars to."""
+
+    name: str = "none"
+    project: str = "mezo"
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, whole."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    peft: PeftConfig = field(default_factory=PeftConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    seed: int = ranged(42, low=0, high=2**32 - 1)
+    steps: int = ranged(100_000, low=0)
+    batch_size: int = ranged(64, low=1)
+    eval_batch_size: int = ranged(64, low=1)
+    eval_every: int = ranged(10_000, low=0)  # 0: only before the first step and after the last
+    log_every: int = ranged(10, low=1)
+    checkpoint: str = one_of("full", "full", "trajectory")
+    checkpoint_every: int = ranged(0, low=0)  # 0: at every evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row: its texts in the order of `task.columns`, its label's index, and where it was read."""
+
+    texts: tuple[str, ...]
+    label: int
+    where: str = ""  # "train.tsv:17", for error lines
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rows of a run. `test` is None when there is none; `notes` are warnings worth showing."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example] | None
+    fingerprint: str = ""  # sha256 over all texts and labels
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One tokenised row. `mask` is the position of the mask token, -1 where the input has none (objective cls)."""
+
+    ids: list[int]
+    segments: list[int]
+    mask: int
+    label: int
