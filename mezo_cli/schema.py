@@ -60,6 +60,7 @@ class TaskConfig:
     columns: list[str] = field(default_factory=list)  # the texts, in order: sent_0, sent_1 of an LM-BFF template
     rename: dict[str, str] = field(default_factory=dict)  # a source's column name -> the name used here
     label_column: str = "label"
+    skip_labels: list[str] = field(default_factory=list)  # values of rows without an agreed label; they are left out
     max_length: int = ranged(128, low=8)
     first_limit: int | None = ranged(None, low=1)  # tokens kept of the first sentence
     other_limit: int | None = ranged(None, low=1)  # tokens kept of every other one
