@@ -1,1 +1,17 @@
-"""MeZO fine-tuning with forward passes only."""
+"""MeZO fine-tuning with forward passes only: `mezo` on the command line, `finetune(...)` from Python."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mezo_cli.api import Finetuned, finetune
+
+__all__ = ["Finetuned", "finetune"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API only when asked for: `mezo --help` has to answer at once."""
+    if name in __all__:
+        from mezo_cli import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'mezo_cli' has no attribute '{name}'")

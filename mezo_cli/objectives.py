@@ -1,0 +1,134 @@
+"""What a batch is judged by: label words at the mask (`mlm`) or a classification head (`cls`), and the losses.
+
+Both give logits of shape [rows, labels]; the loss reads them. Cross-entropy over the label words is continuous, which
+is what gives MeZO a signal: accuracy, on a small batch, seldom changes between theta + eps z and theta - eps z, so
+that its projected gradient is exactly zero (paper, section 3.3, trains on accuracy with large batches).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.params import Params
+from mezo_cli.schema import Encoded
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows padded to their own longest. ids, attention, segments: [rows, length]; mask, labels: [rows]."""
+
+    ids: Tensor
+    attention: Tensor
+    segments: Tensor | None
+    mask: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Encoded], pad_id: int, device: torch.device, segments: bool) -> "Batch":
+        """Pad `rows` on the right with `pad_id`."""
+        length = max(len(row.ids) for row in rows)
+
+        def padded(values: list[list[int]], fill: int) -> Tensor:
+            return torch.tensor([v + [fill] * (length - len(v)) for v in values], device=device)
+
+        return cls(
+            ids=padded([r.ids for r in rows], pad_id),
+            attention=padded([[1] * len(r.ids) for r in rows], 0),
+            segments=padded([r.segments for r in rows], 0) if segments else None,
+            mask=torch.tensor([r.mask for r in rows], device=device),
+            labels=torch.tensor([r.label for r in rows], device=device),
+        )
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the model's keyword arguments."""
+        named = {"input_ids": self.ids, "attention_mask": self.attention, "token_type_ids": self.segments}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class LabelWords:
+    """Objective `mlm`: the logits of the label words at the mask position (paper, section 3; LM-BFF).
+
+    Only the mask position goes through the head, and only the label words' rows of the decoder are computed, from
+    whatever weight the decoder holds: tied to the embeddings or its own.
+    """
+
+    def __init__(self, model: Any, params: Params, label_ids: Sequence[int]) -> None:
+        decoder = model.get_output_embeddings()
+        if not isinstance(decoder, nn.Linear):
+            raise UserError(f"{type(model).__name__} has no decoder over the vocabulary: objective=mlm needs one")
+        self._model, self._params, self._decoder = model, params, decoder
+        self._rows = torch.tensor(list(label_ids), device=decoder.weight.device)
+        self._mask: Tensor | None = None
+        params.leave(decoder)
+        decoder.forward = self._label_rows  # type: ignore[method-assign,assignment]
+        body = getattr(model, model.base_model_prefix)
+        for child in model.children():
+            if child is not body:
+                child.register_forward_pre_hook(self._at_mask)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the label words' scores, shape [rows, labels], float32."""
+        self._mask = batch.mask
+        output = self._model(**batch.inputs())
+        return output.logits.squeeze(1).float()
+
+    def _at_mask(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Cut the hidden states down to the mask position, before the head's first module sees them."""
+        if self._mask is None:
+            return None
+        hidden, mask = args[0], self._mask
+        self._mask = None
+        return (hidden[torch.arange(len(mask), device=hidden.device), mask].unsqueeze(1), *args[1:])
+
+    def _label_rows(self, hidden: Tensor) -> Tensor:
+        weight = self._params.read(self._decoder.weight, self._rows)
+        bias = None if self._decoder.bias is None else self._params.read(self._decoder.bias, self._rows)
+        return F.linear(hidden, weight, bias)
+
+
+class ClassHead:
+    """Objective `cls`: transformers' sequence-classification head on the plain input."""
+
+    def __init__(self, model: Any, params: Params, label_ids: Sequence[int]) -> None:
+        self._model = model
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the head's scores, shape [rows, labels], float32."""
+        return self._model(**batch.inputs()).logits.float()
+
+
+OBJECTIVES: dict[str, type[LabelWords] | type[ClassHead]] = {"mlm": LabelWords, "cls": ClassHead}
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the right label among the labels."""
+    return F.cross_entropy(logits, labels)
+
+
+def accuracy_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 - accuracy of the batch: piecewise constant, no gradient needed (paper, section 3.3)."""
+    return 1.0 - (logits.argmax(dim=-1) == labels).float().mean()
+
+
+def f1_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 - F1 of the batch: of label 1 with two labels, macro-averaged with more; 0/0 counts as 0."""
+    predicted = logits.argmax(dim=-1)
+    classes = [1] if logits.shape[-1] == 2 else list(range(logits.shape[-1]))
+    scores = []
+    for label in classes:
+        hits = ((predicted == label) & (labels == label)).sum()
+        both = (predicted == label).sum() + (labels == label).sum()
+        scores.append(2 * hits / both.clamp(min=1))
+    return 1.0 - torch.stack(scores).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "accuracy": accuracy_loss,
+    "f1": f1_loss,
+}

@@ -1,0 +1,73 @@
+"""MeZO, the paper's Algorithm 1 (Malladi et al. 2023, arXiv 2305.17333, section 2), and n-SPSA (its section 2.1).
+
+    z ~ N(0, I),   g = (L(theta + eps z) - L(theta - eps z)) / (2 eps),   theta <- theta - lr (g z + wd theta)
+
+With n samples the step averages g_i z_i over n directions drawn at the same theta; weight decay is applied once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mezo_cli.noise import Direction
+from mezo_cli.params import Params
+from mezo_cli.schema import OptimizerConfig
+
+LossFn = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step saw and did: its mean losses, and the scalars from which it can be replayed."""
+
+    loss_plus: float
+    loss_minus: float
+    projected_grads: list[float]  # one a sample, rounded to float32 as they are stored
+    lr: float  # rounded to float32 likewise
+
+    @property
+    def loss(self) -> float:
+        """Mean of the losses on both sides."""
+        return (self.loss_plus + self.loss_minus) / 2
+
+    @property
+    def projected_grad(self) -> float:
+        """Mean over the samples."""
+        return sum(self.projected_grads) / len(self.projected_grads)
+
+
+class Mezo:
+    """The zeroth-order step. Its whole state is the number of steps done: theta follows from (seed, step, g, lr)."""
+
+    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
+        self.config, self.seed, self.steps = config, seed, steps
+
+    def lr(self, step: int) -> float:
+        """Learning rate of step `step` (from 0): constant, or falling linearly to 0 at the last step."""
+        fraction = 1.0 if self.config.schedule == "constant" else 1.0 - step / self.steps
+        return float(np.float32(self.config.lr * fraction))
+
+    def step(self, params: Params, loss_fn: LossFn, step: int) -> StepResult:
+        """Do step number `step` (from 0). `loss_fn` gives the loss of one fixed batch wherever `params` stands."""
+        plus, minus, grads = [], [], []
+        for sample in range(self.config.samples):
+            z = Direction(self.seed, step, sample)
+            with params.at(z, +self.config.eps):
+                plus.append(loss_fn())
+            with params.at(z, -self.config.eps):
+                minus.append(loss_fn())
+            grads.append(float(np.float32((plus[-1] - minus[-1]) / (2 * self.config.eps))))
+        result = StepResult(sum(plus) / len(plus), sum(minus) / len(minus), grads, self.lr(step))
+        if np.isfinite(grads).all():  # the loop stops a run whose loss is not finite; theta is left as it was
+            self.apply(params, [(step, result.projected_grads, result.lr)])
+        return result
+
+    def apply(self, params: Params, records: list[tuple[int, list[float], float]]) -> None:
+        """Do the updates of (step, projected_grads, lr) records: the one arithmetic of training and of replay."""
+        terms, decays = [], []
+        for step, grads, lr in records:
+            for sample, g in enumerate(grads):
+                terms.append((Direction(self.seed, step, sample), -lr * g / len(grads)))
+                decays.append(1.0 - lr * self.config.weight_decay if sample == 0 else 1.0)
+        params.update(terms, decays)
