@@ -1,0 +1,267 @@
+"""The template language, the label words, the built-in tasks; checked against LM-BFF's rules written a second time."""
+
+import re
+import string
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mezo_cli.errors import UserError
+from mezo_cli.schema import Encoded, Example, TaskConfig
+from mezo_cli.tasks import PlainInput, Prompt, label_word_ids
+from mezo_cli.templates import Literal, Sentence, Special, Template
+
+ROOT = Path(__file__).resolve().parents[1]
+YES_NO = "*cls**sent-_0*?*mask*,*+sentl_1**sep+*"
+SAME = "*cls**sent_0**mask*,*+sentl_1**sep+*"
+IT_WAS = "*cls**sent_0*_It_was*mask*.*sep+*"
+THIS_IS = "*cls**sent_0*_This_is*mask*.*sep+*"
+LM_BFF = {
+    "sst2": IT_WAS,
+    "sst5": IT_WAS,
+    "mr": IT_WAS,
+    "cr": IT_WAS,
+    "mpqa": IT_WAS,
+    "subj": THIS_IS,
+    "cola": THIS_IS,
+    "mnli": YES_NO,
+    "snli": YES_NO,
+    "rte": YES_NO,
+    "qnli": YES_NO,
+    "trec": "*cls**mask*:*+sent_0**sep+*",
+    "mrpc": SAME,
+    "qqp": SAME,
+}
+# Empty, one character, spaces at the ends, letters whose case changes their length, and spelled-out special tokens.
+ODD_TEXTS = ["", "A", " ", "a gripping , funny film ", "Ünïcode ☃ 中文", "İstanbul ", "ß", "no . yes ? It was great"]
+
+
+def load_task(name: str, **changes: object) -> TaskConfig:
+    schema = OmegaConf.structured(TaskConfig)
+    for node in (schema, schema.hub, schema.files):
+        OmegaConf.set_readonly(node, False)  # frozen in the schema, so that a finished config cannot change
+    task = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(ROOT / f"conf/task/{name}.yaml"), changes))
+    assert isinstance(task, TaskConfig)
+    return task
+
+
+ALL_WORDS = sorted({word for name in LM_BFF for word in load_task(name).label_words})
+CORPUS = [f"{w} . It was {w} . This is {w} , {w.lower()} ? no : yes a gripping , funny film" for w in ALL_WORDS] * 20
+
+
+def byte_bpe() -> PreTrainedTokenizerFast:
+    """RoBERTa's kind: bytes, a space belongs to the word after it, no segments."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tok.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tok.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    names = {"cls_token": "<s>", "bos_token": "<s>", "sep_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tok,
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
+    )
+
+
+def _bert_like(tok: Tokenizer, names: list[str]) -> PreTrainedTokenizerFast:
+    ids = [("[CLS]", tok.token_to_id("[CLS]")), ("[SEP]", tok.token_to_id("[SEP]"))]
+    tok.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    special = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "PAD", "UNK", "MASK")}
+    return PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=names, **special)
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    """BERT's kind: words, lower-cased, with segments."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tok.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tok.decoder = decoders.WordPiece(cleanup=False)
+    tok.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=600, special_tokens=special))
+    return _bert_like(tok, ["input_ids", "token_type_ids", "attention_mask"])
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """ALBERT's and XLM-R's kind: a unigram model in which every text begins with a space."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = sorted({word for line in CORPUS for word in line.split()})
+    characters = sorted({*"\u2581", *string.printable.strip(), *"Üï☃"})
+    scored = [(token, -9.0) for token in characters] + [("\u2581" + word, -8.0) for word in words]
+    tok = Tokenizer(models.Unigram([(token, 0.0) for token in special] + scored, unk_id=1, byte_fallback=False))
+    tok.pre_tokenizer = pre_tokenizers.Metaspace()
+    tok.decoder = decoders.Metaspace()
+    tok.add_special_tokens(special)
+    return _bert_like(tok, ["input_ids", "token_type_ids", "attention_mask"])
+
+
+@pytest.fixture(scope="module")
+def mini(shared: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(shared / "models/roberta-mini")
+
+
+@pytest.fixture(scope="module", params=["byte_bpe", "wordpiece", "sentencepiece", "roberta-mini"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    if request.param == "roberta-mini":
+        return request.getfixturevalue("mini")
+    return {"byte_bpe": byte_bpe, "wordpiece": wordpiece, "sentencepiece": sentencepiece}[request.param]()
+
+
+@pytest.fixture(scope="module")
+def bpe() -> PreTrainedTokenizerFast:
+    return byte_bpe()
+
+
+@pytest.fixture(scope="module")
+def bert() -> PreTrainedTokenizerFast:
+    return wordpiece()
+
+
+def oracle(lm_bff: str, example: Example, task: TaskConfig, tokenizer: PreTrainedTokenizerFast) -> Encoded | None:
+    """LM-BFF's rules, read part by part from the string, one row at a time; None where the mask is cut off."""
+
+    def plain(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    ids: list[int] = []
+    segments: list[int] = []
+    segment = 0
+    for piece in filter(None, lm_bff.split("*")):
+        found = re.fullmatch(r"(?P<plus>\+?)sent(?P<case>[lu]?)(?P<cut>-?)_(?P<number>\d)", piece)
+        raises = 0
+        if found:
+            text = example.texts[int(found["number"])]
+            head, tail = text[:1], text[1:]
+            text = {"l": head.lower(), "u": head.upper(), "": head}[found["case"]] + tail
+            text = text[: len(text) - 1] if found["cut"] and text else text
+            limit = task.other_limit if int(found["number"]) else task.first_limit
+            new = plain((" " if found["plus"] else "") + text)
+            new = new if limit is None else new[:limit]
+        elif piece in ("cls", "mask", "sep"):
+            new = [
+                {"cls": tokenizer.cls_token_id, "mask": tokenizer.mask_token_id, "sep": tokenizer.sep_token_id}[piece]
+            ]
+        elif piece == "sep+":
+            new, raises = [tokenizer.sep_token_id], 1
+        elif len(piece) == 1 and tokenizer.convert_tokens_to_ids(piece) not in (None, tokenizer.unk_token_id):
+            new = [tokenizer.convert_tokens_to_ids(piece)]
+        else:
+            new = plain(piece.replace("_", " "))
+        ids += new
+        segments += [segment] * len(new)
+        segment += raises
+    limit = min(task.max_length, tokenizer.model_max_length)
+    ids = ids[:limit]
+    if tokenizer.mask_token_id not in ids:
+        return None
+    has_segments = "token_type_ids" in tokenizer.model_input_names
+    return Encoded(
+        ids, segments[:limit] if has_segments else [0] * len(ids), ids.index(tokenizer.mask_token_id), example.label
+    )
+
+
+def rows(task: TaskConfig, texts: list[str]) -> list[Example]:
+    """Every text in every column at least once, neighbours paired."""
+    turned = [texts[i:] + texts[:i] for i in range(len(task.columns))]
+    return [Example(row, i % len(task.labels), f"rows:{i + 1}") for i, row in enumerate(zip(*turned, strict=True))]
+
+
+# --- the built-in tasks -------------------------------------------------------------------------------------------
+
+
+def test_every_task_is_there():
+    assert {path.stem for path in (ROOT / "conf/task").glob("*.yaml")} == set(LM_BFF)
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_task_file(name: str):
+    text = (ROOT / f"conf/task/{name}.yaml").read_text()
+    assert len(text.splitlines()) < 25
+    assert f"LM-BFF: {LM_BFF[name]}" in text
+    raw = yaml.safe_load(text)
+    assert all(isinstance(word, str) for key in ("labels", "label_words", "columns") for word in raw[key])
+    task = load_task(name)
+    assert task.name == name
+    sizes = {len(task.labels), len(task.label_words), len(task.hub.labels), len(task.files.labels)}
+    assert len(sizes) == 1
+    assert all(
+        len(set(names)) == len(names) for names in (task.labels, task.label_words, task.hub.labels, task.files.labels)
+    )
+    assert task.hub.path
+    assert task.files.folder
+    if task.files.columns:
+        named = {task.rename.get(column, column) for column in task.files.columns}
+        assert named >= {*task.columns, task.label_column}
+
+
+def test_label_order_is_the_references():
+    """By name: the reference's ids 0, 1, ... (FACTS section 2), which are not the hub's for MNLI, RTE and TREC."""
+    assert dict(zip(load_task("mnli").labels, load_task("mnli").label_words, strict=True)) == {
+        "contradiction": "No",
+        "entailment": "Yes",
+        "neutral": "Maybe",
+    }
+    assert dict(zip(load_task("rte").labels, load_task("rte").label_words, strict=True)) == {
+        "entailment": "Yes",
+        "not_entailment": "No",
+    }
+    trec = load_task("trec")
+    assert dict(zip(trec.hub.labels, trec.label_words, strict=True)) == {
+        "DESC": "Description",
+        "ENTY": "Entity",
+        "ABBR": "Expression",
+        "HUM": "Human",
+        "LOC": "Location",
+        "NUM": "Number",
+    }
+    assert trec.files.labels == ["0", "1", "2", "3", "4", "5"]
+    assert load_task("sst5").label_words == ["terrible", "bad", "okay", "good", "great"]
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_readable_template_is_lm_bffs(name: str):
+    task = load_task(name)
+    assert Template.parse(task.template, task.columns, name) == Template.parse(LM_BFF[name], task.columns, name)
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_tokens_are_lm_bffs(name: str, tokenizer: PreTrainedTokenizerFast):
+    task = load_task(name)
+    examples = rows(task, ODD_TEXTS)
+    expected = [oracle(LM_BFF[name], example, task, tokenizer) for example in examples]
+    assert Prompt(task, tokenizer).encode_all(examples) == expected
+    assert Prompt(load_task(name, template=LM_BFF[name]), tokenizer).encode_all(examples) == expected
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_tokens_are_lm_bffs_on_real_rows(
+    name: str, shared: Path, mini: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast
+):
+    task = load_task(name)
+    if len(task.columns) == 1:
+        table = [line.split("\t")[:1] for line in (shared / "data/glue/SST-2/dev.tsv").read_text().splitlines()[1:]]
+    else:
+        table = [line.split("\t")[1:3] for line in (shared / "data/glue/RTE/dev.tsv").read_text().splitlines()[1:]]
+    examples = [Example(tuple(texts), 0, f"dev.tsv:{i + 2}") for i, texts in enumerate(table[:250])]
+    for tokenizer in (mini, bert):
+        pairs = []
+        for example in examples:
+            expected = oracle(LM_BFF[name], example, task, tokenizer)
+            if expected is not None:
+                pairs.append((example, expected))
+        assert len(pairs) > 100
+        assert Prompt(task, tokenizer).encode_all([example for example, _ in pairs]) == [row for _, row in pairs]
