@@ -1,0 +1,36 @@
+"""Philox4x32-10, the counter-based generator, on integer tensors.
+
+Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). A 128-bit counter and a 64-bit
+key give four 32-bit words; there is no state, so any word can be had alone, in any order, on any device.
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+
+def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
+    """Return the four words of each (counter, key): int64 tensors that hold 32-bit numbers, broadcast together."""
+    for r in range(ROUNDS):
+        # a 64-bit product may wrap to a negative int64 and >> repeats its sign: hence the mask on the high word
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & MASK) ^ c1 ^ ((k0 + WEYL[0] * r) & MASK),
+            p1 & MASK,
+            ((p0 >> 32) & MASK) ^ c3 ^ ((k1 + WEYL[1] * r) & MASK),
+            p0 & MASK,
+        )
+    return c0, c1, c2, c3
+
+
+@lru_cache(maxsize=8192)
+def stream_key(seed: int, name: str) -> tuple[int, int]:
+    """The 64-bit key of one tensor's stream under one seed, as two 32-bit words."""
+    digest = blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
