@@ -248,13 +248,16 @@ def _lookup(text: str, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _tokenize(texts: list[str], tokenizer: "Tokenizer") -> list[list[int]]:
-    """Return the ids of each text, with no special tokens, neither added nor read out of the text."""
+    """Return the ids of each text as plain text: no special token is added to it, none is read out of it."""
     # The backend is three times as fast as the tokenizer's own call, which resets these three settings by itself.
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    all_ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    # Unigram vocabularies (XLM-R, ALBERT) hold the mask as a piece of text too: a second mask is never let through.
+    mask_id = tokenizer.mask_token_id
+    return [[i for i in ids if i != mask_id] if mask_id in ids else ids for ids in all_ids]
 
 
 def _chunks(examples: Sequence[Example]) -> Iterable[Sequence[Example]]:

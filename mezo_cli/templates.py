@@ -163,7 +163,7 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
 
 
 def _readable_part(token: str, columns: list[str], where: str, position: int) -> Special | Sentence:
-    if token in "{}":
+    if token in ("{", "}"):
         raise UserError(
             f"{where}: unbalanced brace at character {position + 1}; a literal brace is written {token * 2}"
         )
