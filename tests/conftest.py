@@ -3,7 +3,13 @@
 import os
 from pathlib import Path
 
+# Before torch is imported anywhere: parallel tests on few cores must not each take all of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network; the hub tests start subprocesses against a loopback server
+
 import pytest
+
+from tests import tiny
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +19,27 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip("needs ../shared/data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random RoBERTa with a tied decoder."""
+    return tiny.roberta(tmp_path_factory.mktemp("roberta"))
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a decoder of its own."""
+    return tiny.roberta(tmp_path_factory.mktemp("untied"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random BERT."""
+    return tiny.bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def movies(tmp_path: Path) -> Path:
+    """A folder of small train, dev and test files."""
+    return tiny.movie_folder(tmp_path / "movies")

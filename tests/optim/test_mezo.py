@@ -1,0 +1,136 @@
+"""The step agrees with the reference, step by step, and with the formula in float64."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForMaskedLM
+
+from mezo_cli import config as configs
+from mezo_cli import session
+from mezo_cli.noise import Direction
+from mezo_cli.schema import Example
+from tests.reference import Reference
+
+SENTENCES = [
+    Example(("a joy from start to end ",), 1),
+    Example(("what a poor film ",), 0),
+    Example(("i yawned and left , and so did everybody i had come with ",), 0),
+    Example(("lovely ",), 1),
+]
+PAIRS = [
+    Example(("The cat sat on the mat.", "A cat sat."), 0),
+    Example(("No man is an island, it was said.", "An island is a man."), 1),
+    Example(("It was bad.", "It was good, he said to them all."), 1),
+]
+
+
+def ready(model: Path, *words: str) -> session.Session:
+    config = configs.build([f"model.path={model}", "model.name=tiny", "data=demo", *words])
+    return session.prepare(config)
+
+
+def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
+    """The label words' scores by the stock forward: the whole vocabulary at every position, then pick."""
+    scores = model(input_ids=batch.ids, attention_mask=batch.attention).logits
+    return scores[torch.arange(len(batch.mask)), batch.mask][:, label_ids]
+
+
+def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> float:
+    logits = full_logits(model, batch, label_ids)
+    if kind == "accuracy":
+        return 1.0 - float((logits.argmax(-1) == batch.labels).float().mean())
+    return float(F.cross_entropy(logits, batch.labels))
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "weight_decay", "loss", "lr", "eps"),
+    [
+        ("sst2", SENTENCES, 0.0, "cross_entropy", 1e-4, 1e-3),
+        ("sst2", SENTENCES, 0.1, "cross_entropy", 1e-4, 1e-3),
+        ("rte", PAIRS, 0.0, "cross_entropy", 1e-4, 1e-3),
+        ("rte", PAIRS, 0.1, "cross_entropy", 1e-4, 1e-3),
+        ("sst2", SENTENCES, 0.1, "accuracy", 1e-4, 1e-1),
+    ],
+)
+@pytest.mark.parametrize("decoder", ["tied", "untied"])
+def test_a_hundred_steps_agree_with_the_reference(
+    task: str, rows: list[Example], weight_decay: float, loss: str, lr: float, eps: float, decoder: str, request: Any
+) -> None:
+    folder = request.getfixturevalue("roberta" if decoder == "tied" else "untied")
+    ours = ready(
+        folder,
+        f"task={task}",
+        "optimizer.noise=torch",
+        f"optimizer.weight_decay={weight_decay}",
+        f"optimizer.lr={lr}",
+        f"optimizer.eps={eps}",
+        f"objective.loss={loss}",
+        "seed=7",
+    )
+    stock = AutoModelForMaskedLM.from_pretrained(folder)
+    theirs = Reference(stock, lr=lr, eps=eps, weight_decay=weight_decay, seed=7)
+    batch = ours.batch(ours.inputs.encode_all(rows))
+    # transformers gives an untied decoder its own bias, and the head's then serves nothing
+    dead = [] if decoder == "tied" else ["lm_head.bias"]
+    assert ours.params.keep_live(lambda: ours.objective.logits(batch)) == dead
+    moved = 0
+    with torch.no_grad():
+        for step in range(100):
+            result = ours.optimizer.step(ours.params, partial(ours.loss, batch), step)
+            plus, minus = theirs.step(partial(reference_loss, loss, batch, ours.inputs.label_ids))
+            assert result.loss_plus == pytest.approx(plus, abs=1e-5), step
+            assert result.loss_minus == pytest.approx(minus, abs=1e-5), step
+            moved += result.projected_grad != 0
+    assert moved > (10 if loss == "accuracy" else 90)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_step_is_the_formula_in_float64(roberta: Path, noise: str, weight_decay: float, samples: int) -> None:
+    words = (f"optimizer.noise={noise}", f"optimizer.weight_decay={weight_decay}", f"optimizer.samples={samples}")
+    ours = ready(roberta, "optimizer.lr=1e-3", *words)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    before = {name: p.detach().double().clone() for name, p in ours.params.tensors.items()}
+    result = ours.optimizer.step(ours.params, partial(ours.loss, batch), 5)
+    for name, p in ours.params.tensors.items():
+        z = [ours.params.noise.z(Direction(42, 5, i), name, p.shape, "cpu").view(p.shape) for i in range(samples)]
+        mean = sum(g * direction.double() for g, direction in zip(result.projected_grads, z, strict=True)) / samples
+        want = before[name] - result.lr * (mean + weight_decay * before[name])
+        torch.testing.assert_close(p.detach().double(), want, rtol=1e-6, atol=1e-8)
+
+
+def test_the_projected_gradient_is_the_slope_along_z(roberta: Path) -> None:
+    """For small eps, g is the directional derivative, which backpropagation gives exactly."""
+    ours = ready(roberta, "optimizer.eps=1e-3", "optimizer.lr=0")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    F.cross_entropy(ours.objective.logits(batch), batch.labels).backward()
+    with torch.no_grad():
+        for step in range(5):
+            result = ours.optimizer.step(ours.params, partial(ours.loss, batch), step)
+            slope = 0.0
+            for name, p in ours.params.tensors.items():
+                z = ours.params.noise.z(Direction(42, step), name, p.shape, "cpu").view(p.shape)
+                slope += float((p.grad * z).sum())
+            assert result.projected_grad == pytest.approx(slope, rel=0.02, abs=0.01)
+
+
+def test_linear_schedule_falls_to_zero(roberta: Path) -> None:
+    ours = ready(roberta, "optimizer.schedule=linear", "optimizer.lr=1e-3", "steps=10")
+    rates = [ours.optimizer.lr(step) for step in range(10)]
+    assert rates == pytest.approx([1e-3 * (1 - step / 10) for step in range(10)])
+    assert ready(roberta, "optimizer.lr=1e-3").optimizer.lr(99) == pytest.approx(1e-3)
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights(roberta: Path) -> None:
+    ours = ready(roberta)
+    before = [p.clone() for p in ours.params.tensors.values()]
+    result = ours.optimizer.step(ours.params, lambda: float("nan"), 0)
+    assert result.loss_plus != result.loss_plus
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))

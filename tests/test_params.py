@@ -1,0 +1,124 @@
+"""The lens: what a forward sees is theta + c z, and theta itself is never touched."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from mezo_cli.errors import UserError
+from mezo_cli.noise import Direction, make_noise
+from mezo_cli.params import Params
+from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
+
+Z = Direction(3, 11)
+
+
+def displaced(params: Params, stock: nn.Module, c: float) -> None:
+    """Move the stock model the plain way."""
+    with torch.no_grad():
+        for name, p in stock.named_parameters():
+            p += c * params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
+def test_a_displaced_forward_equals_one_of_displaced_weights(kind: str, noise: str, request: Any) -> None:
+    folder = request.getfixturevalue(kind)
+    ours = ready(folder, "task=rte" if kind == "roberta" else "task=sst2", f"optimizer.noise={noise}")
+    batch = ours.batch(ours.inputs.encode_all(PAIRS if kind == "roberta" else SENTENCES))
+    stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        here = ours.objective.logits(batch)
+        with ours.params.at(Z, 0.05):
+            there = ours.objective.logits(batch)
+        torch.testing.assert_close(here, full_logits(stock, batch, ours.inputs.label_ids), rtol=1e-4, atol=1e-5)
+        displaced(ours.params, stock, 0.05)
+        torch.testing.assert_close(there, full_logits(stock, batch, ours.inputs.label_ids), rtol=1e-4, atol=1e-5)
+        assert (here - there).abs().max() > 1e-3
+        assert torch.equal(here, ours.objective.logits(batch))
+
+
+def test_theta_is_bit_for_bit_where_it_was(roberta: Path) -> None:
+    ours = ready(roberta)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    before = {name: p.clone() for name, p in ours.params.tensors.items()}
+    with torch.no_grad(), ours.params.at(Z, 10.0):
+        ours.objective.logits(batch)
+    with pytest.raises(ValueError, match="torn"), ours.params.at(Z, 10.0):
+        raise ValueError("torn")
+    assert all(torch.equal(before[name], p) for name, p in ours.params.tensors.items())
+
+
+def test_an_error_inside_a_module_leaves_no_displaced_weight(roberta: Path) -> None:
+    ours = ready(roberta)
+    with torch.no_grad(), ours.params.at(Z, 10.0), pytest.raises(RuntimeError):
+        ours.loaded.model.roberta.encoder.layer[0].output.dense(torch.zeros(1, 5))
+    dense = ours.loaded.model.roberta.encoder.layer[0].output.dense
+    assert "weight" not in dense.__dict__
+    assert dense.weight is ours.params.tensors["roberta.encoder.layer.0.output.dense.weight"]
+
+
+def test_parameters_that_cannot_reach_the_loss_are_left_out(tmp_path: Path, bert: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(bert)
+    model.add_module("unused_head", nn.Linear(32, 7))
+    ours = ready(bert)
+    params = Params(model, make_noise("gaussian"))
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    dead = params.keep_live(lambda: model(**batch.inputs()).logits)
+    assert dead == ["unused_head.weight", "unused_head.bias"]
+    assert "cls.predictions.bias" in params.tensors
+
+
+def test_the_pooler_of_a_body_is_left_out(bert: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    ours = ready(bert)
+    params = Params(model, make_noise("gaussian"))
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    dead = params.keep_live(lambda: model.bert(**batch.inputs()).last_hidden_state)
+    assert set(dead) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
+
+
+def test_nothing_live_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    with pytest.raises(UserError, match="nothing to tune"):
+        Params(model, make_noise("gaussian")).keep_live(lambda: torch.zeros(1, requires_grad=True) * 2)
+
+
+class Odd(nn.Module):
+    """Weights read from outside their own module, and a module with parameters that holds another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.aside = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.scale * x
+        return self.inner(before) @ self.aside.weight * self.scale
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
+def test_weights_used_from_outside_their_module_move_too(noise: str) -> None:
+    torch.manual_seed(1)
+    model, stock = Odd(), Odd()
+    stock.load_state_dict(model.state_dict())
+    params, x = Params(model, make_noise(noise)), torch.randn(2, 4)
+    assert params.keep_live(lambda: model(x)) == ["aside.bias"]
+    displaced(params, stock, 0.5)
+    with torch.no_grad():
+        with params.at(Z, 0.5):
+            there = model(x)
+        torch.testing.assert_close(there, stock(x))
+
+
+def test_bfloat16_rounds_the_weights_once_and_keeps_the_masters(roberta: Path) -> None:
+    exact, rounded = ready(roberta), ready(roberta, "model.compute_dtype=bfloat16")
+    batch = exact.batch(exact.inputs.encode_all(SENTENCES))
+    with torch.no_grad(), exact.params.at(Z, 0.01), rounded.params.at(Z, 0.01):
+        a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
+    assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
+    assert 0 < (a - b).abs().max() < 0.2

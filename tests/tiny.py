@@ -1,0 +1,107 @@
+"""Tiny random checkpoints and data, built on the spot: no network, no files from elsewhere."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+)
+
+WORDS = "terrible great bad okay good Yes No Maybe Description Entity Expression Human Location Number It was".split()
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+
+
+def bpe(folder: Path) -> PreTrainedTokenizerFast:
+    """A byte-level BPE in which every label word is one token."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = ByteLevelBPETokenizer()
+    trainer.train_from_iterator(
+        [f" {word}" for word in WORDS] * 50, vocab_size=600, min_frequency=1, special_tokens=tokens
+    )
+    trainer.save(str(folder / "tokenizer.json"))
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), cls_token="<s>", sep_token="</s>", model_max_length=64, **SPECIAL
+    )
+
+
+def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0, **shape: int) -> Path:
+    """Save a random RoBERTa with its tokenizer; `head` is mlm, cls, or none (a body alone)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = bpe(folder)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **shape}
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=80,
+        type_vocab_size=1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        tie_word_embeddings=tied,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
+        **size,
+    )
+    torch.manual_seed(seed)
+    model = (RobertaForSequenceClassification if head == "cls" else RobertaForMaskedLM)(config)
+    with torch.no_grad():
+        for p in model.parameters():  # livelier than the usual start, so that losses differ visibly
+            p.add_(0.05 * torch.randn_like(p))
+    (model.roberta if head == "none" else model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def bert(folder: Path) -> Path:
+    """Save a random BERT with a WordPiece vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyz0123456789.,?!':"]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    vocab += [word.lower() for word in WORDS]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n")
+    tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=80,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def movie_rows(n: int, seed: int = 0) -> list[dict[str, str]]:
+    """Balanced rows that a tiny model can tell apart."""
+    good = ["a joy from start to end", "the cast is lovely", "i laughed and cried", "what a fine film"]
+    bad = ["a bore from start to end", "the cast is lost", "i yawned and left", "what a poor film"]
+    rows = []
+    for i in range(n):
+        text = (good if i % 2 else bad)[(i // 2 + seed) % 4]
+        rows.append({"sentence": f"{text} {i} ", "label": "positive" if i % 2 else "negative"})
+    return rows
+
+
+def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def movie_folder(folder: Path, train: int = 24, dev: int = 12, test: int = 12) -> Path:
+    """A folder of train/dev/test JSONL."""
+    rows = movie_rows(train + dev + test)
+    write_jsonl(folder / "train.jsonl", rows[:train])
+    write_jsonl(folder / "dev.jsonl", rows[train : train + dev])
+    write_jsonl(folder / "test.jsonl", rows[train + dev :])
+    return folder
