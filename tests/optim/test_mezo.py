@@ -21,6 +21,8 @@ SENTENCES = [
     Example(("i yawned and left , and so did everybody i had come with ",), 0),
     Example(("lovely ",), 1),
 ]
+# A random model gives most rows one label: only with unequal labels does its accuracy move.
+UNEQUAL = [Example(row.texts, int(i > 0)) for i, row in enumerate(SENTENCES)]
 PAIRS = [
     Example(("The cat sat on the mat.", "A cat sat."), 0),
     Example(("No man is an island, it was said.", "An island is a man."), 1),
@@ -53,7 +55,7 @@ def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> f
         ("sst2", SENTENCES, 0.1, "cross_entropy", 1e-4, 1e-3),
         ("rte", PAIRS, 0.0, "cross_entropy", 1e-4, 1e-3),
         ("rte", PAIRS, 0.1, "cross_entropy", 1e-4, 1e-3),
-        ("sst2", SENTENCES, 0.1, "accuracy", 1e-4, 1e-1),
+        ("sst2", UNEQUAL, 0.1, "accuracy", 1e-4, 1e-1),
     ],
 )
 @pytest.mark.parametrize("decoder", ["tied", "untied"])

@@ -1,0 +1,83 @@
+"""The trajectory file: what is written comes back, torn tails are cut, damage is told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mezo_cli import trajectory
+from mezo_cli.errors import UserError
+
+
+def header(samples: int = 1, tensors: int = 3) -> trajectory.Header:
+    names = [(f"roberta.encoder.layer.{i}.attention.self.query.weight", [1024, 1024]) for i in range(tensors)]
+    return trajectory.Header("ab" * 32, "mezo", "gaussian", 42, samples, 0.1, names)
+
+
+def write(path: Path, grads: list[list[float]], lr: float = 1e-6, tensors: int = 3) -> trajectory.Header:
+    head = header(len(grads[0]) if grads else 1, tensors)
+    with open(path, "wb") as file:
+        writer = trajectory.Writer(file, head)
+        for step, g in enumerate(grads):
+            writer.append(step, g, lr)
+    return head
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2), max_size=20))
+def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, grads: list[list[float]]) -> None:
+    path = tmp_path_factory.mktemp("t") / "trajectory.bin"
+    head = header(2)
+    with open(path, "wb") as file:
+        writer = trajectory.Writer(file, head)
+        for step, g in enumerate(grads):
+            writer.append(step, g, 0.5)
+    past = trajectory.read(path)
+    assert past.header == head
+    assert past.sound == path.stat().st_size
+    assert past.records(0, len(past)) == [(i, g, 0.5) for i, g in enumerate(grads)]
+
+
+def test_twenty_thousand_steps_of_a_large_model_stay_under_330_kb(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write(tmp_path / "t", [[float(np.float32(g))] for g in rng.normal(size=20_000)], tensors=400)
+    assert (tmp_path / "t").stat().st_size < 330_000
+
+
+@pytest.mark.parametrize("lost", range(1, 16))
+def test_a_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path, lost: int) -> None:
+    path = tmp_path / "t"
+    head = write(path, [[1.0], [2.0], [3.0]])
+    path.write_bytes(path.read_bytes()[:-lost])
+    past = trajectory.read(path)
+    assert past.grads.ravel().tolist() == [1.0, 2.0]
+    with open(path, "r+b") as file:
+        file.truncate(past.sound)
+        file.seek(past.sound)
+        trajectory.Writer(file, head).append(2, [4.0], 1e-6)
+    assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0, 4.0]
+
+
+def test_every_flipped_byte_is_told_or_only_costs_the_last_step(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path, [[1.0], [2.0], [3.0]])
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(bytes(damaged))
+        if place >= len(whole) - 16:
+            assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0]
+        else:
+            with pytest.raises(UserError, match="damaged|version"):
+                trajectory.read(path)
+
+
+def test_a_missing_or_empty_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        trajectory.read(tmp_path / "none")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(UserError, match="damaged"):
+        trajectory.read(tmp_path / "empty")
