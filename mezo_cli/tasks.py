@@ -109,10 +109,11 @@ class Prompt:
     def _mask_lost(self, example: Example, mask: int, length: int) -> str:
         row = example.where or f"the row {example.texts[0][:40]!r}"
         ours = self.limit == self.task.max_length
+        source = "task.max_length" if ours else "the model takes no more"
         return (
             f"task '{self.task.name}', {row}: the prompt has {length} tokens and its mask is token {mask + 1}, cut off"
-            f" by the limit of {self.limit} ({'task.max_length' if ours else 'the model takes no more'}); shorten sentences"
-            f" with task.first_limit or task.other_limit{', or raise task.max_length' if ours else ''}"
+            f" by the limit of {self.limit} ({source}); shorten sentences with task.first_limit or task.other_limit"
+            + (", or raise task.max_length" if ours else "")
         )
 
 
