@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
 from mezo_cli.noise import KINDS, Direction, Noise, TorchNoise, make_noise
-from mezo_cli.noise import counter as counter_module
-from mezo_cli.noise.counter import CHUNK, gaussian_table
+from mezo_cli.noise.counter import FAMILIES, _scaled, gaussian_table
 from mezo_cli.noise.philox import philox, stream_key
 
 AT = Direction(seed=42, step=7)
+torch._dynamo.config.recompile_limit = 64  # modes and thread counts are changed here on purpose
 COUNTER_KINDS = ("gaussian", "rademacher")
+CHUNK = max(f.tile * f.at_once for f in FAMILIES.values())
 NOISES = {kind: make_noise(kind) for kind in KINDS}  # one each: a kernel is compiled once a process
 
 
@@ -45,7 +46,7 @@ def z32(noise: Noise, at: Direction, name: str, n: int) -> torch.Tensor:
 )
 def test_philox_gives_the_published_known_answers(counter: str, key: str, words: str) -> None:
     numbers = [torch.tensor([int(word, 16)]) for word in f"{counter} {key}".split()]
-    assert [word.item() for word in philox(*numbers)] == [int(word, 16) for word in words.split()]
+    assert [word.item() & 0xFFFFFFFF for word in philox(*numbers)] == [int(word, 16) for word in words.split()]
 
 
 @pytest.mark.parametrize("kind", COUNTER_KINDS)
@@ -61,7 +62,7 @@ def test_z_is_philox_of_key_and_counter_by_the_stated_layout(kind: str) -> None:
         block = element // tile * 32 + lane
         key = stream_key(at.seed, name)
         words = philox(*(torch.tensor([x]) for x in (block, 0, at.step, at.sample, *key)))
-        word, piece = words[row // per_word].item(), row % per_word
+        word, piece = words[row // per_word].item() & 0xFFFFFFFF, row % per_word
         expected = table[word >> 16 * piece & 0xFFFF] if kind == "gaussian" else 1.0 if word >> piece & 1 else -1.0
         assert z[element] == expected
 
@@ -99,7 +100,7 @@ def test_a_slice_alone_equals_the_slice_of_the_whole(kind: str, n: int, ends: tu
     assert torch.equal(NOISES[kind].z(AT, "w", (n,), "cpu", start, stop), whole[start:stop])
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 255, 256, 257, 4096, 5000, 8192, CHUNK, CHUNK + 1, 2 * CHUNK + 300])
+@pytest.mark.parametrize("n", [1, 2, 31, 255, 256, 257, 4096, 5000, 8192, CHUNK, CHUNK + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shift_is_theta_plus_the_rounded_product(noise: Noise, n: int, dtype: torch.dtype) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -279,4 +280,4 @@ def test_the_cache_of_scaled_tables_stays_small() -> None:
     noise = make_noise("gaussian")
     theta = torch.zeros(256)
     noise.update_("w", theta, [(Direction(1, step), float(step + 1)) for step in range(100)], [1.0] * 100)
-    assert len(noise._scaled) <= counter_module.SCALED
+    assert _scaled.cache_info().currsize <= 64

@@ -16,15 +16,19 @@ ROUNDS = 10
 
 
 def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
-    """Return the four words of each (counter, key): int64 tensors that hold 32-bit numbers, broadcast together."""
+    """Return the four words of each (counter, key): int64 tensors, of which the *low* 32 bits count; broadcast.
+
+    The counter and the key come in with clean high halves.
+    """
     for r in range(ROUNDS):
-        # a 64-bit product may wrap to a negative int64 and >> repeats its sign: hence the mask on the high word
+        # Products wrap at 64 bits and >> repeats the sign, so high halves hold rubbish. Only what is multiplied next
+        # (c0, c2) needs a clean one; the others meet no operation that carries downward.
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = (
-            ((p1 >> 32) & MASK) ^ c1 ^ ((k0 + WEYL[0] * r) & MASK),
-            p1 & MASK,
-            ((p0 >> 32) & MASK) ^ c3 ^ ((k1 + WEYL[1] * r) & MASK),
-            p0 & MASK,
+            ((p1 >> 32) ^ c1 ^ (k0 + WEYL[0] * r)) & MASK,
+            p1,
+            ((p0 >> 32) ^ c3 ^ (k1 + WEYL[1] * r)) & MASK,
+            p0,
         )
     return c0, c1, c2, c3
 
