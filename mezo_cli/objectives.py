@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mezo_cli import packing
 from mezo_cli.errors import UserError
 from mezo_cli.params import Params
 from mezo_cli.schema import Encoded
@@ -64,26 +65,39 @@ class LabelWords:
         self._model, self._params, self._decoder = model, params, decoder
         self._rows = torch.tensor(list(label_ids), device=decoder.weight.device)
         self._mask: Tensor | None = None
+        self._batch: Batch | None = None
+        self._inputs: tuple[dict[str, Any], Tensor] = ({}, self._rows)
+        self._packs = packing.serves(model)
         params.leave(decoder)
         decoder.forward = self._label_rows  # type: ignore[method-assign,assignment]
-        body = getattr(model, model.base_model_prefix)
-        for child in model.children():
-            if child is not body:
-                child.register_forward_pre_hook(self._at_mask)
+        if self._packs:
+            packing.enable(model)
+            packing.block_behind_attention(model).register_forward_pre_hook(self._at_mask)
+        else:
+            body = getattr(model, model.base_model_prefix)
+            for child in model.children():
+                if child is not body:
+                    child.register_forward_pre_hook(self._at_mask)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the label words' scores, shape [rows, labels], float32."""
-        self._mask = batch.mask
-        output = self._model(**batch.inputs())
-        return output.logits.squeeze(1).float()
+        if batch is not self._batch:  # the step asks twice for the same batch
+            self._batch, self._inputs = batch, (batch.inputs(), batch.mask)
+            if self._packs:
+                self._inputs = packing.pack(self._model, batch.ids, batch.attention, batch.segments, batch.mask)
+        inputs, self._mask = self._inputs
+        logits = self._model(**inputs).logits
+        return logits.view(len(batch.mask), -1).float()
 
     def _at_mask(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Cut the hidden states down to the mask position, before the head's first module sees them."""
+        """Cut hidden states down to the mask position, where the rest of a row no longer reaches the head."""
         if self._mask is None:
             return None
-        hidden, mask = args[0], self._mask
-        self._mask = None
-        return (hidden[torch.arange(len(mask), device=hidden.device), mask].unsqueeze(1), *args[1:])
+        mask, self._mask = self._mask, None
+        if self._packs:
+            return tuple(hidden[:, mask] for hidden in args)
+        rows = torch.arange(len(mask), device=mask.device)
+        return (args[0][rows, mask].unsqueeze(1), *args[1:])
 
     def _label_rows(self, hidden: Tensor) -> Tensor:
         weight = self._params.read(self._decoder.weight, self._rows)

@@ -1,0 +1,123 @@
+"""Batches without padding: rows laid end to end, so that the linear layers, nearly all the work, see real tokens only.
+
+    ids  [1, tokens]    every row's tokens, one row after the other
+    attention           alone sees rows: queries, keys and values are spread to [rows, length] and gathered back
+
+Served are the encoders whose position ids and last layer are known (`FAMILIES`); their attention goes through
+transformers' own registry of attention functions. In the last layer only the mask position is computed beyond the
+attention: nothing else reaches the head. Everything here is exact: tests hold it against the padded forward.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+ATTENTION = "mezo_packed"
+# model_type -> (first position id, from the config; path of the last layer's block behind its attention)
+FAMILIES = {
+    "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
+    "xlm-roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
+    "camembert": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
+    "bert": (lambda config: 0, "encoder.layer.{last}.attention.output"),
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where each packed token stands in the padded layout: its row and its place, [tokens] each."""
+
+    rows: Tensor
+    places: Tensor
+    mask: Tensor | None  # bool [rows, 1, 1, length], true at real tokens; None when no row is shorter than another
+    shape: tuple[int, int]
+
+    def out(self, packed: Tensor) -> Tensor:
+        """[1, heads, tokens, width] -> [rows, heads, length, width], zero where there is no token."""
+        tokens = packed[0].transpose(0, 1)
+        spaced = tokens.new_zeros(*self.shape, *tokens.shape[1:])
+        spaced[self.rows, self.places] = tokens
+        return spaced.transpose(1, 2)
+
+    def back(self, padded: Tensor) -> Tensor:
+        """[rows, heads, length, width] -> [1, tokens, heads, width]."""
+        return padded.transpose(1, 2)[self.rows, self.places].unsqueeze(0)
+
+
+def serves(model: Any) -> bool:
+    """Whether batches for this model can be packed."""
+    return model.config.model_type in FAMILIES
+
+
+def enable(model: Any) -> None:
+    """Send the model's attention through `packed_attention`, which serves padded batches too."""
+    AttentionInterface.register(ATTENTION, packed_attention)
+    model.config._attn_implementation = ATTENTION
+
+
+def block_behind_attention(model: Any) -> nn.Module:
+    """Return the module that the last layer's attention output enters: from there on only the mask position counts."""
+    path = FAMILIES[model.config.model_type][1].format(last=model.config.num_hidden_layers - 1)
+    return getattr(model, model.base_model_prefix).get_submodule(path)
+
+
+def pack(model: Any, ids: Tensor, attention: Tensor, segments: Tensor | None, mask: Tensor) -> tuple[dict, Tensor]:
+    """Lay a padded batch end to end.
+
+    Args:
+        model: gives the family's first position id.
+        ids, attention, segments: [rows, length], as for a padded forward.
+        mask: [rows], the mask position in each row.
+
+    Returns:
+        The model's keyword arguments, and the mask positions in the packed row, [rows].
+    """
+    first = FAMILIES[model.config.model_type][0](model.config)
+    lengths = attention.sum(dim=1)
+    starts = lengths.cumsum(0) - lengths
+    real = attention.bool()
+    rows, places = real.nonzero(as_tuple=True)
+    spread = Spread(rows, places, None if bool(real.all()) else real[:, None, None, :], (len(ids), ids.shape[1]))
+    inputs = {
+        "input_ids": ids[real].unsqueeze(0),
+        "position_ids": (places + first).unsqueeze(0),
+        "attention_mask": real[:, None, None, :],  # four-dimensional: no mask is made of it
+        "spread": spread,
+    }
+    if segments is not None:
+        inputs["token_type_ids"] = segments[real].unsqueeze(0)
+    return inputs, starts + mask
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    spread: Spread | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each row.
+
+    Args:
+        module: the attention layer (unused).
+        query, key, value: [1, heads, tokens, width] packed, or [rows, heads, length, width] padded.
+        attention_mask: of a padded batch; None where nothing is padded.
+        scaling: of the scores; 1 / sqrt(width) when None.
+        dropout: must be 0: MeZO runs without.
+        spread: the layout of a packed batch; None for a padded batch.
+
+    Returns:
+        The output, [1, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
+    """
+    assert dropout == 0.0
+    if spread is None:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+    q, k, v = spread.out(query), spread.out(key), spread.out(value)
+    return spread.back(F.scaled_dot_product_attention(q, k, v, attn_mask=spread.mask, scale=scaling)), None
