@@ -13,15 +13,13 @@ def describe(splits: Splits, task: TaskConfig) -> dict[str, Any]:
     """Count rows and lengths.
 
     Returns `{"train" | "dev" | "test": {"rows": int, "labels": {label: rows}, "words": {"min", "median", "p95",
-    "max"}}, "fingerprint": str, "notes": [str]}`; "test" is None when there is none. Lengths are in words (parts
-    between white space) of all of a row's texts together.
+    "max"}}}`; "test" is None when there is none. Lengths are in words (parts between white space) of all of a row's
+    texts together.
     """
     return {
         "train": _figures(splits.train, task),
         "dev": _figures(splits.dev, task),
         "test": None if splits.test is None else _figures(splits.test, task),
-        "fingerprint": splits.fingerprint,
-        "notes": list(splits.notes),
     }
 
 

@@ -1,10 +1,14 @@
 """Rows from the Hugging Face hub (or a hub-like server named by HF_ENDPOINT), or from its local cache."""
 
 import os
+import socket
 import sys
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mezo_cli.data.files import class_name, from_records
 from mezo_cli.data.source import Source
@@ -23,17 +27,14 @@ def open_source(task: TaskConfig) -> Source:
         raise UserError(f"task '{task.name}' has no data set on the hub (task.hub.path); use data=files data.dir=PATH")
     train = _rows(task, hub.train)
     dev = _rows(task, hub.dev) if hub.dev else None
-    return Source(train, dev, _rows(task, hub.test) if hub.test else None)
+    test = _rows(task, hub.test) if hub.test else None
+    return Source(train, dev, test)
 
 
 def _rows(task: TaskConfig, split: str) -> Rows:
     dataset = _load(task, split)
-    wanted = {*task.columns, task.label_column}
-    keep = [name for name in dataset.column_names if name in wanted or task.rename.get(name) in wanted]
-    columns = keep or list(dataset.column_names)  # none: let bind say what is missing
-    if set(keep) != wanted:
-        columns = list(dataset.column_names)
-    batch = dataset.select_columns(columns).with_format(None)[:]
+    columns = list(dataset.column_names)
+    batch = dataset.with_format(None)[:]
     values = []
     for column in columns:
         names = getattr(dataset.features[column], "names", None)
@@ -49,17 +50,59 @@ def _load(task: TaskConfig, split: str) -> Any:
 
     hub = task.hub
     assert hub.path is not None
+    cache_only = _offline() or not (Path(hub.path).is_dir() or _answers())
     try:
-        with _quiet(datasets):
+        with _quiet(datasets), _switched_offline(datasets) if cache_only else nullcontext():
             return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
-    except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    except Exception as error:  # the families of datasets, huggingface_hub, httpx and pyarrow all arrive here
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        if cache_only and isinstance(error, OSError):  # ConnectionError, FileNotFoundError
+            reason = "HF_HUB_OFFLINE is set" if _offline() else "the server does not answer"
+            reason += ", and the cache does not have it"
         what = hub.path + (f" ({hub.name})" if hub.name else "") + (f" at {hub.revision}" if hub.revision else "")
         raise UserError(
-            f"data=hub: cannot load data set {what}, split {split}, from {endpoint}: {type(error).__name__}: {reason}; "
+            f"data=hub: cannot load data set {what}, split {split}, from {_endpoint()}: {reason}; "
             "to run offline: experiment=demo, or data=files data.dir=PATH"
         ) from error
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+@contextmanager
+def _switched_offline(datasets: Any) -> Iterator[None]:
+    """Set the libraries' own offline switches, for a server that does not answer.
+
+    Without this they try again for half a minute, with a page of warnings, before they turn to the cache.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _answers() -> bool:
+    """Tell whether the hub's server takes connections; behind a proxy this cannot be asked, so: yes."""
+    url = urlsplit(_endpoint())
+    if urllib.request.getproxies().get(url.scheme) or url.hostname is None:
+        return True
+    try:
+        port = url.port or (80 if url.scheme == "http" else 443)
+        with socket.create_connection((url.hostname, port), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -145,17 +145,35 @@ def label_texts(table: Table, at: int) -> list[str]:
     return values
 
 
-def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
-    """Look the labels up by name: in task.labels first, then in the spellings that hold for this kind of source."""
+def _spellings(table: Table, task: TaskConfig, values: set[str]) -> dict[str, int]:
+    """Join task.labels, which wins, with the spellings that hold for this kind of source: spelling -> label index.
+
+    A list of another length belongs to other labels than the user's (`task.labels` given on the command line) and is
+    left aside; one of the same length must have the same order, or its numbers would silently mean other labels.
+    """
     known = {label: i for i, label in enumerate(task.labels)}
-    for spellings in table.extra_labels:
-        for i, label in enumerate(spellings):
+    for key, spellings in (("files", task.files.labels), ("hub", task.hub.labels)):
+        swapped = [one for i, one in enumerate(spellings) if known.get(one, i) != i]
+        if swapped and len(spellings) == len(task.labels):
+            raise UserError(
+                f"task '{task.name}': task.labels and task.{key}.labels have '{swapped[0]}' at different places; "
+                "give both in the same order"
+            )
+    for extra in table.extra_labels:
+        for i, label in enumerate(extra if len(extra) == len(task.labels) else ()):
             if known.setdefault(label, i) != i and label in values:
                 raise UserError(
                     f"{table.path}: label '{label}' means '{task.labels[known[label]]}' in one of the task's lists and "
                     f"'{task.labels[i]}' in another; write the labels as {listed(task.labels)}"
                 )
-    unknown = set(values) - known.keys()
+    return known
+
+
+def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
+    """Look the labels up by name."""
+    found = set(values)
+    known = _spellings(table, task, found)
+    unknown = found - known.keys()
     if not unknown:
         return [known[value] for value in values]
     i = next(i for i, value in enumerate(values) if value in unknown)

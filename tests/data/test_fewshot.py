@@ -1,0 +1,161 @@
+"""Sampling: the reference's rules against a plain retelling of them, and the properties of the other draws."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mezo_cli.data import export, load
+from mezo_cli.data.fewshot import few_shot, hold_out, limit, reference_test
+from mezo_cli.schema import TaskConfig
+from tests.data.given import COLA, MNLI, MRPC, SST2, files, sst2_rows, tsv
+
+LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
+
+
+def retold(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list[str], list[str]]:
+    """FACTS section 3, rules 2 to 4, on raw lines and with numpy's global generator as the reference uses it."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    lines = list(lines)
+    np.random.shuffle(lines)
+    np.random.set_state(state)
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(line.strip().split("\t")[label_at], []).append(line)
+    train = [line for group in groups.values() for line in group[:shots]]
+    return train, [line for group in groups.values() for line in group[shots : 2 * shots]]
+
+
+@pytest.mark.parametrize(("task", "name"), [("sst2", "SST-2"), ("rte", "RTE"), ("sst5", "sst-5")])
+@pytest.mark.parametrize("shots", [16, 512])
+@pytest.mark.parametrize("seed", [13, 21, 42, 87, 100])
+def test_export_is_the_published_split_byte_for_byte(
+    task: str, name: str, shots: int, seed: int, shared: Path, tmp_path: Path
+) -> None:
+    from tests.data import given
+
+    source = shared / "data" / ("lm-bff" if task == "sst5" else "glue") / name
+    published = shared / "data" / "k-shot-1k-test" / name / f"{shots}-{seed}"
+    written = export(getattr(given, task.upper()), files(source, shots=shots), seed, tmp_path / "out")
+    assert sorted(p.name for p in written) == sorted(p.name for p in published.iterdir())
+    assert sorted((tmp_path / "out").iterdir()) == sorted(written)  # no drafts left behind
+    for path in written:
+        assert path.read_bytes() == (published / path.name).read_bytes(), path.name
+
+
+def glue_like(task: TaskConfig, count: int) -> tuple[str | None, list[list[str]], int]:
+    """A header, rows and the label's position as GLUE writes them for the task."""
+    draw = random.Random(count)
+    if task is COLA:
+        return None, [["gj04", draw.choice("01"), "", f"Sentence {i}."] for i in range(count)], 1
+    if task is MRPC:
+        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+        return header, [[draw.choice("01"), str(i), str(i + 1), f"One {i}.", f'Two "{i}.'] for i in range(count)], 0
+    if task is MNLI:
+        header = "index\tsentence1\tsentence2\tlabel1\tgold_label"
+        rows = [[str(i), f"P {i}", f"H {i}", "neutral", draw.choice(MNLI.labels)] for i in range(count)]
+        return header, rows, -1
+    return "sentence\tlabel", sst2_rows(count), -1
+
+
+@pytest.mark.parametrize("task", [SST2, COLA, MRPC, MNLI], ids=lambda task: task.name)
+@pytest.mark.parametrize(("shots", "seed"), [(3, 13), (16, 42)])
+def test_export_follows_the_rules_for_every_place_of_the_label(
+    task: TaskConfig, shots: int, seed: int, tmp_path: Path
+) -> None:
+    header, rows, at = glue_like(task, 200)
+    tsv(tmp_path / "in/train.tsv", header, rows)
+    tests = {"dev": 30}
+    if task is MNLI:
+        tests = {"dev_matched": 1200, "dev_mismatched": 1100}
+    for stem, count in tests.items():
+        tsv(tmp_path / f"in/{stem}.tsv", *glue_like(task, count)[:2])
+    written = {p.name: p for p in export(task, files(tmp_path / "in", shots=shots), seed, tmp_path / "out")}
+
+    lines = ["\t".join(row) + "\n" for row in rows]
+    train, dev = retold(lines, at, shots, seed)
+    head = [header + "\n"] if header else []
+    dev_name = "dev_matched.tsv" if task is MNLI else "dev.tsv"
+    expected = {"train.tsv": head + train, dev_name: head + dev}
+    for stem, count in tests.items():
+        official = ["\t".join(row) + "\n" for row in glue_like(task, count)[1]]
+        if count > 1000:
+            random_state = np.random.RandomState(42)
+            random_state.shuffle(official)
+            official = official[:1000]
+        expected[stem.replace("dev", "test") + ".tsv"] = head + official
+    assert set(written) == set(expected)
+    for name, content in expected.items():
+        assert written[name].read_text() == "".join(content), name
+    loaded = load(task, files(tmp_path / "in", shots=shots), seed)
+    assert [line.split("\t")[0] for line in train] == [
+        rows[int(e.where.split(":")[1]) - (2 if head else 1)][0] for e in loaded.train
+    ]
+
+
+@given(labels=LABELS, shots=st.integers(1, 20), seed=st.integers(0, 2**32 - 1))
+def test_few_shot_draws_as_the_global_generator_does(labels: list[int], shots: int, seed: int) -> None:
+    train, dev = few_shot(labels, shots, seed)
+    lines = [f"{row}\t{label}\n" for row, label in enumerate(labels)]
+    expected = retold(lines, -1, shots, seed)
+    assert ([lines[i] for i in train], [lines[i] for i in dev]) == expected
+
+
+def test_few_shot_leaves_the_global_generator_alone() -> None:
+    np.random.seed(7)
+    first = np.random.rand()
+    np.random.seed(7)
+    few_shot([0, 1] * 20, 4, 42)
+    reference_test(2000)
+    limit(list(range(50)), 10)
+    assert np.random.rand() == first
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2210])
+def test_the_test_set_is_cut_as_pandas_and_as_a_shuffle_cut_it(count: int) -> None:
+    pandas = pytest.importorskip("pandas")
+    kept = reference_test(count)
+    if count <= 1000:
+        assert kept == list(range(count))
+        return
+    assert kept == pandas.DataFrame({"x": range(count)}).sample(n=1000, random_state=42)["x"].tolist()
+    order = list(range(count))
+    np.random.RandomState(42).shuffle(order)
+    assert kept == order[:1000]
+
+
+@given(labels=LABELS, size=st.integers(1, 2000), seed=st.integers(0, 2**32 - 1))
+def test_held_out_dev_is_a_stratified_part(labels: list[int], size: int, seed: int) -> None:
+    train, dev = hold_out(labels, size, seed)
+    assert sorted(train + dev) == list(range(len(labels)))
+    assert train == sorted(train)
+    assert dev == sorted(dev)
+    assert len(dev) == max(1, min(size, len(labels) // 10))
+    whole, part = Counter(labels), Counter(labels[i] for i in dev)
+    if min(whole.values()) > 1:
+        for label, count in whole.items():
+            assert abs(part[label] - count * len(dev) / len(labels)) < 1 + 1e-9
+            assert part[label] < count  # no class is taken from train altogether
+    assert (train, dev) == hold_out(labels, size, seed)
+
+
+def test_held_out_dev_depends_on_the_seed() -> None:
+    labels = [0, 1, 1] * 200
+    assert hold_out(labels, 50, 1) != hold_out(labels, 50, 2)
+
+
+@settings(max_examples=50)
+@given(count=st.integers(1, 300), small=st.integers(1, 300), large=st.integers(1, 300))
+def test_limit_keeps_the_order_and_nests(count: int, small: int, large: int) -> None:
+    small, large = sorted((small, large))
+    rows = list(range(1000, 1000 + count))
+    few, many = limit(rows, small), limit(rows, large)
+    assert len(few) == min(small, count)
+    assert few == sorted(few)
+    assert set(few) <= set(many) <= set(rows)
+    assert limit(rows, None) == rows
