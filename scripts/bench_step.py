@@ -1,0 +1,284 @@
+"""Time one MeZO step against the reference's and against bare forwards, in one process, interleaved, on one batch.
+
+    python scripts/bench_step.py                       every shape and batch (half an hour on 2 cores)
+    python scripts/bench_step.py --shapes large --batches 16x32 --rounds 3
+    python scripts/bench_step.py --memory              peaks of memory too, each in a process of its own
+
+`reference` is the published step as its description has it: torch.normal for each tensor from a reseeded global
+generator, out of place, four passes over the weights, the stock forward with the vocabulary's head at the mask.
+`floor` is two bare forwards: body and mask-position head, inference mode, nothing else; in bfloat16 under autocast from
+float32 weights (as stored here too), and `floor bf16 weights` from weights already cast. Ratios, not seconds, count.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+from mezo_cli.noise import make_noise
+from mezo_cli.objectives import Batch, LabelWords
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.params import Params
+from mezo_cli.schema import Encoded, OptimizerConfig
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+LABELS = [6587, 372]  # " terrible", " great"
+MASK_ID = 50264
+
+
+def model_of(shape: str) -> Any:
+    """Return a random RoBERTa of that shape, dropout off."""
+    torch.manual_seed(0)
+    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **SHAPES[shape])
+    return RobertaForMaskedLM(config).eval()
+
+
+def rows_of(spec: str) -> list[Encoded]:
+    """Return random rows: `16x32` has 16 of 32 tokens; `16xsst2`, `16xrte` draw lengths like those of the tasks."""
+    count, kind = spec.split("x")
+    rng = np.random.RandomState(0)
+    if kind.isdecimal():
+        lengths = np.full(int(count), int(kind))
+    else:  # medians and spreads of SST-2's dev rows and RTE's train rows with their templates, in tokens
+        median, spread, most = {"sst2": (29, 0.40, 70), "rte": (70, 0.60, 256)}[kind]
+        lengths = np.clip(rng.lognormal(np.log(median), spread, int(count)), 8, most).astype(int)
+    rows = []
+    for i, length in enumerate(lengths):
+        ids = rng.randint(10, 50000, length)
+        ids[-3] = MASK_ID
+        rows.append(Encoded(ids.tolist(), [0] * int(length), int(length) - 3, i % 2))
+    return rows
+
+
+class Reference:
+    """The step of the paper's code, from its description."""
+
+    def __init__(self, model: Any, batch: Batch) -> None:
+        self.model, self.batch, self.eps, self.lr, self.seed = model, batch, 1e-3, 0.0, 0
+
+    def perturb(self, scale: float) -> None:
+        """Add scale * eps * z to every tensor, z drawn afresh."""
+        torch.manual_seed(self.seed)
+        for _, p in self.model.named_parameters():
+            z = torch.normal(mean=0, std=1, size=p.data.size(), device=p.data.device, dtype=p.data.dtype)
+            p.data = p.data + scale * z * self.eps
+
+    def loss(self) -> float:
+        """Run the body, then the head over the vocabulary at the mask."""
+        hidden = self.model.roberta(input_ids=self.batch.ids, attention_mask=self.batch.attention).last_hidden_state
+        at_mask = hidden[torch.arange(len(hidden), device=hidden.device), self.batch.mask]
+        return float(F.cross_entropy(self.model.lm_head(at_mask)[:, LABELS], self.batch.labels))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Do one step."""
+        self.seed += 1
+        self.perturb(1)
+        plus = self.loss()
+        self.perturb(-2)
+        minus = self.loss()
+        g = (plus - minus) / (2 * self.eps)
+        self.perturb(1)
+        torch.manual_seed(self.seed)
+        for _, p in self.model.named_parameters():
+            z = torch.normal(mean=0, std=1, size=p.data.size(), device=p.data.device, dtype=p.data.dtype)
+            p.data = p.data - self.lr * (g * z)
+
+
+class Ours:
+    """This project's step on a model of its own."""
+
+    def __init__(self, model: Any, batch: Batch, noise: str, dtype: torch.dtype) -> None:
+        self.batch, self.count = batch, 0
+        self.params = Params(model, make_noise(noise), dtype)
+        self.objective = LabelWords(model, self.params, LABELS)
+        self.params.keep_live(lambda: self.objective.logits(one_row(batch)))
+        self.optimizer = Mezo(OptimizerConfig(name="mezo", lr=1e-9, noise=noise), seed=0, steps=1)
+
+    def loss(self) -> float:
+        """Loss of the batch where the parameters are seen."""
+        return float(F.cross_entropy(self.objective.logits(self.batch), self.batch.labels))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Do one step."""
+        self.optimizer.step(self.params, self.loss, self.count)
+        self.count += 1
+
+
+def one_row(batch: Batch) -> Batch:
+    """Return the first row as a batch."""
+    cut: dict[str, Any] = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    return Batch(**{name: None if value is None else value[:1] for name, value in cut.items()})
+
+
+@torch.inference_mode()
+def bare(model: Any, batch: Batch, dtype: torch.dtype, forwards: int = 2) -> None:
+    """Run bare forwards: body and the head at the mask, over the label rows."""
+    kind = batch.ids.device.type
+    for _ in range(forwards):
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            hidden = model.roberta(input_ids=batch.ids, attention_mask=batch.attention).last_hidden_state
+            at_mask = hidden[torch.arange(len(hidden), device=hidden.device), batch.mask]
+            head = model.lm_head
+            x = head.layer_norm(F.gelu(head.dense(at_mask)))
+            F.linear(x, head.decoder.weight[LABELS], head.decoder.bias[LABELS])
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Return the seconds that `work` takes."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def contestants(shape: str, batch: Batch, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Return what is timed, by name. Models that only read their weights share them."""
+    stock, cast = model_of(shape).to(device), model_of(shape).to(device, torch.bfloat16)
+    reference = Reference(model_of(shape).to(device), batch)
+    found: dict[str, Callable[[], None]] = {
+        "reference": reference.step,
+        "floor fp32": partial(bare, stock, batch, torch.float32),
+        "floor bf16": partial(bare, stock, batch, torch.bfloat16),
+        "floor bf16 weights": partial(bare, cast, batch, torch.float32),
+    }
+    for noise in ("gaussian", "rademacher"):
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+            found[f"ours {name} {noise}"] = Ours(model_of(shape).to(device), batch, noise, dtype).step
+    return found
+
+
+def measure(shape: str, spec: str, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Time every contestant once a round, in turn; return medians, and medians of the rounds' ratios."""
+    batch = Batch.of(rows_of(spec), 1, device, False)
+    works = contestants(shape, batch, device)
+    for work in works.values():
+        work()  # compiles, allocates
+    taken = [{name: timed(work) for name, work in works.items()} for _ in range(rounds)]
+    result: dict[str, Any] = {"shape": shape, "batch": spec, "tokens": int(batch.attention.sum()), "rows": []}
+    for name in works:
+        floor = f"floor {name.split()[1]}" if name.startswith("ours") else "floor fp32"
+        result["rows"].append(
+            {
+                "name": name,
+                "seconds": statistics.median(t[name] for t in taken),
+                "reference_over_this": statistics.median(t["reference"] / t[name] for t in taken),
+                "this_over_floor": statistics.median(t[name] / t[floor] for t in taken),
+            }
+        )
+    return result
+
+
+def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
+    """Return the peak in bytes while `what` runs, over the imported libraries: loading excluded."""
+    before = resident()
+    batch = Batch.of(rows_of(spec), 1, device, False)
+    model = model_of(shape).to(device)
+    kind, name, *noise = what.split()
+    dtype = torch.bfloat16 if name == "bf16" else torch.float32
+    work = partial(bare, model, batch, dtype, 1) if kind == "floor" else Ours(model, batch, noise[0], dtype).step
+    if device.type == "cuda":
+        work()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        work()  # compiling takes memory of its own, once
+        Path("/proc/self/clear_refs").write_text("5")  # sets the kernel's high-water mark back
+    for _ in range(3):
+        work()
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM") - before
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Return the process's resident memory (VmRSS) or its high-water mark (VmHWM) in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def memory(shape: str, spec: str, device: torch.device) -> dict[str, int]:
+    """Measure each peak in a fresh process."""
+    names = ["floor fp32", "floor bf16"] + [
+        f"ours {d} {n}" for d in ("fp32", "bf16") for n in ("gaussian", "rademacher")
+    ]
+    found = {}
+    for name in names:
+        command = [
+            sys.executable,
+            __file__,
+            "--peak",
+            name,
+            "--shapes",
+            shape,
+            "--batches",
+            spec,
+            "--device",
+            str(device),
+        ]
+        found[name] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    return found
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print one table."""
+    print(f"\nRoBERTa-{result['shape']} shape, batch {result['batch']} ({result['tokens']} tokens)")
+    print(f"{'':26}{'seconds':>9}{'reference / this':>18}{'this / floor':>14}{'peak GB':>9}{'/ floor':>9}")
+    peaks = result.get("peaks", {})
+    for row in result["rows"]:
+        peak, memory = peaks.get(row["name"]), ""
+        if peak is not None:
+            floor = peaks[f"floor {row['name'].split()[1]}"]
+            memory = f"{peak / 1e9:9.2f}{peak / floor:9.2f}"
+        print(
+            f"{row['name']:26}{row['seconds']:9.3f}{row['reference_over_this']:18.2f}{row['this_over_floor']:14.2f}{memory}"
+        )
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--shapes", nargs="+", default=["base", "large"], choices=SHAPES)
+    parser.add_argument("--batches", nargs="+", default=["16x32", "64x32", "16xsst2", "16xrte"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--memory", action="store_true", help="measure peaks too")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench_step.json"))
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    if args.peak:
+        print(peak_of(args.shapes[0], args.batches[0], args.peak, device))
+        return
+    results = []
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads; checkpoint: 16 bytes a step")
+    for shape in args.shapes:
+        for spec in args.batches:
+            results.append(measure(shape, spec, args.rounds, device))
+            if args.memory:
+                results[-1]["peaks"] = memory(shape, spec, device)
+            show(results[-1])
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\nwritten to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
