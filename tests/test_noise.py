@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
-from mezo_cli.noise import KINDS, Direction, Noise, TorchNoise, make_noise
+from mezo_cli.noise import KINDS, Direction, Noise, TorchNoise, kernels, make_noise
+from mezo_cli.noise.compiled import Kernel
 from mezo_cli.noise.counter import FAMILIES, _scaled, gaussian_table
 from mezo_cli.noise.philox import philox, stream_key
 
@@ -281,3 +282,33 @@ def test_the_cache_of_scaled_tables_stays_small() -> None:
     theta = torch.zeros(256)
     noise.update_("w", theta, [(Direction(1, step), float(step + 1)) for step in range(100)], [1.0] * 100)
     assert _scaled.cache_info().currsize <= 64
+
+
+def fresh_kernel() -> Kernel:
+    return Kernel(kernels.rademacher_add, 1, FAMILIES["rademacher"].tile, 64)
+
+
+def added(kernel: Kernel) -> torch.Tensor:
+    theta = torch.linspace(-2, 2, 3 * kernel.tile)
+    coeff = torch.tensor(0.25)
+    kernel(theta, torch.arange(5, 8), torch.tensor([1, 2]), torch.tensor([3, 4]), coeff)
+    return theta
+
+
+def test_the_guarded_way_of_compiling_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = added(fresh_kernel())
+
+    def moved(*_: object) -> None:
+        raise AttributeError("torch has changed")
+
+    monkeypatch.setattr(Kernel, "_without_guards", moved)
+    assert torch.equal(added(fresh_kernel()), expected)
+
+
+def test_code_that_was_compiled_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = added(fresh_kernel())
+    monkeypatch.setattr(Kernel, "broken", False)  # and back to what it was, after the test
+    monkeypatch.setattr(Kernel, "_compile", lambda self, last, rest: lambda theta, *_: theta.add_(0.25))
+    with pytest.warns(UserWarning, match="slower: compiled code gives other numbers"):
+        assert torch.equal(added(fresh_kernel()), expected)
+    assert Kernel.broken

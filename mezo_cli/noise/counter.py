@@ -11,8 +11,9 @@ import torch
 from torch import LongTensor, Tensor
 
 from mezo_cli.noise import kernels
+from mezo_cli.noise.compiled import Kernel
 from mezo_cli.noise.direction import Direction
-from mezo_cli.noise.kernels import LANES, Kernel
+from mezo_cli.noise.kernels import LANES
 from mezo_cli.noise.philox import stream_key
 
 CODES = 1 << 16  # entries of the gaussian table
@@ -100,15 +101,12 @@ class CounterNoise:
             target.copy_(moved)
             return
         rest = (*_names(at, name, home), _scaled(self.kind, c, home))
-        for begin, end, tiles in self._chunks(source.numel(), home):
-            length = len(tiles) * self._tile
+        for begin, end, length, tiles in self._chunks(source.numel(), home):
             if end - begin == length:
-                self._family.shift(source[begin:end], target[begin:end], tiles, *rest)
+                self._family.shift(_cut(source, begin, end), _cut(target, begin, end), tiles, *rest)
             else:
-                part = torch.zeros(length, device=home)
-                part[: end - begin] = source[begin:end]
                 shifted = torch.empty(length, dtype=out.dtype, device=home)
-                self._family.shift(part, shifted, tiles, *rest)
+                self._family.shift(_padded(source[begin:end], length), shifted, tiles, *rest)
                 target[begin:end] = shifted[: end - begin]
 
     @torch.no_grad()
@@ -157,11 +155,9 @@ class CounterNoise:
             self.update_(name, moved, terms, decays)
             flat.copy_(moved)
             return
-        for begin, end, tiles in self._chunks(flat.numel(), home):
-            whole = end - begin == len(tiles) * self._tile
-            part = flat[begin:end] if whole else torch.zeros(len(tiles) * self._tile, device=home)
-            if not whole:
-                part[: end - begin] = flat[begin:end]
+        for begin, end, length, tiles in self._chunks(flat.numel(), home):
+            whole = end - begin == length
+            part = _cut(flat, begin, end) if whole else _padded(flat[begin:end], length)
             for (at, coeff), decay in zip(terms, decays, strict=True):
                 rest = (*_names(at, name, home), _scaled(self.kind, coeff, home))
                 if np.float32(decay) == 1.0:
@@ -183,16 +179,16 @@ class CounterNoise:
             self._family.add(part.view(-1), some, *rest)
         return steps[:count]
 
-    def _chunks(self, n: int, home: torch.device) -> Iterator[tuple[int, int, Tensor]]:
-        """Cut [0, n): (begin, end, numbers of the tiles that cover it), two tiles at least.
+    def _chunks(self, n: int, home: torch.device) -> Iterator[tuple[int, int, int, Tensor]]:
+        """Cut [0, n): (begin, end, length of the tiles that cover it, their numbers), two tiles at least.
 
-        Two, because what is compiled for any number of tiles would be compiled again for exactly one.
+        Two, because what is compiled for any number of tiles is not compiled for exactly one.
         """
         for begin in range(0, n, self._family.at_once * self._tile):
             end = min(n, begin + self._family.at_once * self._tile)
             first = begin // self._tile
             last = max(first + 2, -(-end // self._tile))
-            yield begin, end, _tile_numbers(1 << (last - 1).bit_length(), home)[first:last]
+            yield begin, end, (last - first) * self._tile, _tile_numbers(1 << (last - 1).bit_length(), home)[first:last]
 
 
 # Small tensors that kernels read. They are kept: making one takes longer than a kernel does with a small tensor.
@@ -239,6 +235,16 @@ def _flat(theta: Tensor) -> Tensor:
     if theta.dtype != torch.float32:
         raise TypeError(f"theta is {theta.dtype}: the noise moves float32 tensors only")
     return theta.detach().view(-1)  # not reshape: a copy would swallow what is written
+
+
+def _cut(flat: Tensor, begin: int, end: int) -> Tensor:
+    return flat if begin == 0 and end == flat.numel() else flat[begin:end]
+
+
+def _padded(part: Tensor, length: int) -> Tensor:
+    whole = torch.zeros(length, device=part.device)
+    whole[: part.numel()] = part
+    return whole
 
 
 def _home(device: torch.device) -> torch.device:

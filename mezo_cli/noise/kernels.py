@@ -8,11 +8,6 @@ No fused multiply-add can change a bit, so every device computes the same: kerne
 (an entry of a scaled table, or +-coeff), and take decay * theta in float64, where that product is exact.
 """
 
-import os
-import warnings
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -77,54 +72,3 @@ def _store(out: Tensor, theta: Tensor, step: Tensor) -> None:
 def _store_decayed(theta: Tensor, decay: Tensor, step: Tensor) -> None:
     view = theta.view(step.shape)
     view.copy_(view.double() * decay + step.double())
-
-
-class Kernel:
-    """One pass over whole tiles, two at least: compiled at its first call, eager where there is no compiler.
-
-    The environment's MEZO_EAGER=1 asks for the eager path: the same bits, some 20 times slower.
-
-    Args:
-        function: one of the passes above; its first `arrays` arguments have an element for each of the tiles'.
-        tile: elements a tile.
-        at_once: tiles a call is given at most.
-    """
-
-    broken = False  # shared: one failed compilation is enough to know that there is no compiler
-
-    def __init__(self, function: Callable[..., None], arrays: int, tile: int, at_once: int) -> None:
-        self.function, self.arrays, self.tile, self.at_once = function, arrays, tile, at_once
-        self._compiled: dict[tuple[torch.device, torch.dtype], Callable[..., None]] = {}
-
-    def __call__(self, *tensors: Tensor) -> None:
-        """Run the pass: the arrays, then `tiles` (int64 [T], T > 1), then the rest of the function's arguments."""
-        last = tensors[self.arrays - 1]
-        compiled = self._compiled.get((last.device, last.dtype))
-        if compiled is None or _eager():
-            compiled = self._compile(*tensors)
-        compiled(*tensors)
-
-    def _compile(self, *tensors: Tensor) -> Callable[..., None]:
-        if Kernel.broken or _eager():
-            return self.function
-        # Indices into the table are masked, so nothing needs to check them.
-        options: dict[str, Any] = {"assert_indirect_indexing": False}
-        compiled = torch.compile(self.function, dynamic=True, fullgraph=True, options=options)
-        try:
-            # The compiler decides by the first sizes that it sees whether threads are worth their while: it is shown
-            # the largest. That also makes sure that a failure leaves the caller's tensors as they were.
-            arrays, tiles = tensors[: self.arrays], tensors[self.arrays]
-            shown = [torch.empty(self.at_once * self.tile, dtype=a.dtype, device=a.device) for a in arrays]
-            compiled(*shown, torch.arange(self.at_once, device=tiles.device), *tensors[self.arrays + 1 :])
-        except Exception as error:  # a compiler fails in many ways that torch has no common type for
-            Kernel.broken = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"the noise is not compiled, and some 20 times slower: {reason}", stacklevel=5)
-            return self.function
-        last = tensors[self.arrays - 1]
-        self._compiled[last.device, last.dtype] = compiled
-        return compiled
-
-
-def _eager() -> bool:
-    return os.environ.get("MEZO_EAGER", "") not in ("", "0")
