@@ -1,15 +1,14 @@
-"""Checkpoints: tokenizer and model from a hub id or a local folder, and the device they run on.
+"""Models: tokenizer and model of a checkpoint, on a device; what may be missing in it and what may not.
 
-Safetensors only, no remote code. A masked-LM checkpoint without its head is refused for `mlm`: a head left at random
-gives plausible, wrong results. A fresh classification head (`cls`) is drawn from the run's seed.
+A masked-LM checkpoint without its head is refused for `mlm`: a head left at random gives plausible, wrong results. A
+fresh classification head (`cls`) is drawn from the run's seed.
 """
 
 import dataclasses
 import hashlib
-import importlib.resources
-import os
+import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,19 @@ import safetensors
 import safetensors.torch
 import torch
 import transformers
+from torch import nn
 
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, listed
+from mezo_cli.fetch import fetch
 from mezo_cli.schema import ModelConfig
 
+log = logging.getLogger("mezo")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KINDS: dict[str, Any] = {
+    "mlm": transformers.AutoModelForMaskedLM,
+    "cls": transformers.AutoModelForSequenceClassification,
+}
 
 
 @dataclass
@@ -42,38 +49,45 @@ class Loaded:
         return "token_type_ids" in self.tokenizer.model_input_names
 
 
-def load(config: ModelConfig, objective: str, labels: int, seed: int) -> Loaded:
+def load(config: ModelConfig, objective: str, labels: Sequence[str], seed: int) -> Loaded:
     """Load tokenizer and model for an objective.
 
     Args:
         config: path (hub id, local folder, or `demo`), device, dtypes.
         objective: `mlm` or `cls`.
-        labels: number of classes, for `cls`.
+        labels: the classes, in the task's order, for `cls`.
         seed: draws a fresh classification head.
 
     Raises:
-        UserError: when nothing is found, when the head is missing, or when weights are not safetensors.
+        UserError: when nothing is found, when weights are missing (for `mlm` the head, too), are not safetensors or do
+            not fit, and when tokenizer and model do not go together.
     """
     device = pick_device(config.device)
-    path: str = resolve(config.path)
-    kind: Any = transformers.AutoModelForMaskedLM
-    options: dict[str, Any] = {}
-    if objective == "cls":
-        kind, options = transformers.AutoModelForSequenceClassification, {"num_labels": labels}
-    with _explained(config), _quiet(), torch.random.fork_rng(devices=[]):
+    folder = fetch(config)
+    tokenizer = _tokenizer(folder, config.path)
+    options = {"num_labels": len(labels)} if objective == "cls" else {}
+    with _explained(config.path, KINDS[objective]), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
-        model, report = kind.from_pretrained(
-            path,
-            revision=config.revision,
+        theirs = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model, report = KINDS[objective].from_pretrained(
+            folder,
+            local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are judged below
             **options,
         )
-    tokenizer = load_tokenizer(config)
-    fresh = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    _check_fresh(fresh, model, objective, config.path)
+    resized = {
+        key: f"{list(stored)} in the checkpoint, {list(needed)} here"
+        for key, stored, needed in report["mismatched_keys"]
+    }
+    fresh = sorted({*report["missing_keys"], *resized})
+    _check_fresh(fresh, resized, model, objective, config.path)
+    if objective == "cls":
+        _name_classes(model, theirs, labels, fresh, config.path)
+    _fit(tokenizer, model, config.path)
     model.eval()
     return Loaded(model.to(device), tokenizer, device, DTYPES[config.compute_dtype], fresh)
 
@@ -84,30 +98,15 @@ def load_tokenizer(config: ModelConfig) -> Any:
     Raises:
         UserError: when it is not found, or has no padding token.
     """
-    path = resolve(config.path)
-    with _explained(config), _quiet():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=config.revision, trust_remote_code=False)
+    return _tokenizer(fetch(config, weights=False), config.path)
+
+
+def _tokenizer(folder: Path, path: str) -> Any:
+    with _explained(path, None), _quiet():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
-        raise UserError(f"model.path={config.path}: its tokenizer has no padding token")
+        raise UserError(f"model.path={path}: its tokenizer has no padding token")
     return tokenizer
-
-
-def resolve(path: str) -> str:
-    """Return where a `model.path` points: the embedded demo model, an existing folder, or a hub id as it is.
-
-    Raises:
-        UserError: for a path that looks like a folder and is none.
-    """
-    if path == "demo":
-        return str(importlib.resources.files("mezo_cli") / "demo" / "model")
-    local = Path(path).expanduser()
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise UserError(f"model.path={path}: the folder holds no config.json, so it is no Hugging Face model")
-        return str(local)
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise UserError(f"model.path={path}: no such folder; give a folder with config.json or a hub id like org/name")
-    return path
 
 
 def pick_device(name: str) -> torch.device:
@@ -131,37 +130,68 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _check_fresh(fresh: list[str], model: Any, objective: str, path: str) -> None:
-    """Refuse weights that are missing where the checkpoint should have had them."""
+def _check_fresh(fresh: list[str], resized: dict[str, str], model: Any, objective: str, path: str) -> None:
+    """Refuse weights that are missing or misshapen where the checkpoint should have had them; tell of a fresh head."""
     body = f"{model.base_model_prefix}."
-    missing = fresh if objective == "mlm" else [key for key in fresh if key.startswith(body)]
-    missing = [key for key in missing if "pooler" not in key]
-    if not missing:
+    lacking = [key for key in fresh if "pooler" not in key and (objective == "mlm" or key.startswith(body))]
+    if not lacking:
+        if fresh and objective == "cls":
+            why = ", ".join(f"{key}: {shape}" for key, shape in resized.items())
+            log.warning("a fresh classification head, drawn from the seed: %s%s", listed(fresh), why and f" ({why})")
         return
-    if objective == "mlm" and not any(key.startswith(body) for key in missing):
+    first = lacking[0]
+    if first in resized:
+        raise UserError(f"model.path={path}: {first} does not fit its config.json: {resized[first]}")
+    if objective == "mlm" and not any(key.startswith(body) for key in lacking):
         raise UserError(
-            f"model.path={path}: the checkpoint has no masked-LM head ({missing[0]} is missing), and objective=mlm "
+            f"model.path={path}: the checkpoint has no masked-LM head ({first} is missing), and objective=mlm "
             "never uses a random one; give a checkpoint with its head, or objective=cls"
         )
-    raise UserError(f"model.path={path}: the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
+    raise UserError(f"model.path={path}: the checkpoint lacks {len(lacking)} tensors, first {first}")
+
+
+def _name_classes(model: Any, theirs: Any, labels: Sequence[str], fresh: list[str], path: str) -> None:
+    """Give the model's config the task's class names; refuse a trained head that has them in another order."""
+    known = [str(theirs.id2label[i]) for i in sorted(theirs.id2label)]
+    trained = all("pooler" in key for key in fresh)
+    if trained and [k.casefold() for k in known] != [name.casefold() for name in labels]:
+        if {k.casefold() for k in known} == {name.casefold() for name in labels}:
+            raise UserError(
+                f"model.path={path}: its classes are in the order {listed(known)}, the task's are {listed(labels)}; "
+                "put task.labels in the checkpoint's order"
+            )
+        log.warning("the checkpoint's classes (%s) are taken as %s, in this order", listed(known), listed(labels))
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {name: i for i, name in enumerate(labels)}
+
+
+def _fit(tokenizer: Any, model: Any, path: str) -> None:
+    """Check that the model has an embedding for every token, and note how long its rows may be."""
+    rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
+    if tokens > rows:
+        raise UserError(
+            f"model.path={path}: its tokenizer has {tokens} tokens but the model embeds {rows}: they do not go together"
+        )
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            # RoBERTa's family counts positions from behind its padding index.
+            first = 0 if table.padding_idx is None else table.padding_idx + 1
+            tokenizer.model_max_length = min(tokenizer.model_max_length, table.num_embeddings - first)
 
 
 @contextmanager
-def _explained(config: ModelConfig) -> Iterator[None]:
-    """Turn what transformers and the hub raise into one line: what was looked for, and how to run offline."""
+def _explained(path: str, kind: Any) -> Iterator[None]:
+    """Tell in one line what transformers raises while it reads a folder."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # transformers raises OSError, ValueError, its own and the hub's families here
+    except Exception as error:  # OSError, ValueError, KeyError and its own: what a broken or foreign folder brings
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        where = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-        if Path(config.path).expanduser().is_dir() or config.path == "demo":
-            raise UserError(f"model.path={config.path} could not be loaded: {first}") from error
-        raise UserError(
-            f"model={config.name}: '{config.path}' was found neither in the local cache nor at {where} ({first}). "
-            "To run offline: experiment=demo, or model.path=FOLDER with data=files data.dir=FOLDER"
-        ) from error
+        if kind is not None and first.startswith("Unrecognized configuration class"):
+            what = "masked-LM" if kind is KINDS["mlm"] else "sequence-classification"
+            first = f"transformers has no {what} model of its kind"
+        raise UserError(f"model.path={path} could not be loaded: {first}") from error
 
 
 @contextmanager

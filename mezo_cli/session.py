@@ -41,9 +41,9 @@ class Session:
 
 def prepare(config: Config, path: str | None = None) -> Session:
     """Load the model (from `path` instead of `model.path` when given) and put the pieces together."""
-    task, labels = config.task, len(config.task.labels)
+    task = config.task
     source = config.model if path is None else models.at(config.model, path)
-    loaded = models.load(source, config.objective.name, labels, config.seed)
+    loaded = models.load(source, config.objective.name, task.labels, config.seed)
     inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(task, loaded.tokenizer)
     params = Params(loaded.model, make_noise(config.optimizer.noise), loaded.compute_dtype)
     objective = OBJECTIVES[config.objective.name](loaded.model, params, getattr(inputs, "label_ids", []))

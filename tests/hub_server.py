@@ -1,45 +1,66 @@
 """A small Hugging Face-style hub on loopback: serves folders as model and data set repositories.
 
 `root/models/org/name` and `root/datasets/org/name` are the repositories, each with one commit. `HF_ENDPOINT` set to
-`Hub.url` makes `transformers` and `datasets` load from it by their real code.
+`Hub.url` makes `transformers` and `datasets` load from it by their real code. It answers as the real one does:
+
+    /ORG/NAME/resolve/REVISION/FILE   a small file: 307 to /api/resolve-cache/..., 200 there, with ETag, X-Repo-Commit
+                                      a large one:  302 to another host (CDN), with X-Linked-Etag and X-Linked-Size
+    /api/KIND/ORG/NAME...             what is in a repository: info, revision, tree, paths-info
+    no such repository                401, as for everybody who is not logged in
+
+Not served: Xet (no X-Xet-Hash header, so the plain way is taken), pages of a long tree, log-ins.
 """
 
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".safetensors", ".parquet", ".bin")
+Reply = tuple[int, dict[str, str], bytes]
 
 
 class Hub:
-    """Serves `root` while the `with` block runs; `seen` lists the paths that were asked for."""
+    """Serves `root` while the `with` block runs.
 
-    def __init__(self, root: Path):
-        self.root = root
+    Args:
+        root: the repositories' folder.
+        gated: names (org/name) of repositories that nobody may read.
+        cut: large files, by name, that arrive with this many bytes missing.
+
+    Attributes:
+        seen: the paths that were asked for, in order.
+        hosts: the Host headers of those requests.
+    """
+
+    def __init__(self, root: Path, gated: Iterable[str] = (), cut: dict[str, int] | None = None):
+        self.root, self.gated, self.cut = root, set(gated), cut or {}
         self.seen: list[str] = []
+        self.hosts: list[str] = []
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                hub._answer(self, body=True)
+                hub._answer(self)
 
             def do_HEAD(self) -> None:
-                hub._answer(self, body=False)
+                hub._answer(self)
 
             def do_POST(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                hub._answer(self, body=True, asked=self.rfile.read(length))
+                hub._answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
 
             def log_message(self, *args: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.cdn = f"http://localhost:{self._server.server_port}"  # another origin, as a CDN is
 
     def __enter__(self) -> "Hub":
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -49,63 +70,94 @@ class Hub:
         self._server.shutdown()
         self._server.server_close()
 
-    def _answer(self, request: BaseHTTPRequestHandler, body: bool, asked: bytes = b"") -> None:
-        path = unquote(urlsplit(request.path).path).strip("/")
+    def _answer(self, request: BaseHTTPRequestHandler, asked: bytes = b"") -> None:
+        url = urlsplit(request.path)
+        path = unquote(url.path).strip("/")
         self.seen.append(path)
-        words = path.split("/")
-        if words[0] == "api" and words[1] in ("models", "datasets"):
-            folder = self.root / words[1] / words[2] / words[3] if len(words) > 3 else None
-            if folder is not None and folder.is_dir():
-                recursive = "recursive=true" in request.path.lower()
-                said = self._api(folder, words[2:4], words[4:], recursive, asked)
-                self._send(request, body, json.dumps(said).encode())
-                return
-        else:
-            kind = words.pop(0) if words[0] == "datasets" else "models"
-            if len(words) > 4 and words[2] == "resolve":
-                file = self.root.joinpath(kind, words[0], words[1], *words[4:])
-                if file.is_file():
-                    self._send(request, body, file.read_bytes())
-                    return
-                if (self.root / kind / words[0] / words[1]).is_dir():
-                    self._send(request, body, b"", 404, {"X-Error-Code": "EntryNotFound"})
-                    return
-        self._send(request, body, b'{"error": "Repository not found"}', 404, {"X-Error-Code": "RepoNotFound"})
-
-    def _api(self, folder: Path, name: list[str], rest: list[str], recursive: bool, asked: bytes) -> object:
-        files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
-        names = [p.relative_to(folder).as_posix() for p in files]
-        if rest[:1] == ["paths-info"]:
-            wanted = json.loads(asked)["paths"]
-            return [_entry(folder, one) for one in wanted if (folder / one).exists()]
-        if rest[:1] == ["tree"]:
-            below = folder.joinpath(*rest[2:])
-            inside = sorted(below.rglob("*") if recursive else below.glob("*"))
-            return [_entry(folder, p.relative_to(folder).as_posix()) for p in inside]
-        siblings = [{"rfilename": one} for one in names]
-        return {"id": "/".join(name), "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
-
-    def _send(
-        self, request: BaseHTTPRequestHandler, body: bool, data: bytes, code: int = 200, extra: dict | None = None
-    ) -> None:
+        self.hosts.append(request.headers.get("Host", ""))
+        code, headers, data = self._reply(path.split("/"), "recursive=true" in url.query.lower(), asked)
+        if code == 200 and (wanted := request.headers.get("Range")):
+            first, last = wanted.removeprefix("bytes=").split("-")
+            end = min(int(last or len(data) - 1), len(data) - 1)
+            code, headers["Content-Range"] = 206, f"bytes {first}-{end}/{len(data)}"
+            data = data[int(first) : end + 1]
         request.send_response(code)
-        etag = hashlib.sha1(data).hexdigest()
-        kind = "application/json" if request.path.startswith("/api") else "application/octet-stream"
-        headers = {"Content-Type": kind, "Content-Length": str(len(data)), "ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
-        for key, value in {**headers, **(extra or {})}.items():
+        for key, value in ({"Content-Length": str(len(data))} | headers).items():
             request.send_header(key, value)
         request.end_headers()
-        if body:
+        if request.command != "HEAD":
             request.wfile.write(data)
+
+    def _reply(self, words: list[str], recursive: bool, asked: bytes) -> Reply:
+        if words[0] == "cdn":
+            data = self.root.joinpath(*words[1:]).read_bytes()
+            return 200, {}, data[: len(data) - self.cut.get(words[-1], 0)]
+        if words[:2] == ["api", "resolve-cache"]:
+            return self._file(words[2], words[3:5], words[5], words[6:], final=True)
+        if words[0] == "api" and words[1] in ("models", "datasets"):
+            folder = self.root.joinpath(*words[1:4])
+            if len(words) < 4 or not folder.is_dir():
+                return _refused()
+            said = _about(folder, words[2:4], words[4:], recursive, asked)
+            return 200, {"Content-Type": "application/json"}, json.dumps(said).encode()
+        kind = words.pop(0) if words[0] == "datasets" else "models"
+        if len(words) > 4 and words[2] == "resolve":
+            return self._file(kind, words[:2], words[3], words[4:], final=False)
+        return _refused()
+
+    def _file(self, kind: str, name: list[str], revision: str, path: list[str], final: bool) -> Reply:
+        folder = self.root.joinpath(kind, *name)
+        commit = {"X-Repo-Commit": COMMIT}
+        if not folder.is_dir():
+            return _refused()
+        if "/".join(name) in self.gated:
+            said = "Access to this model is restricted. You must be authenticated to access it."
+            return 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": said}, b""
+        if revision not in ("main", COMMIT):
+            return 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": f"Invalid rev id: {revision}"}, b""
+        file = folder.joinpath(*path)
+        if not file.is_file():
+            return 404, commit | {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b""
+        data = file.read_bytes()
+        if file.name.endswith(LARGE):
+            tag = hashlib.sha256(data).hexdigest()
+            linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{tag}"'}
+            where = "/".join([self.cdn, "cdn", kind, *name, *path])
+            return 302, commit | linked | {"Location": where, "ETag": '"of-the-redirect"'}, b"Found. Redirecting"
+        if not final:
+            return 307, {"Location": "/".join(["/api/resolve-cache", kind, *name, COMMIT, *path])}, b"Redirecting"
+        return 200, commit | {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, data
+
+
+def _refused() -> Reply:
+    """What somebody not logged in hears about a repository that is not there, or not theirs."""
+    said = "Invalid username or password."
+    return 401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": said}, json.dumps({"error": said}).encode()
+
+
+def _about(folder: Path, name: list[str], rest: list[str], recursive: bool, asked: bytes) -> object:
+    if rest[:1] == ["paths-info"]:
+        return [_entry(folder, one) for one in json.loads(asked)["paths"] if (folder / one).exists()]
+    if rest[:1] == ["tree"]:
+        below = folder.joinpath(*rest[2:])
+        inside = sorted(below.rglob("*") if recursive else below.glob("*"))
+        return [_entry(folder, p.relative_to(folder).as_posix()) for p in inside]
+    names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+    siblings = [{"rfilename": one} for one in names]
+    return {"id": "/".join(name), "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": siblings}
 
 
 def _entry(folder: Path, name: str) -> dict[str, object]:
     path = folder / name
     if path.is_dir():
         return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
-    return {
+    data = path.read_bytes()
+    entry: dict[str, object] = {
         "type": "file",
         "path": name,
-        "oid": hashlib.sha1(path.read_bytes()).hexdigest(),
-        "size": path.stat().st_size,
+        "oid": hashlib.sha1(data).hexdigest(),
+        "size": len(data),
     }
+    if name.endswith(LARGE):
+        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return entry

@@ -1,15 +1,12 @@
 """Rows from the Hugging Face hub (or a hub-like server named by HF_ENDPOINT), or from its local cache."""
 
-import os
-import socket
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from mezo_cli import endpoint
 from mezo_cli.data.files import class_name, from_records
 from mezo_cli.data.source import Source
 from mezo_cli.data.table import Rows, bind
@@ -50,30 +47,20 @@ def _load(task: TaskConfig, split: str) -> Any:
 
     hub = task.hub
     assert hub.path is not None
-    cache_only = _offline() or not (Path(hub.path).is_dir() or _answers())
+    cache_only = endpoint.switched_off() or not (Path(hub.path).is_dir() or endpoint.answers())
     try:
         with _quiet(datasets), _switched_offline(datasets) if cache_only else nullcontext():
             return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
     except Exception as error:  # the families of datasets, huggingface_hub, httpx and pyarrow all arrive here
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         if cache_only and isinstance(error, OSError):  # ConnectionError, FileNotFoundError
-            reason = "HF_HUB_OFFLINE is set" if _offline() else "the server does not answer"
+            reason = "HF_HUB_OFFLINE is set" if endpoint.switched_off() else "the server does not answer"
             reason += ", and the cache does not have it"
         what = hub.path + (f" ({hub.name})" if hub.name else "") + (f" at {hub.revision}" if hub.revision else "")
         raise UserError(
-            f"data=hub: cannot load data set {what}, split {split}, from {_endpoint()}: {reason}; "
+            f"data=hub: cannot load data set {what}, split {split}, from {endpoint.address()}: {reason}; "
             "to run offline: experiment=demo, or data=files data.dir=PATH"
         ) from error
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-
-
-def _offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
 
 
 @contextmanager
@@ -90,19 +77,6 @@ def _switched_offline(datasets: Any) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _answers() -> bool:
-    """Tell whether the hub's server takes connections; behind a proxy this cannot be asked, so: yes."""
-    url = urlsplit(_endpoint())
-    if urllib.request.getproxies().get(url.scheme) or url.hostname is None:
-        return True
-    try:
-        port = url.port or (80 if url.scheme == "http" else 443)
-        with socket.create_connection((url.hostname, port), timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 @contextmanager
