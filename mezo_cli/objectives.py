@@ -79,6 +79,12 @@ class LabelWords:
                 if child is not body:
                     child.register_forward_pre_hook(self._at_mask)
 
+    @staticmethod
+    def stock(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
+        """Return the same scores by a model's own forward: all positions, the whole vocabulary, then pick."""
+        scores = model(**batch.inputs()).logits
+        return scores[torch.arange(len(batch.mask), device=scores.device), batch.mask][:, list(label_ids)]
+
     def logits(self, batch: Batch) -> Tensor:
         """Return the label words' scores, shape [rows, labels], float32."""
         if batch is not self._batch:  # the step asks twice for the same batch
@@ -111,9 +117,38 @@ class ClassHead:
     def __init__(self, model: Any, params: Params, label_ids: Sequence[int]) -> None:
         self._model = model
 
+    @staticmethod
+    def stock(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
+        """Return the same scores by a model's own forward."""
+        return model(**batch.inputs()).logits
+
     def logits(self, batch: Batch) -> Tensor:
         """Return the head's scores, shape [rows, labels], float32."""
         return self._model(**batch.inputs()).logits.float()
+
+
+# How far the scores may be from those of the stock forward, as a share of the largest: rounding, and no more.
+ROUNDING = {("cpu", torch.float32): 1e-4, ("cuda", torch.float32): 1e-2}  # a GPU may multiply in TF32
+COARSE_ROUNDING = 0.1  # bfloat16
+
+
+def check_served(ours: Tensor, stock: Tensor, kind: tuple[str, torch.dtype], name: str) -> None:
+    """Refuse a model of a family that an objective does not serve: its scores differ from the model's own.
+
+    Args:
+        ours, stock: scores of the same rows by an objective and by the stock forward, [rows, labels].
+        kind: device type and compute dtype.
+        name: the model's, for the error line.
+
+    Raises:
+        UserError: also when the stock scores are not finite, which means damaged weights.
+    """
+    if not bool(stock.isfinite().all()):
+        raise UserError(f"{name}: its scores are not finite: the weights are damaged")
+    allowed = ROUNDING.get(kind, COARSE_ROUNDING) * float(stock.abs().max())
+    error = float((ours - stock).abs().max()) if ours.shape == stock.shape else float("inf")
+    if not error <= allowed:
+        raise UserError(f"{name} is a family that is not served: its scores come out wrong (by {error:.2g})")
 
 
 OBJECTIVES: dict[str, type[LabelWords] | type[ClassHead]] = {"mlm": LabelWords, "cls": ClassHead}

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "mezo_packed"
 # model_type -> (first position id, from the config; path of the last layer's block behind its attention)
@@ -54,6 +55,7 @@ def serves(model: Any) -> bool:
 def enable(model: Any) -> None:
     """Send the model's attention through `packed_attention`, which serves padded batches too."""
     AttentionInterface.register(ATTENTION, packed_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # else a padded batch would be attended to without its mask
     model.config._attn_implementation = ATTENTION
 
 

@@ -130,7 +130,8 @@ class Params:
             own = [key for key, p in module.named_parameters(recurse=False)]
             if not own:
                 continue
-            if isinstance(module, nn.Embedding):
+            # A subclass with a forward of its own may scale, or compute positions: it is displaced as a whole.
+            if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward:
                 self._hook_embedding(module)
             else:
                 self._handles[module] = [

@@ -1,4 +1,4 @@
-"""A model, what judges it and what moves it, put together; and the weights of any step of a run."""
+"""A model, what judges it and what moves it, put together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from mezo_cli import models, trajectory
+from mezo_cli import models
 from mezo_cli.errors import UserError
 from mezo_cli.noise import make_noise
-from mezo_cli.objectives import LOSSES, OBJECTIVES, Batch
+from mezo_cli.objectives import LOSSES, OBJECTIVES, Batch, check_served
 from mezo_cli.optim import OPTIMIZERS, Mezo
 from mezo_cli.params import Params
-from mezo_cli.runs import Run, verify
-from mezo_cli.schema import Config, Encoded
+from mezo_cli.schema import Config, Encoded, Example
 from mezo_cli.tasks import PlainInput, Prompt
 
 
@@ -45,40 +44,27 @@ def prepare(config: Config, path: str | None = None) -> Session:
     source = config.model if path is None else models.at(config.model, path)
     loaded = models.load(source, config.objective.name, task.labels, config.seed)
     inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(task, loaded.tokenizer)
-    params = Params(loaded.model, make_noise(config.optimizer.noise), loaded.compute_dtype)
-    objective = OBJECTIVES[config.objective.name](loaded.model, params, getattr(inputs, "label_ids", []))
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer, config.seed, config.steps)
-    return Session(config, loaded, params, objective, optimizer, inputs)
+    return Session(config, loaded, *_judged(config, loaded, inputs), optimizer, inputs)
 
 
-def weights_at(config: Config, run: Run, step: int) -> Session:
-    """Return a session that stands at the weights of `step`: from a checkpoint of that step, else replayed."""
-    for name in ("best", "last"):
-        if run.saved_step(name) == step:
-            return from_checkpoint(config, run, name)
-    return replayed(config, run, step)
-
-
-def from_checkpoint(config: Config, run: Run, name: str) -> Session:
-    """Load checkpoint `best` or `last` of a run after checking its files."""
-    folder = run.checkpoints / name
-    if not folder.is_dir():
-        raise UserError(f"{folder}: the run has no such checkpoint")
-    verify(folder)
-    return prepare(config, str(folder))
-
-
-def replayed(config: Config, run: Run, step: int) -> Session:
-    """Rebuild the weights of `step` from the base model and the trajectory: the arithmetic of training itself."""
-    path = run.path / "trajectory.bin"
-    past = trajectory.read(path)
-    if not 0 <= step <= len(past):
-        raise UserError(f"step {step}: {path} holds steps 0 to {len(past)}")
-    session = prepare(config)
-    models.restore(session.loaded.model, run.start_file)
-    models.check_fingerprint(session.loaded.model, past.header.fingerprint, path)
-    names = {name for name, _ in past.header.tensors}
-    session.params.tensors = {name: p for name, p in session.params.tensors.items() if name in names}
-    with torch.no_grad():
-        session.optimizer.apply(session.params, past.records(0, step))
-    return session
+@torch.no_grad()
+def _judged(config: Config, loaded: models.Loaded, inputs: Prompt | PlainInput) -> tuple[Params, Any]:
+    """Put the lens and the objective over a model, and hold them against its own forward on two short rows."""
+    kind, label_ids = OBJECTIVES[config.objective.name], getattr(inputs, "label_ids", [])
+    rows = inputs.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
+    name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
+    probe = Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
+    try:
+        stock = kind.stock(loaded.model, probe, label_ids)
+        params = Params(loaded.model, make_noise(config.optimizer.noise), loaded.compute_dtype)
+        objective = kind(loaded.model, params, label_ids)
+        check_served(objective.logits(probe), stock, (loaded.device.type, loaded.compute_dtype), name)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # a family with ways of its own
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{name} is a family that is not served by objective={config.objective.name}: {first}"
+        ) from error
+    return params, objective
