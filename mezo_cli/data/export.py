@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from mezo_cli.data import folder
@@ -13,17 +14,20 @@ from mezo_cli.schema import DataConfig, TaskConfig
 log = logging.getLogger(__name__)
 
 
-def export(task: TaskConfig, data: DataConfig, seed: int, out: Path) -> list[Path]:
+def export(
+    task: TaskConfig, data: DataConfig, seed: int, out: Path, warn: Callable[[str], None] = log.warning
+) -> list[Path]:
     """Write train, dev and test rows into the folder `out` and return the files.
 
-    Rows are those that `load` gives, but short and empty groups are no error here: they are written with a warning
-    (logged). A .tsv source is written with its own lines and header, .csv anew with least quoting, everything else
-    as JSONL. MNLI's names are dev_matched, test_matched, test_mismatched. Files appear whole or not at all.
+    Rows are those that `load` gives, but short and empty groups are no error here: they are written, and `warn` (the
+    log's warning unless given) is called for each note. A .tsv source is written with its own lines and header, .csv
+    anew with least quoting, everything else as JSONL. MNLI's names are dev_matched, test_matched, test_mismatched.
+    Files appear whole or not at all.
     Raises `UserError` when `out` holds other content under these names, or other splits beside them.
     """
     planned = plan(task, data, seed)
     for note in planned.notes:
-        log.warning("%s", note)
+        warn(note)
     dev_stem = task.files.dev
     test_stem = dev_stem.replace("dev", "test", 1)
     parts = {"train": planned.train, dev_stem: planned.dev}

@@ -154,7 +154,11 @@ def test_export_writes_short_and_empty_groups_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         export(SST2, files(glue, shots=60), 42, tmp_path / "out")
-    assert "train: fewer than 60 rows for class 'negative' 50, 'positive' 50" in caplog.text
+    expected = "train: fewer than 60 rows for class 'negative' 50, 'positive' 50"
+    assert expected in caplog.text
+    heard: list[str] = []
+    export(SST2, files(glue, shots=60), 42, tmp_path / "out", warn=heard.append)
+    assert expected in heard
     assert (tmp_path / "out/dev.tsv").read_text() == HEADER + "\n"
     assert len((tmp_path / "out/train.tsv").read_text().splitlines()) == 101
 
