@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
-from mezo_cli.noise import KINDS, Direction, Noise, TorchNoise, kernels, make_noise
+from mezo_cli.noise import KINDS, Direction, Noise, TorchNoise, counter, kernels, make_noise
 from mezo_cli.noise.compiled import Kernel
 from mezo_cli.noise.counter import FAMILIES, _scaled, gaussian_table
 from mezo_cli.noise.philox import philox, stream_key
@@ -312,3 +312,20 @@ def test_code_that_was_compiled_wrongly_is_not_used(monkeypatch: pytest.MonkeyPa
     with pytest.warns(UserWarning, match="slower: compiled code gives other numbers"):
         assert torch.equal(added(fresh_kernel()), expected)
     assert Kernel.broken
+
+
+def test_a_device_without_float64_goes_by_way_of_the_cpu(counted: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands for such a device: each method is told once that its tensors' home is elsewhere, on "cpu:0"."""
+    theta, rows = torch.randn(300, 40), torch.tensor([299, 3])
+    expected, out = torch.empty(300, 40), torch.empty(300, 40)
+    counted.shift(AT, "w", theta, 1e-3, expected)
+    elsewhere, here = torch.device("cpu", 0), torch.device("cpu")
+    answers = iter([elsewhere, here, elsewhere, elsewhere, here])  # shift and update_ ask again, once moved
+    monkeypatch.setattr(counter, "_home", lambda device: next(answers))
+    counted.shift(AT, "w", theta, 1e-3, out)
+    assert torch.equal(out, expected)
+    counted.shift_rows(AT, "w", theta, rows, 1e-3, out[:2])
+    assert torch.equal(out[:2], expected[rows])
+    counted.update_("w", theta, [(AT, 1e-3)], [1.0])
+    assert torch.equal(theta, expected)
+    assert next(answers, None) is None

@@ -122,7 +122,8 @@ class CounterNoise:
             out: float32 or bfloat16 [R, ...].
         """
         width, home, tile = prod(theta.shape[1:]), _home(theta.device), self._tile
-        covering = width // tile if width % tile == 0 else (width + tile - 2) // tile + 1  # tiles a row may touch
+        aligned = width % tile == 0 or tile % width == 0
+        covering = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # tiles that a row may touch
         at_once = max(1, self._family.at_once // covering)
         inside = torch.arange(width, device=home)
         for some, part in zip(rows.split(at_once), out.split(at_once), strict=True):
@@ -184,18 +185,22 @@ class CounterNoise:
 
         Two, because what is compiled for any number of tiles is not compiled for exactly one.
         """
-        for begin in range(0, n, self._family.at_once * self._tile):
-            end = min(n, begin + self._family.at_once * self._tile)
+        at_once = self._family.at_once * self._tile
+        if home.type != "cpu":
+            at_once *= 16  # there it is not a cache that sets the size, but the time to launch
+        for begin in range(0, n, at_once):
+            end = min(n, begin + at_once)
             first = begin // self._tile
             last = max(first + 2, -(-end // self._tile))
-            yield begin, end, (last - first) * self._tile, _tile_numbers(1 << (last - 1).bit_length(), home)[first:last]
+            numbers = _tile_numbers(max(4096, 1 << (last - 1).bit_length()), home)
+            yield begin, end, (last - first) * self._tile, numbers[first:last]
 
 
 # Small tensors that kernels read. They are kept: making one takes longer than a kernel does with a small tensor.
 # Not in inference mode, whatever the caller's: what is made there is of another kind, compiled for once more.
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def _tile_numbers(count: int, home: torch.device) -> Tensor:
     return torch.arange(count, device=home)

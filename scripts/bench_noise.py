@@ -1,0 +1,139 @@
+"""Measure the noise: ns an element of each pass, beside torch's own generator and a plain copy, interleaved.
+
+    python scripts/bench_noise.py [--threads 2] [--rounds 15] [--json FILE]
+
+Ratios within one run are what counts on a shared machine. The median of the rounds is printed and the best one beside
+it. The last table is one pass over the tensors of roberta-large, tensor by tensor, as a training step makes it.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from mezo_cli.noise import Direction, make_noise
+
+SHAPES = ((1024, 1024), (1024, 4096), (50265, 1024))
+KINDS = ("gaussian", "rademacher")
+AT = Direction(seed=1, step=2)
+
+
+def roberta_large() -> list[tuple[str, int]]:
+    """Return (name, number of elements) of the tensors that training moves: 355 million in 391 tensors."""
+    hidden, inner = 1024, 4096
+    sizes = [("words", 50265 * hidden), ("positions", 514 * hidden), ("types", hidden)]
+    sizes += [("norm.weight", hidden), ("norm.bias", hidden), ("head.dense", hidden * hidden), ("head.bias", hidden)]
+    sizes += [("head.norm.weight", hidden), ("head.norm.bias", hidden), ("decoder.bias", 50265)]
+    for i in range(24):
+        for part in ("query", "key", "value", "output"):
+            sizes += [(f"{i}.{part}.weight", hidden * hidden), (f"{i}.{part}.bias", hidden)]
+        sizes += [(f"{i}.up.weight", hidden * inner), (f"{i}.up.bias", inner)]
+        sizes += [(f"{i}.down.weight", inner * hidden), (f"{i}.down.bias", hidden)]
+        sizes += [(f"{i}.norm{j}.{what}", hidden) for j in (1, 2) for what in ("weight", "bias")]
+    return sizes
+
+
+def interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each piece of work, one after another in each round, after two rounds to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(rounds + 2):
+        for name, run in work.items():
+            begin = time.perf_counter()
+            run()
+            if turn >= 2:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def single(shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
+    """Every pass over one matrix."""
+    theta = torch.randn(shape)
+    outs = {"fp32": torch.empty(shape), "bf16": torch.empty(shape, dtype=torch.bfloat16)}
+    work: dict[str, Callable[[], object]] = {
+        "copy fp32": lambda: outs["fp32"].copy_(theta),
+        "copy bf16": lambda: outs["bf16"].copy_(theta),
+        "torch normal_": lambda: outs["fp32"].normal_(),
+    }
+    for kind in KINDS:
+        noise = make_noise(kind)
+        for short, out in outs.items():
+            work[f"{kind} shift {short}"] = lambda n=noise, o=out: n.shift(AT, "w", theta, 1e-3, o)  # type: ignore[misc]
+        work[f"{kind} update"] = lambda n=noise: n.update_("w", theta, [(AT, 1e-9)], [1.0])  # type: ignore[misc]
+        work[f"{kind} update, decay"] = lambda n=noise: n.update_("w", theta, [(AT, 1e-9)], [0.999999])  # type: ignore[misc]
+        terms = [(Direction(1, step), 1e-9) for step in range(16)]
+        work[f"{kind} 16 updates"] = lambda n=noise, t=terms: n.update_("w", theta, t, [1.0] * 16)  # type: ignore[misc]
+    return interleaved(work, rounds)
+
+
+def whole_model(rounds: int) -> dict[str, list[float]]:
+    """One pass over roberta-large, into one scratch buffer for shift."""
+    tensors: list[tuple[str, Tensor]] = [(name, torch.randn(size)) for name, size in roberta_large()]
+    largest = max(theta.numel() for _, theta in tensors)
+    scratch = {"fp32": torch.empty(largest), "bf16": torch.empty(largest, dtype=torch.bfloat16)}
+
+    def copy(out: Tensor) -> None:
+        for _, theta in tensors:
+            out[: theta.numel()].copy_(theta)
+
+    def normal() -> None:
+        for _, theta in tensors:
+            scratch["fp32"][: theta.numel()].normal_()
+
+    def shift(kind: str, out: Tensor) -> None:
+        noise = make_noise(kind)
+        for name, theta in tensors:
+            noise.shift(AT, name, theta, 1e-3, out[: theta.numel()])
+
+    def update(kind: str) -> None:
+        noise = make_noise(kind)
+        for name, theta in tensors:
+            noise.update_(name, theta, [(AT, 1e-9)], [1.0])
+
+    work: dict[str, Callable[[], object]] = {"torch normal_": normal}
+    for short, out in scratch.items():
+        work[f"copy {short}"] = lambda o=out: copy(o)  # type: ignore[misc]
+    for kind in KINDS:
+        for short, out in scratch.items():
+            work[f"{kind} shift {short}"] = lambda k=kind, o=out: shift(k, o)  # type: ignore[misc]
+        work[f"{kind} update"] = lambda k=kind: update(k)  # type: ignore[misc]
+    return interleaved(work, rounds)
+
+
+def table(title: str, seconds: dict[str, list[float]], scale: float, unit: str) -> dict[str, dict[str, float]]:
+    """Print one table and return it."""
+    print(f"\n{title}\n{'':28}{'median ' + unit:>18}{'best ' + unit:>18}")
+    rows = {name: {"median": median(s) * scale, "best": min(s) * scale} for name, s in seconds.items()}
+    for name, row in rows.items():
+        print(f"{name:28}{row['median']:18.3f}{row['best']:18.3f}")
+    return rows
+
+
+def main() -> None:
+    """Print the tables; write them as JSON where asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=("single", "model"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds")
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    if args.only != "model":
+        for shape in SHAPES:
+            title = f"{shape[0]} x {shape[1]}, ns an element"
+            result[title] = table(title, single(shape, args.rounds), 1e9 / (shape[0] * shape[1]), "ns")
+    if args.only != "single":
+        title = "one pass over roberta-large (355M), seconds"
+        result[title] = table(title, whole_model(args.rounds), 1.0, "s")
+    if args.json:
+        args.json.write_text(json.dumps({"threads": args.threads, "tables": result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
