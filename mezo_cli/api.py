@@ -45,7 +45,7 @@ def finetune(
         train_dataset: a path (file or folder, as `data.dir`), or rows (a `datasets.Dataset`, a list of dicts) with the
             task's columns and `label`; rows are stored in the run directory, so that the run can be repeated. None
             takes the task's data from the hub, or what `overrides` say.
-        eval_dataset: rows to test on, together with `train_dataset` rows.
+        eval_dataset: rows to test on, together with `train_dataset` rows; dev is held out of those.
         steps, batch_size, lr, eps, seed: the config's values of these names; None leaves the defaults.
         objective: a choice of `objective=`.
         overrides: any further settings, as on the command line (`data.shots=16`).
@@ -57,41 +57,37 @@ def finetune(
         RunFailed: when the run fails after training began.
     """
     from mezo_cli import config as configs
-    from mezo_cli import launch
+    from mezo_cli import launch, terminal
+    from mezo_cli.overrides import quoted
     from mezo_cli.runs import Run
 
-    folder = Path(output_dir) if output_dir is not None else _fresh_folder(task)
-    words = [f"task={task}", f"objective={objective}", *_model(model, configs)]
+    folder = (Path(output_dir).expanduser() if output_dir is not None else _fresh_folder(task)).absolute()
+    further = None if config_dir is None else str(config_dir)
+    chosen = model in configs.choices(further)["model"]
+    words = [f"task={task}", f"objective={objective}", f"model={model}" if chosen else f"model.path={quoted(model)}"]
     if train_dataset is None and eval_dataset is not None:
         raise UserError("eval_dataset needs train_dataset rows beside it")
-    if isinstance(train_dataset, (str, os.PathLike)):
-        if eval_dataset is not None:
+    from_memory = train_dataset is not None and not isinstance(train_dataset, (str, os.PathLike))
+    if train_dataset is not None:
+        if eval_dataset is not None and not from_memory:
             raise UserError("eval_dataset goes with train_dataset rows; a folder holds its own dev and test files")
-        words += ["data=files", f"data.dir={_quoted(Path(train_dataset).expanduser().resolve())}"]
-    elif train_dataset is not None:
-        words += ["data=files", f"data.dir={_quoted(folder.resolve() / 'data')}"]
+        where = folder / "data" if from_memory else Path(train_dataset).expanduser().absolute()  # type: ignore[arg-type]
+        words += ["data=files", f"data.dir={quoted(where)}"]
     given = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = configs.build([*words, *overrides], None if config_dir is None else str(config_dir))
+    config = configs.build([*words, *overrides], further)
+    rows = {}
+    if from_memory:
+        rows = {"train": _lines("train_dataset", train_dataset)}  # type: ignore[arg-type]
+        rows |= {} if eval_dataset is None else {"test": _lines("eval_dataset", eval_dataset)}
     run = Run.create(folder, configs.to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
-    if train_dataset is not None and not isinstance(train_dataset, (str, os.PathLike)):
-        run.store_rows("train", _lines(train_dataset))
-        if eval_dataset is not None:
-            run.store_rows("test", _lines(eval_dataset))
-    launch.logging_on()
-    return Finetuned(launch.start(config, run), folder)
 
+    def store() -> None:
+        for split, lines in rows.items():
+            run.store_rows(split, lines)
 
-def _model(name: str, configs: Any) -> list[str]:
-    """Return the overrides for a model given by its choice, hub id or folder."""
-    choices = [path.stem for path in (configs.conf_dir() / "model").glob("*.yaml")]
-    return [f"model={name}"] if name in choices else [f"model.name={Path(name).name}", f"model.path={_quoted(name)}"]
-
-
-def _quoted(value: Any) -> str:
-    """Quote a value for Hydra's override grammar."""
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+    with terminal.telling(launch.console):
+        return Finetuned(launch.start(config, run, before=store), folder)
 
 
 def _fresh_folder(task: str) -> Path:
@@ -99,12 +95,26 @@ def _fresh_folder(task: str) -> Path:
     return Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names."""
+def _lines(name: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names.
+
+    Raises:
+        UserError: for a row that is no mapping, or holds what JSON cannot.
+    """
     features = getattr(rows, "features", None) or {}
-    names = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
+    classes = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
+    lines = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise UserError(f"{name}, row {number}: a {type(row).__name__} where a mapping of columns is wanted")
+        named = {k: _class(classes[k], v) if k in classes else v for k, v in row.items()}
+        try:
+            lines.append(json.dumps(named, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{name}, row {number}: {error}") from error
+    return lines
 
-    def named(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: names[k][v] if k in names and isinstance(v, int) and v >= 0 else v for k, v in row.items()}
 
-    return [json.dumps(named(row), ensure_ascii=False) for row in rows]
+def _class(names: Sequence[str], value: Any) -> Any:
+    """Return a class's name; datasets write -1 for a row without a label."""
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

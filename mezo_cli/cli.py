@@ -1,5 +1,7 @@
 """The doors: Typer commands. They parse, print and exit; nothing heavy is imported before a command runs."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,40 +9,20 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.completion import complete
+from mezo_cli.errors import RunFailed, UserError, listed
 
 app = typer.Typer(
     name="mezo",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Fine-tune language models with forward passes only (MeZO): train, sweep, evaluate, resume, replay.",
 )
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, or that of the click inside newer Typers
 
 
-def _complete(incomplete: str) -> list[str]:
-    """Complete `task=`, `model=` and the like from the files in conf/, and the plain keys. Imports nothing heavy."""
-    here = Path(__file__).resolve().parent
-    conf = here / "conf" if (here / "conf").is_dir() else here.parent / "conf"
-    roots, words = [conf], sys.argv
-    if "--config-dir" in words[:-1]:
-        roots.append(Path(words[words.index("--config-dir") + 1]).expanduser())
-    group, equals, _ = incomplete.partition("=")
-    if equals:
-        names = {str(p.relative_to(r / group).with_suffix("")) for r in roots for p in (r / group).rglob("*.yaml")}
-        return sorted(f"{group}={name}" for name in names if f"{group}={name}".startswith(incomplete))
-    groups = {f"{p.name}=" for root in roots for p in root.iterdir() if p.is_dir()}
-    keys = {
-        "steps=",
-        "seed=",
-        "batch_size=",
-        "eval_every=",
-        "optimizer.lr=",
-        "optimizer.eps=",
-        "data.dir=",
-        "data.shots=",
-    }
-    return sorted(word for word in groups | keys if word.startswith(incomplete))
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
+    return complete(ctx, incomplete)
 
 
 Overrides = Annotated[
@@ -62,11 +44,13 @@ def train(
     config_dir: ConfigDir = None,
 ) -> None:
     """Run one training, or a sweep with -m."""
+    if cfg is not None and cfg not in ("job", "hydra", "all"):
+        raise UserError(f"--cfg {cfg}: allowed are job, hydra, all")
+    if cfg is not None and multirun:
+        raise UserError("--cfg prints the config of one job: leave -m out")
     from mezo_cli import launch
 
     if cfg is not None:
-        if cfg not in ("job", "hydra", "all"):
-            raise UserError(f"--cfg {cfg}: allowed are job, hydra, all")
         launch.show(overrides or [], config_dir, cfg)
     elif multirun:
         raise typer.Exit(launch.sweep(overrides or [], config_dir))
@@ -136,22 +120,40 @@ def env() -> None:
     show.env()
 
 
-def _fail(text: str, status: int) -> NoReturn:
-    sys.stdout.flush()
-    print(f"error: {text}", file=sys.stderr)
-    sys.exit(status)
-
-
 def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        run()
+        status = run(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
     except RunFailed as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
+    except UsageError as error:
+        _fail(_usage(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains once more
         sys.exit(1)
+    if status == 130:  # newer Typers answer Ctrl-C themselves
+        _fail("interrupted", 130)
+    sys.exit(status or 0)
+
+
+def _usage(error: Any) -> str:
+    """Return what is wrong with the command line; Typer says it, but not which commands there are."""
+    commands = getattr(getattr(error.ctx, "command", None), "commands", {})
+    message = str(error.format_message())
+    return f"{message} Commands: {listed(commands)}" if commands and "command" in message else message
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    """Take a polite kill as Ctrl-C, so that the run's status is set."""
+    raise KeyboardInterrupt
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    sys.stdout.flush()
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    sys.exit(status)

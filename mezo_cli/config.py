@@ -1,28 +1,32 @@
 """The bridge to Hydra: overrides in, a checked frozen `Config` out. Only this room and the doors know Hydra.
 
-Hydra composes plain nodes; the schema is laid over the result afterwards, so that types, unknown keys (also those
+Hydra composes plain nodes; `checks.build` lays the schema over the result, so that types, unknown keys (also those
 added with `+`) and ranges are all judged in one place and told in the same words.
 """
 
 import dataclasses
 import itertools
 import math
-import types
-import typing
+import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
-from mezo_cli.errors import UserError, did_you_mean, listed
+from mezo_cli import checks, overrides
+from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.schema import Config
 
 VERSION_BASE = "1.3"
@@ -36,9 +40,8 @@ def conf_dir() -> Path:
 
 def register() -> None:
     """Tell Hydra the schema's defaults, so that every key can be overridden, and the run directory's unique part."""
-    defaults = OmegaConf.to_container(OmegaConf.structured(Config), throw_on_missing=False)
-    ConfigStore.instance().store(name="schema", node=defaults)
-    OmegaConf.register_new_resolver("unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+    ConfigStore.instance().store(name="mezo_schema", node=_defaults(Config))
+    OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
 
 
 def search_path(config_dir: str | None) -> list[str]:
@@ -48,70 +51,77 @@ def search_path(config_dir: str | None) -> list[str]:
     folder = Path(config_dir).expanduser().resolve()
     if not folder.is_dir():
         raise UserError(f"--config-dir {config_dir}: no such folder")
-    return [f"hydra.searchpath=[file://{folder}]"]
+    return [f"hydra.searchpath=[{overrides.quoted(f'file://{folder}')}]"]
 
 
-def check(overrides: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> int:
-    """Compose and check every job that `overrides` name, before any of them starts; return the number of jobs.
+def choices(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
+    """Return group -> choice -> file, over the built-in folder and the user's."""
+    search_path(config_dir)
+    return overrides.choices_in([conf_dir(), *([Path(config_dir).expanduser()] if config_dir else [])])
+
+
+def check(given: Sequence[str], config_dir: str | None = None, multirun: bool = False) -> int:
+    """Compose and check every job that the overrides name, before any of them starts; return the number of jobs.
 
     Raises:
         UserError: with one line for the first override that does not hold.
     """
-    groups = _groups(config_dir)
-    parsed = [_parsed(text, groups) for text in overrides]
-    sweeps = [o for o in parsed if o.is_sweep_override()]
+    known = choices(config_dir)
+    parsed = [overrides.read(text, known) for text in given]
+    sweeps = [o.input_line for o in parsed if o.is_sweep_override()]
     if sweeps and not multirun:
-        raise UserError(f"'{sweeps[0].input_line}' names several values: add -m to sweep over them")
-    choices = [_expanded(o) if o.is_sweep_override() else [o.input_line or ""] for o in parsed]
-    first = [c[0] for c in choices]
+        raise UserError(f"'{sweeps[0]}' names several values: add -m to sweep over them, or quote them to mean one")
+    jobs = [overrides.alternatives(o, known) for o in parsed]
+    first = [alternatives[0] for alternatives in jobs]
     build(first, config_dir)
-    # One job for each value of each key, not for each combination: checks stand on single keys.
-    for i, alternatives in enumerate(choices):
+    # One job for each value of each key, not for each combination: what is checked stands on single keys.
+    for i, alternatives in enumerate(jobs):
         for other in alternatives[1:]:
             build([*first[:i], other, *first[i + 1 :]], config_dir)
-    return math.prod(len(c) for c in choices)
+    return math.prod(len(alternatives) for alternatives in jobs)
 
 
-def build(overrides: Sequence[str], config_dir: str | None = None) -> Config:
-    """Compose `overrides` over the defaults and return the checked config.
+def build(given: Sequence[str], config_dir: str | None = None) -> Config:
+    """Compose overrides over the defaults and return the checked config.
 
     Raises:
-        UserError: for an unknown key or choice, a wrong type, a value out of range.
+        UserError: for an unknown key or choice, a wrong type, a value out of range, a file that cannot be composed.
     """
+    known = choices(config_dir)
+    for text in given:
+        overrides.read(text, known)
+    path = search_path(config_dir)
     register()
-    groups = _groups(config_dir)
-    for text in overrides:
-        _parsed(text, groups)
+    with _hydra_kept():
+        try:
+            with initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
+                node = compose(config_name="config", overrides=[*path, *given], return_hydra_config=True)
+            picked = OmegaConf.to_container(node.hydra.runtime.choices)
+        except Exception as error:  # whatever goes wrong here, it is in what the user wrote: overrides and YAML files
+            raise UserError(_composing(error)) from error
+    files = [known[g][c] for g, c in reversed(list(dict(picked).items())) if c in known.get(g, {})]  # type: ignore[arg-type]
     try:
-        with initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
-            node = compose(config_name="config", overrides=[*search_path(config_dir), *overrides])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_first_line(error)) from error
-    return typed(node)
+        _directories(node)
+        return typed(node)
+    except checks.SettingError as error:
+        raise UserError(f"{error}{_place(error.key, given, files)}") from error
 
 
 def typed(node: DictConfig | Any) -> Config:
-    """Lay the schema over a composed node, check types and ranges, and return it frozen.
+    """Lay the schema over a composed node and return it checked, resolved and frozen.
 
-    `data.seed`, when null, becomes the run's `seed`.
+    `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
+    anywhere.
     """
-    plain = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
-    assert isinstance(plain, DictConfig)
-    plain.pop("hydra", None)
-    for key in ("labels", "label_words"):
-        _refuse_booleans(f"task.{key}", OmegaConf.select(plain, f"task.{key}"))
-    try:
-        merged = OmegaConf.merge(_writable(OmegaConf.structured(Config)), plain)
-        for key in _missing(merged):
-            raise UserError(f"{key} is not set: give {key}=...")
-        config = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(_schema_line(error, plain)) from error
-    assert isinstance(config, Config)
-    check_ranges(config)
-    if config.data.seed is None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, seed=config.seed))
-    return config
+    config = _checked(node, resolve=True)
+    seed, folder, model = config.data.seed, config.data.dir, Path(config.model.path).expanduser()
+    data = dataclasses.replace(
+        config.data,
+        seed=config.seed if seed is None else seed,
+        dir=None if folder is None else str(Path(folder).expanduser().absolute()),
+    )
+    path = str(model.absolute()) if model.is_dir() and config.model.path != "demo" else config.model.path
+    return dataclasses.replace(config, data=data, model=dataclasses.replace(config.model, path=path))
 
 
 def read(path: Path) -> Config:
@@ -121,7 +131,7 @@ def read(path: Path) -> Config:
         UserError: when the file is missing or damaged; the line names it.
     """
     try:
-        return typed(OmegaConf.load(path))
+        return _checked(OmegaConf.load(path), resolve=False)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -135,159 +145,89 @@ def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def check_ranges(config: Any, prefix: str = "") -> None:
-    """Raise `UserError` for the first number outside its range or name outside its choices. nan and inf are outside."""
-    for item in dataclasses.fields(config):
-        value, key = getattr(config, item.name), f"{prefix}{item.name}"
-        if dataclasses.is_dataclass(value):
-            check_ranges(value, f"{key}.")
-            continue
-        choices = item.metadata.get("choices")
-        if choices and value not in choices:
-            raise UserError(f"{key}={value}: not one of {listed(choices)}{did_you_mean(str(value), choices)}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            _check_number(key, value, **item.metadata)
-
-
-def _check_number(
-    key: str, value: float, low: float | None = None, above: float | None = None, high: float | None = None
-) -> None:
-    wanted = []
-    if low is not None:
-        wanted.append(f"at least {low:g}")
-    if above is not None:
-        wanted.append(f"above {above:g}")
-    if high is not None:
-        wanted.append(f"at most {high:g}")
-    inside = math.isfinite(value)
-    inside = inside and (low is None or value >= low) and (above is None or value > above)
-    inside = inside and (high is None or value <= high)
-    if not inside:
-        raise UserError(f"{key}={value}: out of range, allowed is a finite number {' and '.join(wanted)}".rstrip())
-
-
-def _refuse_booleans(key: str, values: Any) -> None:
-    for value in values or []:
-        if isinstance(value, bool):
-            raise UserError(f"{key} holds the boolean {value}: YAML reads Yes and No as booleans, so quote the words")
-
-
-def _writable(node: DictConfig) -> DictConfig:
-    """Let values into a node made from frozen dataclasses; the object made of it in the end is frozen again."""
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none():
-            _writable(child)
-    return node
-
-
-def _missing(merged: Any) -> Iterable[str]:
-    return sorted(OmegaConf.missing_keys(merged))
-
-
-# --- overrides, read one by one so that an error can name the key, what is allowed, and the nearest spelling ---
-
-
-def _groups(config_dir: str | None) -> dict[str, list[str]]:
-    """Return group -> its choices, over the built-in folder and the user's."""
-    found: dict[str, set[str]] = {}
-    for root in [conf_dir(), *([Path(config_dir).expanduser()] if config_dir else [])]:
-        for path in sorted(root.glob("*/**/*.yaml")):
-            relative = path.relative_to(root).with_suffix("")
-            found.setdefault(relative.parts[0], set()).add("/".join(relative.parts[1:]))
-    return {group: sorted(choices) for group, choices in found.items()}
-
-
-def _parsed(text: str, groups: dict[str, list[str]]) -> Override:
-    """Parse one override; check that its group and choices, or its key, exist."""
+def _checked(node: Any, resolve: bool) -> Config:
     try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise UserError(f"'{text}' is not KEY=VALUE: {_first_line(error)}") from error
-    key = override.key_or_group
-    if key.startswith("hydra"):
-        return override
-    if key in groups:
-        for value in _expanded_values(override):
-            if value not in groups[key] and value != "null":
-                allowed = listed(groups[key])
-                raise UserError(f"{key}={value}: no such {key}{did_you_mean(value, groups[key])}; allowed: {allowed}")
-        return override
-    _check_key(key, groups)
-    return override
+        plain = OmegaConf.to_container(OmegaConf.masked_copy(node, [k for k in node if k != "hydra"]), resolve=resolve)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        raise checks.SettingError(key, f"{key}: {_unresolved(error)}") from error
+    config = checks.build(plain)
+    assert isinstance(config, Config)
+    return config
 
 
-def _check_key(key: str, groups: dict[str, list[str]]) -> None:
-    """Walk `key` down the schema; unknown parts name their siblings."""
-    node: Any = Config
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        if not dataclasses.is_dataclass(node):
-            if typing.get_origin(node) in (dict, list):
-                return
-            raise UserError(f"{key}: {'.'.join(parts[:depth])} has no keys of its own")
-        hints = typing.get_type_hints(node)
-        if part not in hints:
-            prefix = ".".join(parts[:depth])
-            known = [f"{prefix}.{name}" if prefix else name for name in hints]
-            known += [] if prefix else [g for g in groups if g not in hints]
-            near = _nearest(key, ".".join(parts[: depth + 1]), known)
-            raise UserError(f"unknown key '{key}'{near}; known{' under ' + prefix if prefix else ''}: {listed(known)}")
-        node = _plain_type(hints[part])
-
-
-def _nearest(key: str, upto: str, siblings: list[str]) -> str:
-    """Suggest a sibling, or the one key anywhere that ends alike (`lr` for `optimizer.lr`), or a like spelling."""
-    everywhere = _all_keys(Config)
-    alike = [known for known in everywhere if known.endswith(f".{key}")]
-    return did_you_mean(upto, siblings) or (did_you_mean(alike[0], alike) if alike else did_you_mean(key, everywhere))
-
-
-def _all_keys(node: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for name, hint in typing.get_type_hints(node).items():
-        inner = _plain_type(hint)
-        keys += _all_keys(inner, f"{prefix}{name}.") if dataclasses.is_dataclass(inner) else [f"{prefix}{name}"]
-    return keys
-
-
-def _plain_type(hint: Any) -> Any:
-    """Strip `| None` from a type."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
-
-
-def _expanded(override: Override) -> list[str]:
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-
-
-def _expanded_values(override: Override) -> list[str]:
-    if override.is_delete():
-        return []
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
-    value = override.value()
-    return [str(v) for v in value] if isinstance(value, list) else ["null" if value is None else str(value)]
-
-
-def _schema_line(error: OmegaConfBaseException, node: DictConfig) -> str:
-    """Say what the schema found wrong, with the key and the value that was given."""
-    key = getattr(error, "full_key", None) or ""
-    message = _first_line(error)
-    if "not in 'Config'" in message or "not in '" in message:
+def _directories(node: DictConfig) -> None:
+    """Check that the run's directory, and a sweep's, can be named."""
+    for key in overrides.HYDRA_KEYS[:2]:
         try:
-            _check_key(key, {})
-        except UserError as unknown:
-            return str(unknown)
-    value = OmegaConf.select(node, key) if key else None
-    return f"{key}={value}: {message[0].lower()}{message[1:]}" if key else message
+            OmegaConf.select(node, key)
+        except OmegaConfBaseException as error:
+            raise checks.SettingError(key, f"{key}: {_unresolved(error)}") from error
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Return a dataclass's defaults as plain nested values; unlike OmegaConf's own, these take a value of any type."""
+    made = {}
+    for item in dataclasses.fields(kind):
+        value = checks.default_of(item)
+        made[item.name] = _defaults(type(value)) if dataclasses.is_dataclass(value) else value
+    return made
+
+
+@contextmanager
+def _hydra_kept() -> Iterator[None]:
+    """Leave Hydra's global state as it was: `finetune` may be called inside a program that uses Hydra itself."""
+    ours: tuple[type, ...] = (GlobalHydra, VersionBase, JobRuntime)
+    kept: dict[type, Singleton] = {
+        kind: Singleton._instances.pop(kind) for kind in ours if kind in Singleton._instances
+    }
+    try:
+        yield
+    finally:
+        for kind in ours:
+            Singleton._instances.pop(kind, None)
+        Singleton._instances.update(kept)
+
+
+# --- what went wrong, in one line ---
+
+
+def _place(key: str, given: Sequence[str], files: Sequence[Path]) -> str:
+    """Return ` (FILE:LINE)` for a key that no override gives, where one of the chosen files names it."""
+    if any(re.split("=", text.lstrip("~+"), maxsplit=1)[0] == key for text in given):
+        return ""
+    leaf = re.compile(rf"\s*[\"']?{re.escape(key.split('.')[-1])}[\"']?\s*:")
+    for path in files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if leaf.match(line):
+                return f" ({path}:{number})"
+    return ""
+
+
+def _composing(error: BaseException) -> str:
+    """Say what Hydra could not compose."""
+    while error.__cause__ is not None and not isinstance(error, MarkedYAMLError):
+        error = error.__cause__
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"
+    return _first_line(error)
+
+
+def _unresolved(error: OmegaConfBaseException) -> str:
+    """Say what an interpolation asked for in vain."""
+    line = _first_line(error)
+    if isinstance(error, InterpolationResolutionError) or "nterpolation" in type(error).__name__:
+        name = re.search(r"Interpolation key '([^']+)'", line)
+        near = did_you_mean(name[1], checks.all_keys()) if name else ""
+        return f"an interpolation does not resolve: {line}{near} (a plain ${{ is written \\${{)"
+    return line
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the innermost telling line of an error: Hydra wraps the cause and spreads it over several lines."""
+    """Return the innermost telling lines of an error: Hydra wraps the cause and spreads it over several."""
     while isinstance(error.__cause__, (HydraException, OmegaConfBaseException)):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
     return " ".join(itertools.islice(lines, 2)) if lines else type(error).__name__

@@ -11,7 +11,7 @@ class UserError(Exception):
     """A mistake of the user's: its text says what was wrong, where, and what is allowed. Exit status 2."""
 
 
-class RunFailed(Exception):
+class RunFailed(Exception):  # noqa: N818 (it names a state, as run.json does)
     """A run that failed after training began (a loss that is not finite, a full disk). Exit status 1."""
 
 

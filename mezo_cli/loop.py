@@ -1,12 +1,9 @@
-"""One run: train(config, run) and evaluate(session, rows). It reads from top to bottom."""
+"""One run: train(config, run). It reads from top to bottom."""
 
 import logging
 import math
-import resource
-import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,83 +11,65 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mezo_cli import data, loggers, models, trajectory
+from mezo_cli import data, loggers, machine, models, terminal, trajectory, weights
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.objectives import LOSSES
+from mezo_cli.evaluation import Evaluation, evaluate
+from mezo_cli.optim import StepResult
+from mezo_cli.order import Order
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config, Encoded, Splits
-from mezo_cli.scores import score
-from mezo_cli.session import Session, prepare, weights_at
+from mezo_cli.session import Session, prepare
 
 log = logging.getLogger("mezo")
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What an evaluation saw. `predicted` counts the rows given each label: a model that says one thing shows."""
-
-    loss: float
-    accuracy: float
-    predicted: dict[str, int]
-    score: float  # the task's own metric: accuracy unless the task says otherwise
-    metric: str
-
-    def line(self) -> dict[str, Any]:
-        """Return it as the fields of a metrics.jsonl line."""
-        named = {} if self.metric == "accuracy" else {self.metric: self.score}
-        return {"loss": self.loss, "accuracy": self.accuracy, **named, "predicted": self.predicted}
-
-
-def train(config: Config, run: Run, console: Console, resume: bool = False) -> dict[str, Any]:
-    """Train, evaluate and write the run directory; return the summary.
+def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
+    """Train, evaluate and write the run directory; return the summary. A run that was interrupted goes on.
 
     Raises:
         UserError: before training begins, for anything the user can mend.
-        RunFailed: when the loss is not finite.
+        RunFailed: when the loss is not finite, or the run directory cannot be written.
     """
-    with run.recording():
-        splits = load_data(config)
-        session = prepare(config)
-        train_rows, dev_rows = (session.inputs.encode_all(rows) for rows in (splits.train, splits.dev))
-        test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
-        dead = session.params.keep_live(lambda: session.objective.logits(session.batch(train_rows[:1])))
-        run.update(device=device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
-        _announce(session, splits, dead)
-        course = Course(session, run, dev_rows)
-        course.start(resume)
-        with loggers.meter(console, config.steps, course.done) as meter, torch.no_grad():
+    splits = load_data(config)
+    _check_same_data(run, splits)
+    past = _past(run)
+    session = prepare(config) if past is None else weights.at_step(config, run, len(past))
+    machine.forget_peak_memory(session.loaded.device)
+    train_rows, dev_rows = (session.inputs.encode_all(rows) for rows in (splits.train, splits.dev))
+    test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
+    dead = session.params.keep_live(lambda: session.objective.logits(session.batch(train_rows[:1])))
+    run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
+    _announce(session, splits, dead)
+    with closing(Course(session, run, dev_rows, past)) as course, torch.no_grad():
+        with terminal.meter(console, config.steps, course.done) as meter:
             course.go(train_rows, meter)
-        summary = course.finish(test_rows)
-    return summary
+        return course.finish(test_rows)
 
 
 class Course:
-    """The training of one run: its steps, its evaluations, the best so far."""
+    """The training of one run: its steps, its evaluations, the best so far. `past` is what an interrupted run left."""
 
-    def __init__(self, session: Session, run: Run, dev_rows: list[Encoded]) -> None:
+    def __init__(self, session: Session, run: Run, dev_rows: list[Encoded], past: trajectory.Trajectory | None) -> None:
         self.session, self.run, self.dev_rows = session, run, dev_rows
         self.config = session.config
-        self.done = 0
+        self.done = 0 if past is None else len(past)
         self.best: tuple[int, float] | None = None  # step, score
         self._before = 0.0  # seconds of earlier sessions of this run
         self._evaluated: set[int] = set()
         self._logger = loggers.make(self.config.logger, run.path)
-
-    def start(self, resume: bool) -> None:
-        """Open the trajectory of a new run, or go back to where an interrupted one stood."""
-        path = self.run.path / "trajectory.bin"
-        model, keep = self.session.loaded.model, 0
-        if resume and path.exists():
-            past = trajectory.read(path)
-            models.restore(model, self.run.start_file)
-            models.check_fingerprint(model, past.header.fingerprint, path)
-            self.session.optimizer.apply(self.session.params, past.records(0, len(past)))
-            self.done, keep = len(past), past.sound
+        if past is None:
+            if session.loaded.fresh:
+                models.keep(session.loaded.model, session.loaded.fresh, run.start_file)
+            self._writer = trajectory.Writer(run.open_trajectory(), self._header())
+        else:
             self._recall()
-        elif self.session.loaded.fresh:
-            models.keep(model, self.session.loaded.fresh, self.run.start_file)
-        header = trajectory.Header(
-            fingerprint=models.fingerprint(model) if not keep else past.header.fingerprint,
+            self._writer = trajectory.Writer(run.open_trajectory(past.sound), past.header, past.crc)
+            log.info("resumed at step %d of %d", self.done, self.config.steps)
+        self._began = time.perf_counter()
+
+    def _header(self) -> trajectory.Header:
+        return trajectory.Header(
+            fingerprint=models.fingerprint(self.session.loaded.model),
             optimizer=self.config.optimizer.name,
             noise=self.config.optimizer.noise,
             seed=self.config.seed,
@@ -98,41 +77,46 @@ class Course:
             weight_decay=self.config.optimizer.weight_decay,
             tensors=[(name, list(p.shape)) for name, p in self.session.params.tensors.items()],
         )
-        self._file = self.run.open_trajectory(keep)
-        self._writer = trajectory.Writer(self._file, header)
-        self._began = time.perf_counter()
 
     def _recall(self) -> None:
-        """Take up the metrics that an interrupted run left; what it wrote past its last step is cut."""
+        """Take up the metrics of an interrupted run; what it wrote past its last step is cut, to be written again."""
         self.run.cut_metrics(self.done)
         self._before = max((float(line["seconds"]) for line in self.run.metrics()), default=0.0)
         for line in self.run.evaluations("dev"):
             self._evaluated.add(line["step"])
             self._rank(line["step"], line[self.config.task.metric])
+        for step in range(self.done):
+            if self.config.evaluates_at(step) and step not in self._evaluated:
+                raise UserError(f"{self.run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
 
-    def go(self, train_rows: list[Encoded], meter: loggers.Meter) -> None:
+    def go(self, train_rows: list[Encoded], meter: terminal.Meter) -> None:
         """Step until the end, evaluating every `eval_every` steps, before the first and after the last."""
         config, session = self.config, self.session
         order = Order(len(train_rows), config.batch_size, config.seed)
         self._evaluate(meter)
-        first = self.done
         for step in range(self.done, config.steps):
             batch = session.batch([train_rows[i] for i in order.batch(step)])
             result = session.optimizer.step(session.params, partial(session.loss, batch), step)
-            if not math.isfinite(result.loss_plus) or not math.isfinite(result.loss_minus):
-                raise RunFailed(
-                    f"step {step + 1}: the loss is not finite (loss_plus {result.loss_plus}, loss_minus "
-                    f"{result.loss_minus}); try a lower optimizer.lr (now {config.optimizer.lr:g})"
-                )
+            self._check_finite(step, result)
+            # The metrics line goes first: a crash between the two repeats the step, and cuts its line.
+            if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
+                self._log(step + 1, result)
             self._writer.append(step, result.projected_grads, result.lr)
             self.done = step + 1
-            rate = (self.done - first) / (time.perf_counter() - self._began)
-            meter.step(self.done, result.loss, rate)
-            if self.done % config.log_every == 0 or self.done == config.steps:
-                self._log(result)
+            meter.step(self.done, result.loss)
             self._evaluate(meter)
 
-    def _log(self, result: Any) -> None:
+    def _check_finite(self, step: int, result: StepResult) -> None:
+        seen = {"loss_plus": result.loss_plus, "loss_minus": result.loss_minus, "projected_grad": result.projected_grad}
+        wrong = [f"{name} is {value}" for name, value in seen.items() if not math.isfinite(value)]
+        if wrong:
+            optimizer = self.config.optimizer
+            raise RunFailed(
+                f"step {step + 1}: the loss is not finite ({wrong[0]}); try a lower optimizer.lr (now "
+                f"{optimizer.lr:g}) or another optimizer.eps (now {optimizer.eps:g})"
+            )
+
+    def _log(self, step: int, result: StepResult) -> None:
         values = {
             "loss": result.loss,
             "loss_plus": result.loss_plus,
@@ -141,27 +125,35 @@ class Course:
             "lr": result.lr,
             "seconds": round(self._seconds(), 3),
         }
-        self.run.metric("train", self.done, **values)
-        self._logger.log(self.done, {f"train/{key}": value for key, value in values.items()})
+        self.run.metric("train", step, **values)
+        self._logger.log(step, {f"train/{key}": value for key, value in values.items()})
 
-    def _evaluate(self, meter: loggers.Meter) -> None:
-        """Evaluate on dev where the plan says so; keep the best. The metrics line, last, seals the checkpoints."""
-        every, last = self.config.eval_every, self.done == self.config.steps
-        due = self.done == 0 or last or (every > 0 and self.done % every == 0)
-        if due and self.done not in self._evaluated:
-            seen = evaluate(self.session, self.dev_rows)
-            if self._rank(self.done, seen.score):
+    def _evaluate(self, meter: terminal.Meter) -> None:
+        """Evaluate on dev where the plan says so, and save. The metrics line, last, seals the checkpoints."""
+        config, step = self.config, self.done
+        if config.evaluates_at(step) and step not in self._evaluated:
+            seen = self._judged(self.session, self.dev_rows)
+            if self._rank(step, seen.score):
                 self._save("best")
-            if last or self.config.checkpoint_every == 0:
+            if config.checkpoint_every == 0 or step == config.steps or step % config.checkpoint_every == 0:
                 self._save("last")
-            self.run.metric("eval", self.done, split="dev", **seen.line(), seconds=round(self._seconds(), 3))
-            self._evaluated.add(self.done)
-            self._logger.log(self.done, {"dev/loss": seen.loss, "dev/accuracy": seen.accuracy})
-            meter.dev(seen.accuracy)
-            told = (self.done, 100 * seen.accuracy, seen.loss, _share(seen))
-            log.info("step %d  dev accuracy %.1f%%  loss %.4f  %s", *told)
-        elif self.config.checkpoint_every and self.done % self.config.checkpoint_every == 0 and self.done:
+            self.run.metric("eval", step, split="dev", **seen.line(), seconds=round(self._seconds(), 3))
+            self._evaluated.add(step)
+            self._logger.log(step, {f"dev/{key}": value for key, value in seen.scores().items()})
+            meter.dev(step, seen.accuracy, seen.told())
+        elif config.checkpoint_every and step % config.checkpoint_every == 0:
             self._save("last")
+
+    def _judged(self, session: Session, rows: list[Encoded]) -> Evaluation:
+        seen = evaluate(session, rows)
+        if not seen.finite and self.done == 0:
+            raise UserError(f"model.path={self.config.model.path}: its loss is not finite before the first step")
+        if not seen.finite:
+            raise RunFailed(
+                f"step {self.done}: the loss of the evaluation is not finite: the weights have diverged; try a lower "
+                f"optimizer.lr (now {self.config.optimizer.lr:g})"
+            )
+        return seen
 
     def _rank(self, step: int, value: float) -> bool:
         """Keep the best dev score; the earlier step wins a tie."""
@@ -171,7 +163,7 @@ class Course:
         return True
 
     def _save(self, name: str) -> None:
-        if self.config.checkpoint == "full":
+        if self.config.checkpoint == "full" and self.run.saved_step(name) != self.done:
             self.run.save(name, self.done, lambda folder: models.save(self.session.loaded, folder))
 
     def _seconds(self) -> float:
@@ -179,106 +171,55 @@ class Course:
 
     def finish(self, test_rows: list[Encoded] | None) -> dict[str, Any]:
         """Evaluate the best checkpoint on test and write the summary."""
-        self._file.close()
         seconds, (best, _) = self._seconds(), self.best or (0, 0.0)
-        past = trajectory.read(self.run.path / "trajectory.bin")
         at_best = next(m for m in self.run.evaluations("dev") if m["step"] == best)
-        test = None
+        metric, test = self.config.task.metric, None
         if test_rows is not None:
-            session = self.session if best == self.done else weights_at(self.config, self.run, best)
-            seen = evaluate(session, test_rows)
+            session = self.session if best == self.done else weights.at_step(self.config, self.run, best)
+            seen = self._judged(session, test_rows)
             self.run.metric("eval", best, split="test", **seen.line(), seconds=round(self._seconds(), 3))
-            test = {"accuracy": seen.accuracy, "loss": seen.loss} | (
-                {} if seen.metric == "accuracy" else {seen.metric: seen.score}
-            )
+            test = seen.scores()
         summary = {
             "steps": self.done,
             "forwards": 2 * self.config.optimizer.samples * self.done,
             "seconds": round(seconds, 3),
             "best": {"step": best, "accuracy": at_best["accuracy"]},
-            "dev": {key: at_best[key] for key in ("accuracy", "loss", self.config.task.metric)},
+            "dev": {key: at_best[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
             "test": test,
-            "projected_grad": _gradient_facts(past.grads),
-            "peak_memory_bytes": peak_memory(self.session.loaded.device),
+            "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads),
+            "peak_memory_bytes": machine.peak_memory(self.session.loaded.device),
         }
         self.run.summary(summary)
-        self._logger.close()
         return summary
 
-
-@torch.no_grad()
-def evaluate(session: Session, rows: list[Encoded]) -> Evaluation:
-    """Judge all rows. Batches go by length, so that little padding is computed; the result does not depend on it."""
-    config = session.config
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
-    logits = torch.empty(len(rows), len(config.task.labels))
-    size = config.eval_batch_size
-    for start in range(0, len(rows), size):
-        chosen = order[start : start + size]
-        logits[chosen] = session.objective.logits(session.batch([rows[i] for i in chosen])).cpu()
-    labels = torch.tensor([row.label for row in rows])
-    predicted = logits.argmax(dim=-1)
-    loss = float(LOSSES[config.objective.loss](logits, labels))
-    if not math.isfinite(loss):
-        raise RunFailed("an evaluation's loss is not finite: the weights have diverged; try a lower optimizer.lr")
-    counts = Counter(predicted.tolist())
-    return Evaluation(
-        loss=loss,
-        accuracy=float((predicted == labels).double().mean()),
-        predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
-        score=score(config.task.metric, labels.tolist(), predicted.tolist()),
-        metric=config.task.metric,
-    )
-
-
-class Order:
-    """Which rows make up each batch: passes over a fresh shuffle each, drawn uniformly, never by length.
-
-    The batch of a step is a function of (rows, batch size, seed, step) alone, so a resumed run sees the same ones.
-    A batch larger than the data is all of the data.
-    """
-
-    def __init__(self, rows: int, batch_size: int, seed: int) -> None:
-        self.rows, self.size, self.seed = rows, min(batch_size, rows), seed
-        self._passes: dict[int, np.ndarray] = {}
-
-    def batch(self, step: int) -> list[int]:
-        """Return the row numbers of step `step` (from 0)."""
-        places = range(step * self.size, (step + 1) * self.size)
-        return [int(self._pass(place // self.rows)[place % self.rows]) for place in places]
-
-    def _pass(self, number: int) -> np.ndarray:
-        if number not in self._passes:
-            self._passes = {k: v for k, v in self._passes.items() if k == number - 1}
-            # RandomState's streams are frozen for good, those of numpy's newer generators are not.
-            self._passes[number] = np.random.RandomState([self.seed, number]).permutation(self.rows)
-        return self._passes[number]
+    def close(self) -> None:
+        """Close what was opened, however the run ended."""
+        self._writer.close()
+        self._logger.close()
 
 
 def load_data(config: Config) -> Splits:
-    """Load the splits and say what is odd about them; training needs rows in train and dev."""
+    """Load the splits and say what is odd about them."""
     splits = data.load(config.task, config.data, config.data.seed if config.data.seed is not None else config.seed)
     for note in splits.notes:
-        log.warning(note)
-    for name, rows in (("train", splits.train), ("dev", splits.dev)):
-        if not rows:
-            raise UserError(f"the {name} split of task {config.task.name} (data={config.data.name}) is empty")
+        log.warning("warning: %s", note)
     return splits
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes: of the allocator on a GPU, of the process otherwise."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _check_same_data(run: Run, splits: Splits) -> None:
+    """Refuse to go on with other rows than the run began with."""
+    before = run.info().get("data_fingerprint")
+    if before not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
 
 
-def device_name(device: torch.device) -> str:
-    """Return the device with its model, e.g. `cuda (NVIDIA H100)`."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+def _past(run: Run) -> trajectory.Trajectory | None:
+    """Return the trajectory of an interrupted run, None where no step was ever begun."""
+    if run.trajectory.exists() and run.trajectory.stat().st_size:
+        return trajectory.read(run.trajectory)
+    if run.metrics():
+        raise UserError(f"{run.trajectory} is missing: the run cannot be resumed without it")
+    return None
 
 
 def _gradient_facts(grads: np.ndarray) -> dict[str, float | None]:
@@ -290,19 +231,14 @@ def _gradient_facts(grads: np.ndarray) -> dict[str, float | None]:
     return {key: float(value) for key, value in facts.items()}
 
 
-def _share(seen: Evaluation) -> str:
-    total = sum(seen.predicted.values())
-    return "predicted " + ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in seen.predicted.items())
-
-
 def _announce(session: Session, splits: Splits, dead: list[str]) -> None:
     config, params = session.config, session.params
     test = "no test split" if splits.test is None else f"{len(splits.test)} test"
-    log.info("data %s: %d train, %d dev, %s rows", config.data.name, len(splits.train), len(splits.dev), test)
+    log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     log.info(
-        "model %s on %s: %s parameters in %d tensors tuned",
+        "model  %s on %s: %s parameters in %d tensors are tuned",
         config.model.path,
-        device_name(session.loaded.device),
+        machine.device_name(session.loaded.device),
         f"{params.count:,}",
         len(params.tensors),
     )

@@ -1,8 +1,8 @@
 """What the rooms share: the frozen, typed config and the plain records of the data.
 
 No room has to import another, Hydra or a tensor library to speak of these. Ranges stand in the field's metadata
-(`low`, `high`, `above`: an open lower bound; `choices`) and are enforced by `config.check_ranges`; nan and inf are
-outside every range.
+(`low`, `high`, `above`: an open lower bound; `choices`) and are enforced in `checks.py`; nan and inf are outside
+every range.
 """
 
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class TaskConfig:
 class ObjectiveConfig:
     """What is minimised: `mlm` label words at the mask, `cls` a classification head."""
 
-    name: str = MISSING
+    name: str = one_of(MISSING, "mlm", "cls")
     loss: str = one_of("cross_entropy", "cross_entropy", "accuracy", "f1")
 
 
@@ -81,8 +81,8 @@ class ObjectiveConfig:
 class OptimizerConfig:
     """A method and its hyperparameters, with the paper's names."""
 
-    name: str = MISSING
-    lr: float = ranged(1e-6, low=0.0)
+    name: str = one_of(MISSING, "mezo")
+    lr: float = ranged(1e-6, low=0.0, high=3e38)  # float32, as the trajectory stores it
     eps: float = ranged(1e-3, above=0.0)
     weight_decay: float = ranged(0.0, low=0.0)
     samples: int = ranged(1, low=1)  # n of n-SPSA
@@ -94,7 +94,7 @@ class OptimizerConfig:
 class PeftConfig:
     """Which parameters are tuned."""
 
-    name: str = MISSING
+    name: str = one_of(MISSING, "none")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DataConfig:
 class LoggerConfig:
     """A further place to send the scalars to."""
 
-    name: str = "none"
+    name: str = one_of("none", "none", "tensorboard", "wandb")
     project: str = "mezo"
 
 
@@ -141,13 +141,17 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: int = ranged(42, low=0, high=2**32 - 1)
-    steps: int = ranged(100_000, low=0)
+    steps: int = ranged(100_000, low=0, high=2**32 - 1)
     batch_size: int = ranged(64, low=1)
     eval_batch_size: int = ranged(64, low=1)
     eval_every: int = ranged(10_000, low=0)  # 0: only before the first step and after the last
     log_every: int = ranged(10, low=1)
     checkpoint: str = one_of("full", "full", "trajectory")
     checkpoint_every: int = ranged(0, low=0)  # 0: at every evaluation
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the run is evaluated on dev after `step` steps: before the first, after the last, and between."""
+        return step in (0, self.steps) or (self.eval_every > 0 and step % self.eval_every == 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A model, what judges it and what moves it, put together."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +34,10 @@ class Session:
         return Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
 
     def loss(self, batch: Batch) -> float:
-        """Return the objective's loss of a batch, at wherever the parameters are seen."""
+        """Return the objective's loss of a batch, at wherever the parameters are seen; nan where a score is none."""
         logits = self.objective.logits(batch)
+        if not bool(logits.isfinite().all()):  # a loss that counts hits would take it for a miss
+            return math.nan
         return float(LOSSES[self.config.objective.loss](logits, batch.labels))
 
 

@@ -6,48 +6,53 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from mezo_cli import config as configs
+from mezo_cli import machine, terminal
 from mezo_cli import runs as run_dirs
 from mezo_cli.errors import UserError
 from mezo_cli.schema import Config, Splits
 
-console = Console()
+console = terminal.make_console()
+NUMBERS = ("seed", "step", "dev", "test")
 
 
 def runs(folder: Path) -> None:
-    """List the runs under `folder`: status, what was run, how it ended."""
+    """List the runs under `folder`: status, what was run, how it ended; what ails the failed ones below."""
     found = run_dirs.find(folder)
     if not found:
-        console.print(f"no runs under {folder}")
+        print(f"no runs under {folder}")
         return
-    table = Table()
-    for column in ("run", "status", "task", "objective", "optimizer", "model", "seed", "step", "dev", "test"):
-        table.add_column(
-            column, justify="right" if column in ("seed", "step", "dev", "test") else "left", overflow="fold"
-        )
+    table, ailing = terminal.table("run", "status", "task", "objective", "optimizer", "model", *NUMBERS), []
+    for column in table.columns[1 : -len(NUMBERS)]:
+        column.justify = "left"
     for run in found:
+        where = os.path.relpath(run.path, folder)
         try:
-            table.add_row(*_row(run, folder))
+            table.add_row(where, *_row(run))
+            info = run.info()
+            if info["status"] == "failed":
+                ailing.append(f"{where}: {info.get('error')}")
         except UserError as error:
-            table.add_row(os.path.relpath(run.path, folder), f"[red]damaged[/]: {error}")
-    console.print(table)
+            table.add_row(where, "damaged")
+            ailing.append(f"{where}: {error}")
+    console.print(table, markup=False, highlight=False)
+    for line in ailing:
+        print(" ".join(line.split()))
 
 
-def _row(run: run_dirs.Run, folder: Path) -> list[str]:
-    config = configs.read(run.path / "config.yaml")
-    dev = max((m["accuracy"] for m in run.evaluations("dev")), default=None)
-    test = next((m["accuracy"] for m in reversed(run.evaluations("test"))), None)
-    step = max((m["step"] for m in run.metrics()), default=0)
-    status = run.status()
-    if status == "failed":
-        status = f"failed: {(run.info().get('error') or '')[:80]}"
+def _row(run: run_dirs.Run) -> list[str]:
+    """Return the cells of a run, percentages for the best dev and the test accuracy."""
+    config, lines = configs.read(run.path / "config.yaml"), run.metrics()
+    dev = max((m["accuracy"] for m in lines if m.get("split") == "dev"), default=None)
+    test = next((m["accuracy"] for m in reversed(lines) if m.get("split") == "test"), None)
+    step = max((m["step"] for m in lines), default=0)
     percent = ["-" if value is None else f"{100 * value:.1f}" for value in (dev, test)]
-    names = [config.task.name, f"{config.objective.name} {config.objective.loss}", config.optimizer.name]
-    where = os.path.relpath(run.path, folder)
-    return [where, status, *names, config.model.name, str(config.seed), f"{step}/{config.steps}", *percent]
+    loss = config.objective.loss
+    objective = config.objective.name if loss == "cross_entropy" else f"{config.objective.name} {loss}"
+    names = [config.task.name, objective, config.optimizer.name, Path(config.model.path).name]
+    return [run.status(), *names, str(config.seed), f"{step}/{config.steps}", *percent]
 
 
 def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) -> None:
@@ -58,30 +63,31 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
     config = configs.build(overrides, config_dir)
     seed = config.data.seed if config.data.seed is not None else config.seed
     if export is not None:
-        for path in sources.export(config.task, config.data, seed, export):
-            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        for path in sources.export(config.task, config.data, seed, export, warn=_warn):
+            print(f"wrote {path}")
         return
     splits = sources.load(config.task, config.data, seed)
     for note in splits.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        _warn(note)
     for table in _tables(sources.describe(splits, config.task)):
         console.print(table)
+        print()
     _prompts(config, splits)
 
 
+def _warn(note: str) -> None:
+    print(f"warning: {note}", file=sys.stderr)
+
+
 def _tables(facts: dict[str, dict]) -> list[Table]:
-    names = [name for name, fact in facts.items() if fact is not None]
-    balance, lengths = Table(title="rows per label", title_justify="left"), Table(title="words", title_justify="left")
-    balance.add_column("split")
-    lengths.add_column("split")
-    for label in facts[names[0]]["labels"]:
-        balance.add_column(label, justify="right")
-    for column in facts[names[0]]["words"]:
-        lengths.add_column(column, justify="right")
-    for name in names:
-        balance.add_row(name, *(str(n) for n in facts[name]["labels"].values()))
-        lengths.add_row(name, *(f"{n:g}" for n in facts[name]["words"].values()))
-    return [balance, lengths]
+    splits = {name: fact for name, fact in facts.items() if fact is not None}
+    tables = []
+    for title, kind in (("rows per label", "labels"), ("words per row", "words")):
+        table = terminal.table(title, *next(iter(splits.values()))[kind])
+        for name, fact in splits.items():
+            table.add_row(f"  {name}", *(f"{n:g}" for n in fact[kind].values()))
+        tables.append(table)
+    return tables
 
 
 def _prompts(config: Config, splits: Splits) -> None:
@@ -91,25 +97,29 @@ def _prompts(config: Config, splits: Splits) -> None:
 
     tokenizer = models.load_tokenizer(config.model)
     inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(config.task, tokenizer)
-    console.print("prompts, as the model sees them:", highlight=False)
+    print("prompts, as the model sees them:")
     for index, label in enumerate(config.task.labels):
         row = next((row for row in splits.train if row.label == index), None)
         if row is None:
             continue
         encoded = inputs.encode(row)
         word = f" -> '{config.task.label_words[index]}'" if config.objective.name == "mlm" else ""
-        text = f"  {inputs.show(encoded)}   [{label}{word}; {len(encoded.ids)} tokens]"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print(f"  {inputs.show(encoded)}   [{label}{word}; {len(encoded.ids)} tokens]")
 
 
 def env() -> None:
     """Print what a bug report needs."""
     import torch
 
-    for name, version in run_dirs.versions().items():
-        console.print(f"{name:14} {version}", highlight=False)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    console.print(f"{'platform':14} {platform.platform()}", highlight=False)
-    console.print(f"{'cores':14} {os.cpu_count()}, torch threads {torch.get_num_threads()}", highlight=False)
-    console.print(f"{'cuda':14} {', '.join(gpus) or 'none'}", highlight=False)
-    console.print(f"{'HF_ENDPOINT':14} {os.environ.get('HF_ENDPOINT', 'not set')}", highlight=False)
+    facts = {
+        **machine.versions(),
+        "platform": platform.platform(),
+        "cores": f"{os.cpu_count()}, torch threads {torch.get_num_threads()}",
+        "cuda": ", ".join(gpus) or "none",
+        "HF_ENDPOINT": os.environ.get("HF_ENDPOINT", "not set"),
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "not set"),
+        "commit": machine.git_commit() or "not a checkout",
+    }
+    for name, value in facts.items():
+        print(f"{name:14} {value}")

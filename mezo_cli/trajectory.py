@@ -45,11 +45,14 @@ def _record(samples: int) -> struct.Struct:
 
 
 class Writer:
-    """Append records to an open file, one a step; every record reaches the operating system before the next step."""
+    """Append records to an open file, one a step; every record reaches the operating system before the next step.
 
-    def __init__(self, file: BinaryIO, header: Header) -> None:
+    A file that already has a header goes on with the `crc` that `read` found: another zlib may pack it differently.
+    """
+
+    def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
         packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
-        self._crc = zlib.crc32(packed)
+        self._crc = zlib.crc32(packed) if crc is None else crc
         self._file, self._record = file, _record(header.samples)
         if file.tell() == 0:
             file.write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
@@ -61,6 +64,10 @@ class Writer:
         self._file.write(body + struct.pack("<I", zlib.crc32(body, self._crc)))
         self._file.flush()
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -70,6 +77,7 @@ class Trajectory:
     grads: np.ndarray  # [steps, samples] float32
     lrs: np.ndarray  # [steps] float32
     sound: int
+    crc: int  # of the header; it seeds those of the records
 
     def __len__(self) -> int:
         return len(self.lrs)
@@ -107,7 +115,7 @@ def read(path: Path) -> Trajectory:
         grads.append(g)
         sound += size
     shape = (len(lrs), header.samples)
-    return Trajectory(header, np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32), sound)
+    return Trajectory(header, np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32), sound, crc)
 
 
 def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:

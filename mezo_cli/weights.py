@@ -1,0 +1,102 @@
+"""The weights of any step of a run: a checkpoint, or the one before it and the trajectory from there.
+
+A checkpoint holds every bit of the weights, and replaying is the arithmetic of training itself, so it does not matter
+from where a step is reached: the bits are the same.
+"""
+
+import torch
+
+from mezo_cli import checkpoints, models, trajectory
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from mezo_cli.schema import Config
+from mezo_cli.session import Session, prepare
+from mezo_cli.trajectory import Trajectory
+
+
+def named(config: Config, run: Run, name: str) -> Session:
+    """Return a session at `best`, `last`, or a step given by its number.
+
+    Raises:
+        UserError: for another name, a step that the run has not reached, or a damaged run.
+    """
+    if name.isdecimal():
+        return at_step(config, run, int(name))
+    if name not in checkpoints.NAMES:
+        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
+    if (run.checkpoints / name).is_dir():
+        return _loaded(config, run, name)
+    past = trajectory.read(run.trajectory)
+    return at_step(config, run, _last(config, run, past) if name == "last" else _best(config, run, past))
+
+
+def at_step(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights of `step`, from the newest checkpoint that is not past it.
+
+    Raises:
+        UserError: when the run has not reached the step, or a file that is needed is damaged.
+    """
+    past = trajectory.read(run.trajectory)
+    _within(run, past, step)
+    saved = {name: run.saved_step(name) for name in checkpoints.NAMES}
+    usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
+    if not usable:
+        return from_start(config, run, step)
+    at, name = max(usable)
+    return _replay(_loaded(config, run, name), run, past, at, step)
+
+
+def from_start(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights of `step`, rebuilt from the base model and the trajectory alone.
+
+    Raises:
+        UserError: when the run has not reached the step, or the base model is not what the run began with.
+    """
+    past = trajectory.read(run.trajectory)
+    _within(run, past, step)
+    session = prepare(config)
+    models.restore(session.loaded.model, run.start_file)
+    models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
+    return _replay(session, run, past, 0, step)
+
+
+def _loaded(config: Config, run: Run, name: str) -> Session:
+    checkpoints.verify(run.checkpoints / name)
+    return prepare(config, str(run.checkpoints / name))
+
+
+def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int) -> Session:
+    """Do the updates of steps `start` to `stop` - 1 on the tensors that the trajectory names."""
+    params = session.params
+    shapes = {name: list(p.shape) for name, p in params.tensors.items()}
+    for name, shape in past.header.tensors:
+        if shapes.get(name) != shape:
+            raise UserError(f"{run.trajectory}: the model's tensor {name} is {shapes.get(name)}, not {shape}")
+    params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
+    with torch.no_grad():
+        session.optimizer.apply(params, past.records(start, stop))
+    return session
+
+
+def _within(run: Run, past: Trajectory, step: int) -> None:
+    if not 0 <= step <= len(past):
+        raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
+
+
+def _last(config: Config, run: Run, past: Trajectory) -> int:
+    if run.status() == "finished" and len(past) != config.steps:
+        raise UserError(f"{run.trajectory} is damaged: it holds {len(past)} of the run's {config.steps} steps")
+    return len(past)
+
+
+def _best(config: Config, run: Run, past: Trajectory) -> int:
+    """Return the step of the highest dev score, the earlier on a tie; no evaluation may be missing."""
+    evals = run.evaluations("dev")
+    scores = {line["step"]: line[config.task.metric] for line in evals}
+    finished = run.status() == "finished"
+    for step in range(_last(config, run, past) + 1):
+        if config.evaluates_at(step) and step not in scores and (finished or step < len(past)):
+            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
+    if not scores:
+        raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
+    return int(max(scores, key=lambda step: (scores[step], -step)))
