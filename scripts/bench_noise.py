@@ -24,7 +24,7 @@ AT = Direction(seed=1, step=2)
 
 
 def roberta_large() -> list[tuple[str, int]]:
-    """Return (name, number of elements) of the tensors that training moves: 355 million in 391 tensors."""
+    """Return (name, number of elements) of the tensors that training moves: 355 million in 394 tensors."""
     hidden, inner = 1024, 4096
     sizes = [("words", 50265 * hidden), ("positions", 514 * hidden), ("types", hidden)]
     sizes += [("norm.weight", hidden), ("norm.bias", hidden), ("head.dense", hidden * hidden), ("head.bias", hidden)]
