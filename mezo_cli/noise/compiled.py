@@ -17,7 +17,7 @@ CHECKED = 3  # tiles that freshly compiled code must get right, bit for bit
 class Kernel:
     """One pass over whole tiles, two at least; compiled at its first call for a device, dtype and number of threads.
 
-    The environment's MEZO_EAGER=1 asks for the eager path: the same bits, some 20 times slower.
+    The environment's MEZO_EAGER=1 asks for the eager path: the same bits, 10 to 30 times slower.
 
     Args:
         function: takes tensors only: first `arrays` of them with an element for each of the tiles' (the last is
@@ -55,7 +55,7 @@ class Kernel:
         except Exception as error:  # a compiler fails in many ways that torch has no common type for
             Kernel.broken = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"the noise is not compiled, and some 20 times slower: {reason}", stacklevel=5)
+            warnings.warn(f"the noise is not compiled, and 10 to 30 times slower: {reason}", stacklevel=5)
             return self.function
         self._made[last.device, last.dtype, torch.get_num_threads()] = made
         return made
