@@ -122,9 +122,11 @@ def env() -> None:
 
 def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
+    # Before torch is loaded: threads that wait by spinning take the cores from each other when a machine is shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        status = run(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
     except RunFailed as error:

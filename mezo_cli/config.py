@@ -96,15 +96,17 @@ def build(given: Sequence[str], config_dir: str | None = None) -> Config:
         try:
             with initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
                 node = compose(config_name="config", overrides=[*path, *given], return_hydra_config=True)
-            picked = OmegaConf.to_container(node.hydra.runtime.choices)
+            picked = dict(node.hydra.runtime.choices)
         except Exception as error:  # whatever goes wrong here, it is in what the user wrote: overrides and YAML files
             raise UserError(_composing(error)) from error
-    files = [known[g][c] for g, c in reversed(list(dict(picked).items())) if c in known.get(g, {})]  # type: ignore[arg-type]
     try:
+        made = typed(node)
         _directories(node)
-        return typed(node)
     except checks.SettingError as error:
+        groups = ["experiment", error.key.split(".")[0]]  # the files that can have said so, the stronger first
+        files = [known[group][picked[group]] for group in groups if picked.get(group) in known.get(group, {})]
         raise UserError(f"{error}{_place(error.key, given, files)}") from error
+    return made
 
 
 def typed(node: DictConfig | Any) -> Config:
@@ -211,7 +213,9 @@ def _composing(error: BaseException) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"
-    return _first_line(error)
+    line = re.sub(r"\w+ raised while composing config: ", "", _first_line(error))
+    line = line.replace("Cannot merge DictConfig with ListConfig", "a mapping stands where a list is wanted")
+    return line.replace("Cannot merge ListConfig with DictConfig", "a list stands where a mapping is wanted")
 
 
 def _unresolved(error: OmegaConfBaseException) -> str:

@@ -1,0 +1,69 @@
+"""The command line as a user meets it: in this process (quick), or in one of its own (signals, imports)."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mezo_cli import cli
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def mezo(*words: object, run: Callable[..., Any] = cli.app) -> Said:
+    """Run `mezo words...` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, on_term = sys.argv, signal.getsignal(signal.SIGTERM)
+    sys.argv = ["mezo", *map(str, words)]
+    code: object = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main(run)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGTERM, on_term)
+    assert isinstance(code, int)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def refused(said: Said) -> str:
+    """Check that a command ended as a mistake of the user's does, exit 2 and one line, and return the line."""
+    assert said.code == 2, said
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a process: this one's, without a compiler's start-up time."""
+    return {**os.environ, "MEZO_EAGER": "1", "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1]), **extra}
+
+
+def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """Start `mezo words...` as a process of its own."""
+    command = [sys.executable, "-m", "mezo_cli", *map(str, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True)
+
+
+def process(*words: object, cwd: Path, **extra: str) -> Said:
+    """Run `mezo words...` in a process of its own."""
+    running = start(*words, cwd=cwd, **extra)
+    out, err = running.communicate(timeout=120)
+    return Said(running.returncode, out, err)
