@@ -5,6 +5,7 @@ from pathlib import Path
 
 # Before torch is imported anywhere: parallel tests on few cores must not each take all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network; the hub tests start subprocesses against a loopback server
 
 import pytest
