@@ -44,6 +44,7 @@ def runs(folder: Path) -> None:
 
 def _row(run: run_dirs.Run) -> list[str]:
     """Return the cells of a run, percentages for the best dev and the test accuracy."""
+    status = run.status()
     config, lines = configs.read(run.path / "config.yaml"), run.metrics()
     dev = max((m["accuracy"] for m in lines if m.get("split") == "dev"), default=None)
     test = next((m["accuracy"] for m in reversed(lines) if m.get("split") == "test"), None)
@@ -52,7 +53,7 @@ def _row(run: run_dirs.Run) -> list[str]:
     loss = config.objective.loss
     objective = config.objective.name if loss == "cross_entropy" else f"{config.objective.name} {loss}"
     names = [config.task.name, objective, config.optimizer.name, Path(config.model.path).name]
-    return [run.status(), *names, str(config.seed), f"{step}/{config.steps}", *percent]
+    return [status, *names, str(config.seed), f"{step}/{config.steps}", *percent]
 
 
 def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) -> None:

@@ -152,7 +152,7 @@ def completed(shell: str, line: str, here: Path) -> list[str]:
     extra["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
     out = process(cwd=here, **extra).out
     if shell == "fish":
-        return [told.split("\t")[0] for told in out.splitlines()]
+        return [told.split("\t")[0] for told in out.splitlines() if told]
     return [word.strip('"') for word in out.removeprefix("_arguments '*: :((").removesuffix("))'\n").split()]
 
 
