@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from mezo_cli.noise import kernels
 from mezo_cli.noise.compiled import Kernel
@@ -110,7 +110,7 @@ class CounterNoise:
                 target[begin:end] = shifted[: end - begin]
 
     @torch.no_grad()
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: LongTensor, c: float, out: Tensor) -> None:
+    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
         """out[i] = theta[rows[i]] + c z[rows[i]]: the rows of `shift`'s result, without the rest of the table.
 
         Args:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 
 class Direction(NamedTuple):
@@ -34,7 +34,7 @@ class Noise(Protocol):
     def shift(self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor) -> None:
         """out = theta + c z, for contiguous float32 theta and contiguous float32 or bfloat16 out of that size."""
 
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: LongTensor, c: float, out: Tensor) -> None:
+    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
         """out[i] = theta[rows[i]] + c z[rows[i]]: rows of `shift`'s result, bit for bit; theta [V, H], out [R, H]."""
 
     def update_(

@@ -6,7 +6,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from mezo_cli.noise.direction import Direction
 
@@ -53,7 +53,7 @@ class TorchNoise:
         out.copy_(theta + self._step(at, name, theta, c))
 
     @torch.no_grad()
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: LongTensor, c: float, out: Tensor) -> None:
+    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
         """out[i] = theta[rows[i]] + c z[rows[i]]; draws the whole table's noise."""
         out.copy_(theta[rows] + self._step(at, name, theta, c)[rows])
 
