@@ -34,6 +34,14 @@ TOKENIZER = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+VOCABULARIES = (  # any of these makes a tokenizer; without one, transformers makes an empty one and says nothing
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("tokenizer.model",),
+)
 HOW_OFFLINE = "to run offline: experiment=demo, or model.path=FOLDER with data=files data.dir=PATH"
 
 
@@ -45,13 +53,15 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
         weights: whether the weights are wanted too.
 
     Raises:
-        UserError: when nothing is found, when the checkpoint needs code of its own, when its weights are not
-            safetensors or are damaged.
+        UserError: when nothing is found, when it has no tokenizer or needs code of its own, when its weights
+            are not safetensors or are damaged.
     """
     folder = _local(config.path)
     if folder is None:
         folder = _from_hub(config, weights)
     _refuse_code(folder, config.path)
+    if not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES):
+        raise UserError(f"model.path={config.path}: there is no tokenizer (tokenizer.json, or a vocabulary's files)")
     if weights:
         _check_weights(folder, config.path)
     return folder

@@ -1,0 +1,419 @@
+"""Loading: what a checkpoint must have, what is refused and in which words, and which families come out right."""
+
+import json
+import logging
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from transformers import AutoModelForMaskedLM
+
+from mezo_cli import models, packing
+from mezo_cli.api import finetune
+from mezo_cli.errors import UserError
+from mezo_cli.noise import Direction
+from mezo_cli.schema import ModelConfig
+from tests import tiny
+from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
+
+LABELS = ["negative", "positive"]
+WEIGHTS = "model.safetensors"
+
+
+def load(folder: Path, objective: str = "mlm", labels: list[str] = LABELS, seed: int = 0) -> models.Loaded:
+    return models.load(ModelConfig(name="tiny", path=str(folder), device="cpu"), objective, labels, seed)
+
+
+def refused(folder: Path, words: str, objective: str = "mlm") -> str:
+    """Return the line that a folder is refused with, after finding `words` in it."""
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        load(folder, objective)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> dict[str, torch.Tensor]:
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return tensors
+
+
+def change_json(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def logits(folder: Path, rows: Any = SENTENCES) -> torch.Tensor:
+    session = ready(folder, "model.device=cpu")
+    with torch.no_grad():
+        return session.objective.logits(session.batch(session.inputs.encode_all(rows)))
+
+
+# --- heads ---
+
+
+def test_a_tied_checkpoint_without_its_decoder_is_tied_again(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    before = logits(folder)
+    for drop in ("lm_head.decoder.weight", "lm_head.decoder.bias"):
+        assert drop not in change_weights(folder, lambda t, drop=drop: t.pop(drop, None))
+    loaded = load(folder)
+    assert loaded.fresh == []
+    assert loaded.model.lm_head.decoder.weight is loaded.model.roberta.embeddings.word_embeddings.weight
+    assert torch.equal(logits(folder), before)
+
+
+def test_an_untied_decoder_is_honoured(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path, tied=False)
+    stored = safetensors.torch.load_file(folder / WEIGHTS)
+    model = load(folder).model
+    assert torch.equal(model.lm_head.decoder.weight, stored["lm_head.decoder.weight"])
+    assert not torch.equal(model.lm_head.decoder.weight, model.roberta.embeddings.word_embeddings.weight)
+    before = logits(folder)
+    change_weights(folder, lambda t: t["lm_head.decoder.weight"].neg_())
+    assert (logits(folder) - before).abs().max() > 0.1
+    change_weights(folder, lambda t: t.pop("lm_head.decoder.weight"))
+    refused(folder, "has no masked-LM head (lm_head.decoder.weight is missing)")
+
+
+@pytest.mark.parametrize("head", ["none", "cls"])
+def test_a_checkpoint_without_its_mlm_head_is_refused_for_mlm_only(tmp_path: Path, head: str) -> None:
+    folder = tiny.roberta(tmp_path, head=head)
+    said = refused(folder, "has no masked-LM head (lm_head.")
+    assert "objective=cls" in said
+    assert load(folder, "cls").model.config.num_labels == 2
+
+
+def test_a_body_with_a_hole_is_refused(tmp_path: Path) -> None:
+    folder, name = tiny.roberta(tmp_path), "roberta.encoder.layer.1.output.dense.weight"
+    change_weights(folder, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
+    refused(folder, f"{name} does not fit its config.json: [32, 63] in the checkpoint, [32, 64] here")
+    change_weights(folder, lambda t: t.pop(name))
+    for objective in ("mlm", "cls"):
+        refused(folder, f"lacks 1 tensors, first {name}", objective)
+
+
+def test_a_fresh_classification_head_is_the_seeds(roberta: Path) -> None:
+    state = torch.random.get_rng_state()
+    one, same, other = (load(roberta, "cls", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert {"classifier.dense.weight", "classifier.out_proj.weight"} <= set(one.fresh)
+    assert all(name.startswith("classifier.") for name in one.fresh)
+    first, second, third = (loaded.model.state_dict() for loaded in (one, same, other))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["classifier.dense.weight"], third["classifier.dense.weight"])
+    body = [name for name in first if not name.startswith("classifier.")]
+    assert all(torch.equal(first[name], third[name]) for name in body)
+
+
+def test_a_fresh_head_is_stored_beside_the_trajectory(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    done = finetune(
+        str(roberta),
+        "sst2",
+        movies,
+        steps=0,
+        objective="cls",
+        seed=5,
+        overrides=["model.device=cpu"],
+        output_dir=tmp_path / "run",
+    )
+    stored = safetensors.torch.load_file(done.run_dir / "start.safetensors")
+    loaded = load(roberta, "cls", seed=5)
+    assert sorted(stored) == loaded.fresh
+    assert all(torch.equal(value, loaded.model.state_dict()[name]) for name, value in stored.items())
+    config = json.loads((done.run_dir / "checkpoints/last/config.json").read_text())
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+
+
+def test_a_head_of_another_size_is_drawn_afresh_with_a_word(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
+    folder = tiny.roberta(tmp_path, head="cls")
+    assert load(folder, "cls").fresh == []
+    assert "LABEL_0, LABEL_1) are taken as negative, positive" in caplog.text
+    three = load(folder, "cls", ["a", "b", "c"])
+    assert three.fresh == ["classifier.out_proj.bias", "classifier.out_proj.weight"]
+    assert three.model.config.num_labels == 3
+    assert "classifier.out_proj.weight: [2, 32] in the checkpoint, [3, 32] here" in caplog.text
+
+
+def test_classes_in_another_order_are_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path, head="cls")
+    change_json(folder / "config.json", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
+    refused(folder, "its classes are in the order POSITIVE, NEGATIVE, the task's are negative, positive", "cls")
+    change_json(folder / "config.json", id2label={"0": "Negative", "1": "Positive"})
+    assert load(folder, "cls").fresh == []
+
+
+# --- what is never run or read ---
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_pickled_weights_are_refused_unread(tmp_path: Path) -> None:
+    folder, mark = tiny.roberta(tmp_path / "model"), tmp_path / "mark"
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
+    refused(folder, "there is no model.safetensors (only pytorch_model.bin)")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pytorch_model.bin"}}')
+    refused(folder, "names pytorch_model.bin; weights are read from safetensors alone")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../out.safetensors"}}')
+    refused(folder, "names ../out.safetensors")
+    change_json(folder / "config.json", transformers_weights="pytorch_model.bin")
+    refused(folder, "names weights of its own (pytorch_model.bin)")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, file: str, objective: str) -> None:
+    folder, mark = tiny.roberta(tmp_path / "model"), tmp_path / "mark"
+    (folder / "own.py").write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
+    own = {"AutoConfig": "own.C", "AutoModelForMaskedLM": "own.M", "AutoTokenizer": ["own.T", None]}
+    change_json(folder / file, auto_map=own)
+    refused(folder, f"its {file} asks for code that comes with the checkpoint (auto_map)", objective)
+    assert not mark.exists()
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("kept", [0, 5, 300, -1])
+def test_cut_weights_are_named(tmp_path: Path, kept: int) -> None:
+    folder = tiny.roberta(tmp_path)
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:kept])
+    refused(folder, f"{folder / WEIGHTS} is damaged or missing")
+
+
+def test_shards_load_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    whole = tiny.roberta(tmp_path / "whole")
+    folder = tiny.roberta(tmp_path / "shards")
+    AutoModelForMaskedLM.from_pretrained(whole).save_pretrained(folder, max_shard_size="50KB")
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert torch.equal(logits(folder), logits(whole))
+    shards[-1].unlink()
+    refused(folder, f"{shards[-1]} is damaged or missing")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    change_weights(folder, lambda t: t["roberta.embeddings.LayerNorm.bias"].fill_(float("nan")))
+    with pytest.raises(UserError, match="scores are not finite: the weights are damaged"):
+        ready(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "config.json is damaged"),
+        ("[]", "config.json is damaged: it holds no JSON object"),
+        ('{"model_type": "nothing"}', "could not be loaded: "),
+        ("{}", "could not be loaded: "),
+        ('{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
+    ],
+)
+def test_a_config_that_is_no_use(tmp_path: Path, content: str, said: str) -> None:
+    folder = tiny.roberta(tmp_path)
+    (folder / "config.json").write_text(content)
+    refused(folder, said)
+
+
+def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "the folder holds no config.json")
+    refused(tmp_path / "none", "no such folder; give a folder with config.json or a hub id like org/name")
+    refused(roberta / WEIGHTS, "this is a file; give the folder that holds it")
+    refused(Path("~no-such-user/model"), "no such folder")
+    monkeypatch.chdir(roberta.parent)
+    assert load(Path(roberta.name)).fresh == []
+
+
+# --- tokenizer and model together ---
+
+
+def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    change_json(folder / "tokenizer_config.json", pad_token=None)
+    refused(folder, "its tokenizer has no padding token")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    refused(folder, "there is no tokenizer (tokenizer.json, or a vocabulary's files)")
+    (folder / "vocab.json").write_text('{"<s>": 0}')
+    refused(folder, "there is no tokenizer", "cls")
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    size = len(tokenizer)
+    assert load(folder).tokenizer.vocab_size == size  # as many embeddings as tokens: fits
+    tokenizer.add_tokens(["one-more"])
+    tokenizer.save_pretrained(folder)
+    refused(folder, f"its tokenizer has {size + 1} tokens but the model embeds {size}")
+
+
+def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    assert load(folder).tokenizer.model_max_length == 64  # its own
+    for where, positions in ((folder, 78), (bert, 80)):  # RoBERTa's 80 rows begin behind the padding index, 1
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+        tokenizer.model_max_length = 10**30
+        tokenizer.save_pretrained(tmp_path / where.name)
+        for file in where.glob("[cm]*"):  # config and weights
+            (tmp_path / where.name / file.name).write_bytes(file.read_bytes())
+        loaded = load(tmp_path / where.name)
+        assert loaded.tokenizer.model_max_length == positions
+        with torch.no_grad():
+            loaded.model(torch.full((1, positions), 5))
+            with pytest.raises((IndexError, RuntimeError)):
+                loaded.model(torch.full((1, positions + 1), 5))
+
+
+# --- devices ---
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpu", "not a device; allowed: auto, cpu, cuda, cuda:N, mps"),
+        ("cpu:x", "not a device; allowed"),
+        ("meta", "not a device; allowed"),
+        ("", "not a device; allowed"),
+        ("cuda:99", "this machine has"),
+    ],
+)
+def test_devices_that_are_not_there(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"model.device={name}: {said}")):
+        models.pick_device(name)
+
+
+def test_devices_by_what_the_machine_has(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert models.pick_device("auto") == torch.device("cpu")
+    with pytest.raises(UserError, match="cuda: this machine has 0 CUDA devices"):
+        models.pick_device("cuda")
+    with pytest.raises(UserError, match="mps: this machine has no MPS device"):
+        models.pick_device("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert models.pick_device("auto").type == "cuda"
+    assert models.pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UserError, match="cuda:2: this machine has 2 CUDA devices"):
+        models.pick_device("cuda:2")
+
+
+# --- families ---
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 80}
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", SHAPE),
+    "distilbert": ("DistilBert", DISTILBERT | {"pad_token_id": 1}),
+    "albert": ("Albert", SHAPE | {"embedding_size": 16}),
+    "xlm-roberta": ("XLMRoberta", SHAPE | {"type_vocab_size": 1}),
+    "modernbert": ("ModernBert", SHAPE | {"cls_token_id": 0, "sep_token_id": 2}),
+    "electra": ("Electra", SHAPE | {"embedding_size": 16}),
+    "deberta-v2": ("DebertaV2", SHAPE),
+    "mpnet": ("MPNet", SHAPE),
+    "roformer": ("RoFormer", SHAPE | {"embedding_size": 32}),  # sinusoidal positions: an embedding with its own forward
+}
+BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 80, "pad_token_id": 1}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mobilebert": ("MobileBert", SHAPE | {"embedding_size": 16, "intra_bottleneck_size": 32}),  # joins its decoder
+    "bart": ("Bart", BART | HEADS),  # a sequence-to-sequence model
+}
+
+
+def family(folder: Path, kind: tuple[str, dict[str, Any]]) -> Path:
+    """Save a random model of a family, with the byte-level tokenizer of the others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny.bpe(folder)
+    config = getattr(transformers, f"{kind[0]}Config")(vocab_size=len(tokenizer), **kind[1])
+    torch.manual_seed(3)
+    model = AutoModelForMaskedLM.from_config(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_family_gives_its_own_scores_at_the_mask_and_where_displaced(name: str, tmp_path: Path) -> None:
+    folder = family(tmp_path, SERVED[name])
+    ours = ready(folder, "task=rte", "model.device=cpu")
+    stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    batch = ours.batch(ours.inputs.encode_all(PAIRS))
+    z = Direction(3, 11)
+    dead = ours.params.keep_live(lambda: ours.objective.logits(batch))
+    assert dead == (["roformer.encoder.embed_positions.weight"] if name == "roformer" else [])  # fixed sines
+    with torch.no_grad():
+        want = full_logits(stock, batch, ours.inputs.label_ids)
+        torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
+        for p_name, p in stock.named_parameters():
+            if p_name not in dead:
+                p += 0.05 * ours.params.noise.z(z, p_name, p.shape, "cpu").view(p.shape)
+        moved = full_logits(stock, batch, ours.inputs.label_ids)
+        with ours.params.at(z, 0.05):
+            torch.testing.assert_close(ours.objective.logits(batch), moved, rtol=1e-4, atol=1e-5)
+    assert (moved - want).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_cannot_be_served_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{REFUSED[name][0]}.* is a family that is not served") as caught:
+        ready(family(tmp_path, REFUSED[name]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shortcut_that_goes_wrong_is_noticed(roberta: Path, monkeypatch: Any) -> None:
+    path = packing.FAMILIES["roberta"][1]
+    monkeypatch.setitem(packing.FAMILIES, "roberta", (lambda config: 0, path))  # positions begin two too early
+    with pytest.raises(
+        UserError, match=r"RobertaForMaskedLM is a family that is not served: its scores come out wrong"
+    ):
+        ready(roberta)
+
+
+def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
+    ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    assert not batch.attention.bool().all()
+    packing.enable(stock)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            full_logits(stock, batch, ours.inputs.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6
+        )
