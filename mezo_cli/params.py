@@ -107,7 +107,7 @@ class Params:
         if torch.is_grad_enabled() and p.requires_grad:
             self._read.add(name)
             return (p if rows is None else p[rows]).to(self.compute_dtype)
-        if self._at is None or name not in self.tensors or name in self._loose:
+        if self._at is None or not self._moves(p):
             return (p.data if rows is None else p.data[rows]).to(self.compute_dtype)
         direction, c = self._at
         if rows is None or p.dim() == 1:
@@ -148,19 +148,18 @@ class Params:
                 for key, p in own:
                     module.__dict__[key] = p.to(self.compute_dtype)
             return
-        if self._at is None and self.compute_dtype == torch.float32:
+        same = self.compute_dtype == torch.float32
+        shadowed = [(key, p) for key, p in own if not same or self._moves(p)]
+        if not shadowed:
             return
         start = self._tops[-1]
-        self._tops.append(start + sum(p.numel() for _, p in own))
+        self._tops.append(start + sum(p.numel() for _, p in shadowed))
         scratch = self._room(self._tops[-1], own[0][1])
-        for key, p in own:
-            name = self._names[id(p)]
+        for key, p in shadowed:
             out = scratch[start : start + p.numel()].view(p.shape)
             start += p.numel()
-            if self._at is not None and name in self.tensors and name not in self._loose:
-                self.noise.shift(self._at[0], name, p.data, self._at[1], out)
-            elif self.compute_dtype == torch.float32:
-                continue  # frozen: the module reads it where it is
+            if self._at is not None and self._moves(p):
+                self.noise.shift(self._at[0], self._names[id(p)], p.data, self._at[1], out)
             else:
                 out.copy_(p.data)
             module.__dict__[key] = out  # found before the registered parameter of the same name
@@ -169,6 +168,11 @@ class Params:
         shadowed = [module.__dict__.pop(key, None) is not None for key in module._parameters]
         if any(shadowed) and len(self._tops) > 1:
             self._tops.pop()
+
+    def _moves(self, p: Tensor) -> bool:
+        """Whether a module should see this parameter displaced now."""
+        name = self._names[id(p)]
+        return self._at is not None and name in self.tensors and name not in self._loose
 
     def _hook_embedding(self, module: nn.Embedding) -> None:
         """Displace only the rows that a batch looks up."""

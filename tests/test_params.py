@@ -122,3 +122,18 @@ def test_bfloat16_rounds_the_weights_once_and_keeps_the_masters(roberta: Path) -
         a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
     assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
     assert 0 < (a - b).abs().max() < 0.2
+
+
+def test_the_scratch_does_not_grow(untied: Path) -> None:
+    """An untied decoder leaves the head's own bias dead: a module of which nothing is displaced takes no room."""
+    ours = ready(untied)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    sizes = []
+    with torch.no_grad():
+        for step in range(3):
+            with ours.params.at(Direction(1, step), 1e-3):
+                ours.objective.logits(batch)
+            sizes.append(ours.params._scratch.numel())
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert ours.params._tops == [0]
