@@ -1,0 +1,302 @@
+"""An interrupted run goes on to the same bits as one that never stopped, wherever it was cut."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli import checkpoints, config, loop, session, trajectory, weights
+from mezo_cli.journal import Journal
+from mezo_cli.optim import Mezo
+from mezo_cli.runs import Run
+from tests import tiny
+from tests.door import mezo, refused, small, start
+
+MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
+MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def whole(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs that never stopped, one a mode, made when first asked for."""
+    home = tmp_path_factory.mktemp("whole")
+    tiny.movie_folder(home / "movies")
+
+    def run(mode: str) -> Path:
+        if not (home / mode).exists():
+            said = mezo("train", *small(roberta, home / "movies", home / mode, *MODES[mode]))
+            assert said.code == 0, said
+        return home / mode
+
+    return run
+
+
+def state(run: Path) -> dict[str, Any]:
+    """All that a run left but times and memory."""
+    summary = json.loads((run / "summary.json").read_text())
+    for name in ("seconds", "peak_memory_bytes"):
+        summary.pop(name)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
+    files = {p.relative_to(run): p.read_bytes() for p in run.rglob("*.safetensors")}
+    names = sorted(p.name for p in run.iterdir())
+    return {"summary": summary, "lines": lines, "files": files, "steps": (run / "trajectory.bin").read_bytes()} | {
+        "names": names,
+        "status": Run(run).status(),
+    }
+
+
+def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
+    """Let Ctrl-C fall on the given call of a function, before or after its work."""
+    plain, calls = getattr(owner, name), [0]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call and not after:
+            raise KeyboardInterrupt
+        made = plain(*args, **kwargs)
+        if calls[0] == call:
+            raise KeyboardInterrupt
+        return made
+
+    patch.setattr(owner, name, interrupted)
+
+
+CUTS: list[tuple[str, Any, str, int, bool]] = [
+    ("while the model is loaded", session, "prepare", 1, False),
+    ("before the first evaluation", loop, "evaluate", 1, False),
+    ("after the first evaluation", Journal, "append", 1, True),
+    ("within a step", Mezo, "apply", 2, True),
+    ("before a metrics line", Journal, "append", 2, False),
+    ("between a metrics line and its record", trajectory.Writer, "append", 4, False),
+    ("after the record of the step that is evaluated", trajectory.Writer, "append", 3, True),
+    ("after the best was saved, before its line", Journal, "append", 3, False),
+    ("within a checkpoint", checkpoints, "save", 3, False),
+    ("after the last step", trajectory.Writer, "append", 6, True),
+    ("before the evaluation on test", loop, "evaluate", 4, False),
+    ("after the evaluation on test", Run, "summary", 1, False),
+    ("after the summary", Run, "summary", 1, True),
+]
+
+
+@pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + [("cls", 5), ("trajectory", 7)])
+def test_a_run_cut_anywhere_ends_in_the_same_bits(
+    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    _, owner, name, call, after = CUTS[cut]
+    run = tmp_path / "run"
+    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    with pytest.MonkeyPatch.context() as patch:
+        if owner is session:
+            owner = loop  # where the loop knows it
+        interrupt_at(patch, owner, name, call, after)
+        said = mezo("train", *words)
+    assert (said.code, said.err) == (130, "error: interrupted\n"), said
+    assert Run(run).status() == "interrupted"
+    assert "interrupted" in mezo("runs", tmp_path).out
+    said = mezo("resume", run)
+    assert said.code == 0, said
+    assert state(run) == state(whole(mode))
+
+
+def test_a_run_cut_again_and_again(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["train"]
+    words += small(roberta, whole("full").parent / "movies", run)
+    for _ in range(20):
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, Mezo, "step", 2)
+            said = mezo(*words)
+        if said.code == 0:
+            break
+        assert said.code == 130, said
+        words = ["resume", str(run)]
+    assert state(run) == state(whole("full"))
+
+
+@pytest.mark.parametrize("mode", ["full", "trajectory"])
+def test_torn_tails_are_cut(mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        mezo("train", *small(roberta, movies, run, *MODES[mode]))
+    for name, tail in (("trajectory.bin", b"\x05\x00\x00\x00half"), ("metrics.jsonl", b'{"kind": "tra')):
+        with open(run / name, "ab") as file:
+            file.write(tail)
+    assert mezo("resume", run).code == 0
+    assert state(run) == state(whole(mode))
+
+
+def test_a_resumed_run_starts_from_the_newest_checkpoint(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run would be replayed for days."""
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 6)
+        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+    replayed: list[list[int]] = []
+    apply = Mezo.apply
+
+    def counted(self: Mezo, params: Any, records: list[Any]) -> None:
+        replayed.append([record[0] for record in records])
+        apply(self, params, records)
+
+    monkeypatch.setattr(Mezo, "apply", counted)
+    assert mezo("resume", run).code == 0
+    assert replayed[:2] == [[3, 4], [5]]
+    assert state(run) == state(whole("full"))
+
+
+def test_without_its_checkpoints_it_is_replayed(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+    shutil.rmtree(run / "checkpoints")
+    assert mezo("resume", run).code == 0
+    for part in ("summary", "lines", "steps"):
+        assert state(run)[part] == state(whole("full"))[part]
+    last = Path("checkpoints/last/model.safetensors")
+    assert state(run)["files"][last] == state(whole("full"))["files"][last]
+
+
+def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
+    before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
+    said = mezo("resume", whole("full"))
+    assert said.code == 0
+    assert "is finished: there is nothing to resume" in said.out
+    assert {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()} == before
+
+
+def test_a_failed_run_can_be_resumed_from_elsewhere(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local folders were given relative to the directory of the time."""
+    monkeypatch.chdir(roberta.parent)
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+
+        def broken(*_: Any) -> None:
+            raise MemoryError("out of memory")
+
+        patch.setattr(Mezo, "step", broken)
+        words = small(Path(roberta.name), whole("full").parent / "movies", run)
+        with pytest.raises(MemoryError):
+            mezo("train", *words)
+    assert Run(run).status() == "failed"
+    monkeypatch.chdir(tmp_path)
+    assert mezo("resume", "run").code == 0
+    assert state(run) == state(whole("full"))
+
+
+def test_other_data_or_another_model_are_refused(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    model, data, run = tmp_path / "model", tmp_path / "movies", tmp_path / "run"
+    shutil.copytree(roberta, model)
+    shutil.copytree(whole("full").parent / "movies", data)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 2)
+        mezo("train", *small(model, data, run, "checkpoint=trajectory"))
+    rows = (data / "dev.jsonl").read_text()
+    (data / "dev.jsonl").write_text(rows.replace("film", "movie"))
+    assert "the data have changed" in refused(mezo("resume", run))
+    (data / "dev.jsonl").write_text(rows)
+    other = tiny.roberta(tmp_path / "other", seed=1)
+    shutil.copy(other / "model.safetensors", model / "model.safetensors")
+    assert "began from other weights" in refused(mezo("resume", run))
+    shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
+    assert mezo("resume", run).code == 0
+
+
+# --- real signals, to a process of its own ---
+
+
+def wait_for_step(run: Path, step: int, process: Any) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and any(m["step"] >= step for m in Run(run).metrics()):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"the run did not come to step {step}: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        ("long full", signal.SIGINT),
+        ("long trajectory", signal.SIGTERM),
+        ("long full", signal.SIGKILL),
+        ("long cls", signal.SIGKILL),
+    ],
+)
+def test_a_killed_process_is_resumed(
+    mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    process = start("train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
+    wait_for_step(run, random.randint(0, 14), process)
+    assert Run(run).status() == "running"
+    assert "is running" in refused(mezo("resume", run))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
+    if number != signal.SIGKILL:
+        assert err == "error: interrupted\n"
+        assert Run(run).info()["status"] == "interrupted"
+    assert "interrupted" in mezo("runs", tmp_path).out
+    assert mezo("resume", run).code == 0
+    assert state(run) == state(whole(mode))
+
+
+# --- any step's weights ---
+
+
+def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
+    full, light = whole("full"), whole("trajectory")
+    assert not (light / "checkpoints").exists()
+    for name in ("best", "last", "0", "2", "5"):
+        said = [mezo("eval", run, "--checkpoint", name, "--split", "dev") for run in (full, light)]
+        assert [s.code for s in said] == [0, 0], said
+        assert said[0].out.splitlines()[1:] == said[1].out.splitlines()[1:]
+    for run in (full, light):
+        for name, step in (("best", json.loads((run / "summary.json").read_text())["best"]["step"]), ("last", 6)):
+            line = next(m for m in Run(run).metrics() if m["step"] == step and m.get("split") == "dev")
+            said_of_it = mezo("eval", run, "--checkpoint", name, "--split", "dev").out
+            assert f"{line['accuracy']:.4f}  {line['loss']:.4f}" in said_of_it
+        test = json.loads((run / "summary.json").read_text())["test"]
+        assert f"{test['accuracy']:.4f}  {test['loss']:.4f}" in mezo("eval", run).out
+
+
+@pytest.mark.parametrize("mode", ["full", "cls"])
+def test_replay_writes_the_very_weights(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    run, out = whole(mode), tmp_path / "out"
+    assert mezo("replay", run, "--step", "6", "--out", out).code == 0
+    assert (out / "model.safetensors").read_bytes() == (run / "checkpoints/last/model.safetensors").read_bytes()
+    made = config.read(run / "config.yaml")
+    near, far = weights.at_step(made, Run(run), 4), weights.from_start(made, Run(run), 4)
+    for (name, one), (_, other) in zip(
+        near.loaded.model.state_dict().items(), far.loaded.model.state_dict().items(), strict=True
+    ):
+        assert one.equal(other), name
+
+
+def test_replay_is_refused_where_it_cannot_be(whole: Callable[[str], Path], tmp_path: Path) -> None:
+    run = whole("full")
+    for step in ("7", "-1"):
+        assert "holds steps 0 to 6" in refused(mezo("replay", run, "--step", step, "--out", tmp_path / "out"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "file"):
+        assert "is not an empty folder" in refused(mezo("replay", run, "--step", "1", "--out", out))
+    under_a_file = tmp_path / "taken" / "file" / "out"
+    assert "cannot be written" in refused(mezo("replay", run, "--step", "1", "--out", under_a_file))
+    assert not (tmp_path / "out").exists()
