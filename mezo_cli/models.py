@@ -197,13 +197,15 @@ def _explained(path: str, kind: Any) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers' loading report and bars off the terminal; what matters in them is checked here."""
-    level = transformers.logging.get_verbosity()
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
 
 
 def save(loaded: Loaded, folder: Path) -> None:
@@ -234,11 +236,17 @@ def keep(model: Any, names: list[str], path: Path) -> None:
 
 
 def restore(model: Any, path: Path) -> None:
-    """Put stored tensors back, if the run has any."""
+    """Put stored tensors back, if the run has any.
+
+    Raises:
+        UserError: when the file is damaged.
+    """
     if not path.exists():
         return
     state = model.state_dict()
     for name, value in _read_tensors(path).items():
+        if name not in state or state[name].shape != value.shape:
+            raise UserError(f"{path} is damaged: the model has no tensor {name} of shape {list(value.shape)}")
         state[name].copy_(value)
 
 
@@ -256,4 +264,6 @@ def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
         UserError: naming the trajectory.
     """
     if fingerprint(model) != wanted:
-        raise UserError(f"{path} began from other weights than these: model.path has changed since the run")
+        raise UserError(
+            f"{path} began from other weights than these: model.path, or the run's start.safetensors, has changed"
+        )
