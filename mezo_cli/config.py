@@ -17,6 +17,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -68,9 +69,8 @@ def check(given: Sequence[str], config_dir: str | None = None, multirun: bool = 
     """
     known = choices(config_dir)
     parsed = [overrides.read(text, known) for text in given]
-    sweeps = [o.input_line for o in parsed if o.is_sweep_override()]
-    if sweeps and not multirun:
-        raise UserError(f"'{sweeps[0]}' names several values: add -m to sweep over them, or quote them to mean one")
+    if not multirun:
+        _refuse_sweeps(parsed)
     jobs = [overrides.alternatives(o, known) for o in parsed]
     first = [alternatives[0] for alternatives in jobs]
     build(first, config_dir)
@@ -88,8 +88,7 @@ def build(given: Sequence[str], config_dir: str | None = None) -> Config:
         UserError: for an unknown key or choice, a wrong type, a value out of range, a file that cannot be composed.
     """
     known = choices(config_dir)
-    for text in given:
-        overrides.read(text, known)
+    _refuse_sweeps([overrides.read(text, known) for text in given])
     path = search_path(config_dir)
     register()
     with _hydra_kept():
@@ -107,6 +106,14 @@ def build(given: Sequence[str], config_dir: str | None = None) -> Config:
         files = [known[group][picked[group]] for group in groups if picked.get(group) in known.get(group, {})]
         raise UserError(f"{error}{_place(error.key, given, files)}") from error
     return made
+
+
+def _refuse_sweeps(parsed: Sequence[Override]) -> None:
+    for override in parsed:
+        if override.is_sweep_override():
+            raise UserError(
+                f"'{override.input_line}' names several values: add -m to sweep over them, or quote them to mean one"
+            )
 
 
 def typed(node: DictConfig | Any) -> Config:
