@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -91,7 +92,8 @@ def telling(console: Console) -> Iterator[None]:
     handler: logging.Handler = logging.StreamHandler(console.file)
     handler.setLevel(logging.DEBUG)
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=None)
+        plain = NullHighlighter()
+        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
         handler.setLevel(logging.INFO)  # the steps are in the bar
     handler.setFormatter(logging.Formatter("%(message)s"))
     kept = log.level, log.propagate
