@@ -1,5 +1,6 @@
 """One run: train(config, run). It reads from top to bottom."""
 
+import gc
 import logging
 import math
 import time
@@ -37,10 +38,10 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     machine.forget_peak_memory(session.loaded.device)
     train_rows, dev_rows = (session.inputs.encode_all(rows) for rows in (splits.train, splits.dev))
     test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
-    dead = session.params.keep_live(lambda: session.objective.logits(session.batch(train_rows[:1])))
     run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
-    _announce(session, splits, dead)
+    _announce(session, splits, _tune_live(session, train_rows))
     with closing(Course(session, run, dev_rows, past)) as course, torch.no_grad():
+        del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
             course.go(train_rows, meter)
         return course.finish(test_rows)
@@ -175,8 +176,11 @@ class Course:
         at_best = next(m for m in self.run.evaluations("dev") if m["step"] == best)
         metric, test = self.config.task.metric, None
         if test_rows is not None:
-            session = self.session if best == self.done else weights.at_step(self.config, self.run, best)
-            seen = self._judged(session, test_rows)
+            if best != self.done:
+                del self.session  # there may be no room for two
+                gc.collect()
+                self.session = weights.at_step(self.config, self.run, best)
+            seen = self._judged(self.session, test_rows)
             self.run.metric("eval", best, split="test", **seen.line(), seconds=round(self._seconds(), 3))
             test = seen.scores()
         summary = {
@@ -198,11 +202,16 @@ class Course:
         self._logger.close()
 
 
+def _tune_live(session: Session, rows: list[Encoded]) -> list[str]:
+    """Leave out the parameters that cannot reach the loss; return their names."""
+    return session.params.keep_live(lambda: session.objective.logits(session.batch(rows[:1])))
+
+
 def load_data(config: Config) -> Splits:
     """Load the splits and say what is odd about them."""
     splits = data.load(config.task, config.data, config.data.seed if config.data.seed is not None else config.seed)
     for note in splits.notes:
-        log.warning("warning: %s", note)
+        log.warning("note   %s", note)
     return splits
 
 

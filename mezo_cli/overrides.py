@@ -106,8 +106,11 @@ def _check_hydra(key: str, override: Override) -> None:
     if key not in HYDRA_KEYS:
         near = did_you_mean(key, HYDRA_KEYS)
         raise UserError(f"'{override.input_line}': of Hydra's own keys only {listed(HYDRA_KEYS)} can be set{near}")
-    if override.is_delete() or (not override.is_sweep_override() and override.value() in ("", None)):
+    value = None if override.is_delete() else override.value()
+    if value in ("", None):
         raise UserError(f"'{override.input_line}': {key} needs a folder")
+    if isinstance(value, str) and value.startswith("~"):
+        raise UserError(f"'{override.input_line}': neither the shell nor Hydra expands ~ here; write {key}=$HOME/...")
 
 
 def _check_choice(group: str, override: Override, choices: Mapping[str, Path]) -> None:

@@ -4,6 +4,8 @@ A checkpoint holds every bit of the weights, and replaying is the arithmetic of 
 from where a step is reached: the bits are the same.
 """
 
+import logging
+
 import torch
 
 from mezo_cli import checkpoints, models, trajectory
@@ -12,6 +14,8 @@ from mezo_cli.runs import Run
 from mezo_cli.schema import Config
 from mezo_cli.session import Session, prepare
 from mezo_cli.trajectory import Trajectory
+
+log = logging.getLogger("mezo")
 
 
 def named(config: Config, run: Run, name: str) -> Session:
@@ -73,6 +77,8 @@ def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int)
         if shapes.get(name) != shape:
             raise UserError(f"{run.trajectory}: the model's tensor {name} is {shapes.get(name)}, not {shape}")
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
+    if stop - start > 1000:
+        log.info("replaying steps %d to %d of the trajectory", start, stop)
     with torch.no_grad():
         session.optimizer.apply(params, past.records(start, stop))
     return session

@@ -122,6 +122,7 @@ def test_the_defaults_are_the_papers() -> None:
         ("steps=${sed}", ["(did you mean 'seed'?)"]),
         ("model.path=${oc.env:MEZO_NOT_SET}", ["model.path: an interpolation does not resolve", "MEZO_NOT_SET"]),
         ("hydra.run.dir=", ["hydra.run.dir needs a folder"]),
+        ("hydra.run.dir='~/runs'", ["$HOME"]),
         ("hydra.run.dir=null", ["hydra.run.dir needs a folder"]),
         ("hydra.run.dir=${nosuch}", ["hydra.run.dir: an interpolation does not resolve"]),
         ("hydra.run.dri=x", ["(did you mean 'hydra.run.dir'?)"]),

@@ -19,6 +19,8 @@ from tests import tiny
 from tests.door import mezo, refused, small, start
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
+MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
+MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
 MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
 
 
@@ -89,7 +91,10 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + [("cls", 5), ("trajectory", 7)])
+OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5)]
+
+
+@pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
 def test_a_run_cut_anywhere_ends_in_the_same_bits(
     mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
 ) -> None:
