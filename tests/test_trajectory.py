@@ -71,7 +71,7 @@ def test_every_flipped_byte_is_told_or_only_costs_the_last_step(tmp_path: Path) 
         if place >= len(whole) - 16:
             assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0]
         else:
-            with pytest.raises(UserError, match="damaged|version"):
+            with pytest.raises(UserError, match=r"damaged|version"):
                 trajectory.read(path)
 
 

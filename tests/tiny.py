@@ -15,7 +15,24 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-WORDS = "terrible great bad okay good Yes No Maybe Description Entity Expression Human Location Number It was".split()
+WORDS = [
+    "terrible",
+    "great",
+    "bad",
+    "okay",
+    "good",
+    "Yes",
+    "No",
+    "Maybe",
+    "Description",
+    "Entity",
+    "Expression",
+    "Human",
+    "Location",
+    "Number",
+    "It",
+    "was",
+]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
 
 
@@ -62,7 +79,7 @@ def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0
 def bert(folder: Path) -> Path:
     """Save a random BERT with a WordPiece vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
-    letters = [c for c in "abcdefghijklmnopqrstuvwxyz0123456789.,?!':"]
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!':")
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
     vocab += [word.lower() for word in WORDS]
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n")
