@@ -23,7 +23,8 @@ class Meter:
 
     def __init__(self, progress: Progress | None, total: int, done: int) -> None:
         self._progress, self._total, self._first = progress, total, done
-        self._began = self._told = time.perf_counter()
+        self._began: float | None = None
+        self._told = time.perf_counter()
         self._fields: dict[str, Any] = {"loss": "-", "dev": "-", "rate": "-"}
         if progress is not None:
             self._task = progress.add_task("train", total=total, completed=done, **self._fields)
@@ -31,14 +32,17 @@ class Meter:
     def step(self, done: int, loss: float) -> None:
         """Show the loss of step number `done`: in the bar, and in the log each twentieth of the way or half minute."""
         now = time.perf_counter()
+        if self._began is None:  # the first step compiles, and says nothing about the others
+            self._first, self._began = done, now
         rate = (done - self._first) / max(now - self._began, 1e-9)
-        self._fields.update(loss=f"{loss:.4f}", rate=f"{rate:.2f}" if rate < 10 else f"{rate:.1f}")
+        speed = f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
+        self._fields.update(loss=f"{loss:.4f}", rate=speed if rate else "-")
         if self._progress is not None:
             self._progress.update(self._task, completed=done, **self._fields)
         if done % max(1, self._total // 20) == 0 or now - self._told > self.EVERY:
             self._told = now
-            left = duration((self._total - done) / rate)
-            log.debug("%s  loss %.4f  %s steps/s  %s left", self._at(done), loss, self._fields["rate"], left)
+            left = f"  {speed} steps/s  {duration((self._total - done) / rate)} left" if rate else ""
+            log.debug("%s  loss %.4f%s", self._at(done), loss, left)
 
     def dev(self, step: int, accuracy: float, told: str) -> None:
         """Tell an evaluation on dev: its accuracy in the bar, all of it in the log."""
