@@ -67,7 +67,7 @@ def mend(folder: Path) -> None:
     """Finish the swap of `save` where a crash cut it between its two renames. Not while the run goes on."""
     for old in folder.glob(".*.old"):
         final = folder / old.name[1:-4]
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # another reader was quicker, or the run may only be read
             shutil.rmtree(old, ignore_errors=True) if final.exists() else os.rename(old, final)
 
 

@@ -138,6 +138,8 @@ def main(run: Callable[..., Any] = app) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains once more
         sys.exit(1)
+    except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
+        _fail(str(error), 2)
     if status == 130:  # newer Typers answer Ctrl-C themselves
         _fail("interrupted", 130)
     sys.exit(status or 0)

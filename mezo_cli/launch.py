@@ -64,7 +64,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     def job(node: DictConfig) -> None:
         number = HydraConfig.get().job.num
         what = " ".join(text for text in HydraConfig.get().overrides.task if text not in fixed)
-        log.info("job %d of %d: %s", number + 1, total, what)
+        log.info("job %d of %d  %s", number + 1, total, what)
         try:
             _job(node, argv)
         except Exception as error:  # whatever a job died of, the others run; its own log has the traceback

@@ -4,7 +4,8 @@ import gc
 import logging
 import math
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
     run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
     _announce(session, splits, _tune_live(session, train_rows))
-    with closing(Course(session, run, dev_rows, past)) as course, torch.no_grad():
+    with closing(Course(session, run, dev_rows, past)) as course, torch.no_grad(), _memory_told(config):
         del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
             course.go(train_rows, meter)
@@ -213,6 +214,16 @@ def load_data(config: Config) -> Splits:
     for note in splits.notes:
         log.warning("note   %s", note)
     return splits
+
+
+@contextmanager
+def _memory_told(config: Config) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).split(". ")[0]
+        sizes = f"batch_size (now {config.batch_size}) or eval_batch_size (now {config.eval_batch_size})"
+        raise RunFailed(f"out of memory: {said}; try a lower {sizes}") from error
 
 
 def _check_same_data(run: Run, splits: Splits) -> None:

@@ -112,6 +112,13 @@ def test_a_message_of_several_lines_is_told_in_one() -> None:
     assert refused(mezo(run=several)) == "error: one two three\n"
 
 
+def test_a_file_that_may_not_be_read_is_one_line_too() -> None:
+    def denied(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "runs/config.yaml")
+
+    assert refused(mezo(run=denied)) == "error: [Errno 13] Permission denied: 'runs/config.yaml'\n"
+
+
 def test_a_closed_pipe_ends_quietly(here: Path) -> None:
     command = f"{sys.executable} -m mezo_cli train --cfg job | true"
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import shutil
 import signal
 import time
 import weakref
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli import loop, runs, session, weights
+from mezo_cli import config, loop, runs, session, weights
 from mezo_cli.optim import Mezo
 from mezo_cli.runs import Run
 from tests.door import mezo, refused, small, start
@@ -46,7 +47,7 @@ def test_a_sweep_gives_each_job_a_directory(roberta: Path, movies: Path, tmp_pat
     assert pairs == {("0.01", "13"), ("0.01", "42"), ("0.001", "13"), ("0.001", "42")}
     assert {status for status, _ in got} == {"finished"}
     assert sorted(r.path.name for r in runs.find(tmp_path / "sweep")) == ["0", "1", "2", "3"]
-    assert "job 4 of 4: seed=42 optimizer.lr=0.001" in said.out
+    assert "job 4 of 4  seed=42 optimizer.lr=0.001" in said.out
     assert "4 of 4 jobs finished" in said.out
 
 
@@ -130,6 +131,18 @@ def test_a_real_ctrl_c_does(roberta: Path, movies: Path, tmp_path: Path) -> None
     assert (process.returncode, err) == (130, "error: interrupted\n")
     assert Run(tmp_path / "sweep" / "0").info()["status"] == "interrupted"
     assert not (tmp_path / "sweep" / "1").exists()
+
+
+def test_a_run_of_the_users_own_task_needs_their_folder_no_more(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "conf"
+    (folder / "task").mkdir(parents=True)
+    text = (config.conf_dir() / "task" / "sst2.yaml").read_text()
+    (folder / "task" / "mine.yaml").write_text(text.replace("name: sst2", "name: mine", 1))
+    words = small(roberta, movies, tmp_path / "run", "task=mine", "steps=1")
+    assert mezo("train", *words, "--config-dir", folder).code == 0
+    shutil.rmtree(folder)
+    assert mezo("eval", tmp_path / "run").code == 0
+    assert "mine" in mezo("runs", tmp_path).out
 
 
 def test_there_is_one_model_at_a_time(

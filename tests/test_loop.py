@@ -357,6 +357,19 @@ def test_a_checkpoint_that_cannot_be_written(
     assert Run(tmp_path / "run").status() == "failed"
 
 
+def test_a_full_memory_is_told_with_what_helps(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(Mezo, "step", full)
+    said = mezo("train", *small(roberta, movies, tmp_path / "run"))
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "out of memory: CUDA out of memory; try a lower batch_size (now 8) or eval_batch_size (now 64)" in said.err
+    assert Run(tmp_path / "run").status() == "failed"
+
+
 # --- evaluation and order ---
 
 

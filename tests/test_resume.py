@@ -248,10 +248,12 @@ def test_a_killed_process_is_resumed(
 ) -> None:
     run, movies = tmp_path / "run", whole(mode).parent / "movies"
     process = start("train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
-    wait_for_step(run, random.randint(0, 14), process)
+    wait_for_step(run, random.randint(0, 10), process)
+    process.send_signal(signal.SIGSTOP)  # it waits while we look
     assert Run(run).status() == "running"
     assert "is running" in refused(mezo("resume", run))
     process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
     if number != signal.SIGKILL:
