@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    """Start `mezo words...` as a process of its own."""
+    """Start `mezo words...` as a process of its own that Ctrl-C reaches: tests in the background ignore it."""
     command = [sys.executable, "-m", "mezo_cli", *map(str, words)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True)
+    pipe, hears = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True, preexec_fn=hears
+    )
 
 
 def process(*words: object, cwd: Path, **extra: str) -> Said:
