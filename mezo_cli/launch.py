@@ -103,7 +103,7 @@ def start(config: Config, run: Run, before: Callable[[], None] = lambda: None) -
         from mezo_cli import loop  # imports torch
 
         summary = loop.train(config, run, console)
-    _conclude(config, run, summary)
+        _conclude(run, summary)
     return summary
 
 
@@ -184,15 +184,14 @@ def _job(node: DictConfig, argv: list[str]) -> None:
     start(config, run)
 
 
-def _conclude(config: Config, run: Run, summary: dict[str, Any]) -> None:
+def _conclude(run: Run, summary: dict[str, Any]) -> None:
     first = run.evaluations("dev")[0]
-    table = terminal.table("", "accuracy", "loss", "at step")
     best, test = summary["best"]["step"], summary["test"]
+    log.info("%-19s  accuracy    loss  at step", "")
     rows = [("dev before training", first, 0), ("dev best", summary["dev"], best), ("test at best", test, best)]
     for name, scores, step in rows:
         if scores is not None:
-            table.add_row(name, f"{100 * scores['accuracy']:.1f}%", f"{scores['loss']:.4f}", str(step))
-    console.print(table)
+            log.info("%-19s  %7.1f%%  %6.4f  %7d", name, 100 * scores["accuracy"], scores["loss"], step)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",
         summary["steps"],

@@ -87,13 +87,21 @@ def table(first: str, *columns: str) -> Table:
     return made
 
 
+class _Lines(logging.StreamHandler):
+    """Plain lines. A reader that went away (`| head`, a lost connection) does not stop a run; train.log has it all."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's own spelling)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 @contextmanager
 def telling(console: Console) -> Iterator[None]:
     """Send the log to the console while the block runs: above the bar on a terminal, as plain lines otherwise.
 
     The logger is left as it was found: the block may be a call out of someone else's program.
     """
-    handler: logging.Handler = logging.StreamHandler(console.file)
+    handler: logging.Handler = _Lines(console.file)
     handler.setLevel(logging.DEBUG)
     if console.is_terminal:
         plain = NullHighlighter()

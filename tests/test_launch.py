@@ -133,6 +133,18 @@ def test_a_real_ctrl_c_does(roberta: Path, movies: Path, tmp_path: Path) -> None
     assert not (tmp_path / "sweep" / "1").exists()
 
 
+def test_a_reader_that_went_away_does_not_stop_a_run(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    process = start("train", *small(roberta, movies, tmp_path / "run"), cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) in (0, 1)
+    assert Run(tmp_path / "run").info()["status"] == "finished"
+    assert "test at best" in (tmp_path / "run" / "train.log").read_text()
+    assert "Traceback" not in process.stderr.read()
+
+
 def test_a_run_of_the_users_own_task_needs_their_folder_no_more(roberta: Path, movies: Path, tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     (folder / "task").mkdir(parents=True)
