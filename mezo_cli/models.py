@@ -22,6 +22,7 @@ from torch import nn
 
 from mezo_cli.errors import UserError, listed
 from mezo_cli.fetch import fetch
+from mezo_cli.heads import untie as untie
 from mezo_cli.schema import ModelConfig
 
 log = logging.getLogger("mezo")
