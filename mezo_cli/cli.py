@@ -11,6 +11,7 @@ import typer
 
 from mezo_cli.completion import complete
 from mezo_cli.errors import RunFailed, UserError, listed
+from mezo_cli.signals import interrupt
 
 app = typer.Typer(
     name="mezo",
@@ -124,7 +125,7 @@ def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
     # Before torch is loaded: threads that wait by spinning take the cores from each other when a machine is shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
     except UserError as error:
@@ -150,11 +151,6 @@ def _usage(error: Any) -> str:
     commands = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
     return f"{message} Commands: {listed(commands)}" if commands and "command" in message else message
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    """Take a polite kill as Ctrl-C, so that the run's status is set."""
-    raise KeyboardInterrupt
 
 
 def _fail(text: str, status: int) -> NoReturn:

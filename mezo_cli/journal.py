@@ -36,10 +36,10 @@ class Journal:
         return [line for line, _ in self._lines()]
 
     def cut(self, step: int) -> None:
-        """Drop every line after `step`, and those on test, so that a resumed run writes none twice."""
+        """Drop every line after `step`, and those of the end (train, test), so that a resumed run writes none twice."""
         kept = []
         for line, raw in self._lines():
-            if line["step"] > step or line.get("split") == "test":
+            if line["step"] > step or line.get("split") in ("train", "test"):
                 break
             kept.append(raw)
         sealed.write_whole(self.path, "".join(f"{line}\n" for line in kept))

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from mezo_cli import data, loggers, machine, models, terminal, trajectory, weights
+from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
 from mezo_cli.optim import StepResult
@@ -23,6 +24,8 @@ from mezo_cli.schema import Config, Encoded, Splits
 from mezo_cli.session import Session, prepare
 
 log = logging.getLogger("mezo")
+
+TRAIN_ROWS = 1000  # of train, drawn evenly, that the best checkpoint is judged on at the end
 
 
 def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
             course.go(train_rows, meter)
-        return course.finish(test_rows)
+        return course.finish(train_rows, test_rows)
 
 
 class Course:
@@ -171,31 +174,37 @@ class Course:
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._began
 
-    def finish(self, test_rows: list[Encoded] | None) -> dict[str, Any]:
-        """Evaluate the best checkpoint on test and write the summary."""
+    def finish(self, train_rows: list[Encoded], test_rows: list[Encoded] | None) -> dict[str, Any]:
+        """Evaluate the best checkpoint on train (at most `TRAIN_ROWS` of it) and on test, and write the summary."""
         seconds, (best, _) = self._seconds(), self.best or (0, 0.0)
         at_best = next(m for m in self.run.evaluations("dev") if m["step"] == best)
-        metric, test = self.config.task.metric, None
-        if test_rows is not None:
-            if best != self.done:
-                del self.session  # there may be no room for two
-                gc.collect()
-                self.session = weights.at_step(self.config, self.run, best)
-            seen = self._judged(self.session, test_rows)
-            self.run.metric("eval", best, split="test", **seen.line(), seconds=round(self._seconds(), 3))
-            test = seen.scores()
+        metric = self.config.task.metric
+        if best != self.done:
+            del self.session  # there may be no room for two
+            gc.collect()
+            self.session = weights.at_step(self.config, self.run, best)
+        train_rows = limit(train_rows, TRAIN_ROWS)
+        train = self._at_end("train", best, train_rows)
+        test = None if test_rows is None else self._at_end("test", best, test_rows)
         summary = {
             "steps": self.done,
             "forwards": 2 * self.config.optimizer.samples * self.done,
             "seconds": round(seconds, 3),
             "best": {"step": best, "accuracy": at_best["accuracy"]},
             "dev": {key: at_best[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
+            "train": {**train, "rows": len(train_rows)},
             "test": test,
             "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads),
             "peak_memory_bytes": machine.peak_memory(self.session.loaded.device),
         }
         self.run.summary(summary)
         return summary
+
+    def _at_end(self, split: str, best: int, rows: list[Encoded]) -> dict[str, float]:
+        """Judge the best checkpoint on a split, and record it."""
+        seen = self._judged(self.session, rows)
+        self.run.metric("eval", best, split=split, **seen.line(), seconds=round(self._seconds(), 3))
+        return seen.scores()
 
     def close(self) -> None:
         """Close what was opened, however the run ended."""

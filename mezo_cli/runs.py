@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mezo_cli import checkpoints, machine, sealed
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed, UserError, did_you_mean
 from mezo_cli.journal import Journal
+from mezo_cli.signals import sigterm_interrupts
 
 log = logging.getLogger("mezo")
 
@@ -133,7 +133,7 @@ class Run:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
         log.addHandler(handler)
         try:
-            with _sigterm_interrupts():
+            with sigterm_interrupts():
                 yield
             self.update(status="finished", end=_now(), error=None)
         except KeyboardInterrupt:
@@ -205,7 +205,7 @@ class Run:
         return [m for m in self.metrics() if m["kind"] == "eval" and m["split"] == split]
 
     def cut_metrics(self, step: int) -> None:
-        """Drop every line after `step`, and those on test, so that a resumed run writes none twice."""
+        """Drop every line after `step`, and those of the end, so that a resumed run writes none twice."""
         self._journal.cut(step)
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
@@ -216,8 +216,20 @@ class Run:
         return file
 
     def summary(self, values: dict[str, Any]) -> None:
-        """Write summary.json: only a finished run has one."""
-        sealed.write_whole(self.path / "summary.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
+        """Write summary.json, sealed: only a finished run has one."""
+        text = json.dumps(sealed.seal(values), indent=2, allow_nan=False)
+        sealed.write_whole(self.path / "summary.json", text + "\n")
+
+    def results(self) -> dict[str, Any]:
+        """Return summary.json.
+
+        Raises:
+            UserError: when there is none, or it was changed.
+        """
+        values = sealed.read_json(self.path / "summary.json")
+        if "crc" in values and sealed.check(values) is None:  # a run of before the seal has none
+            raise UserError(f"{self.path / 'summary.json'} is damaged: it does not match its own checksum")
+        return {key: value for key, value in values.items() if key != "crc"}
 
     def store_rows(self, split: str, lines: list[str]) -> None:
         """Keep rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""
@@ -243,7 +255,8 @@ def find(root: Path) -> list[Run]:
         UserError: when there is no such folder.
     """
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder")
+        beside = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
+        raise UserError(f"{root}: no such folder{did_you_mean(root.name, beside)}")
     paths = {found.parent for name in ("run.json", "trajectory.bin") for found in root.rglob(name)}
     return sorted((Run(path) for path in paths), key=lambda run: (_start(run), str(run.path)))
 
@@ -282,19 +295,3 @@ def _alive(pid: Any) -> bool:
     except PermissionError:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: the caller's handlers stay
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

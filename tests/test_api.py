@@ -1,6 +1,5 @@
 """`finetune(...)`: the command line's own path in one call."""
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ def test_a_path_is_the_same_run_as_on_the_command_line(roberta: Path, movies: Pa
     more = ["task=sst2", "steps=4", "eval_every=2", "seed=7", "optimizer.eps=2e-3"]
     assert mezo("train", *small(roberta, movies, tmp_path / "cli", *more)).code == 0
     assert done.run_dir == tmp_path / "api"
-    assert done.summary == json.loads((done.run_dir / "summary.json").read_text())
+    assert done.summary == Run(done.run_dir).results()
     assert (tmp_path / "api" / "config.yaml").read_text() == (tmp_path / "cli" / "config.yaml").read_text()
     assert weights(tmp_path / "api") == weights(tmp_path / "cli")
     assert Run(done.run_dir).info()["status"] == "finished"

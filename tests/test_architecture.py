@@ -89,7 +89,8 @@ def test_no_arrow_comes_back() -> None:
         ("trajectory", {"errors"}),
         ("journal", {"sealed", "errors"}),
         ("checkpoints", {"sealed", "errors"}),
-        ("runs", {"journal", "checkpoints", "sealed", "machine", "errors"}),
+        ("signals", set()),
+        ("runs", {"journal", "checkpoints", "sealed", "machine", "errors", "signals"}),
         ("loggers", {"schema", "errors"}),
     ],
 )

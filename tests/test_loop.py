@@ -1,6 +1,5 @@
 """A run from end to end: its files, its counts, how it fails."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,7 @@ def lines(run: Path, kind: str = "eval") -> list[dict[str, Any]]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    made = json.loads((run / "summary.json").read_text())
-    assert isinstance(made, dict)
-    return made
+    return Run(run).results()
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +85,13 @@ def test_metrics_lines(done: Path) -> None:
         assert line["projected_grad"] == pytest.approx((line["loss_plus"] - line["loss_minus"]) / 2e-3, rel=1e-5)
         assert line["lr"] == float(np.float32(1e-2))
     assert [line["seconds"] for line in train] == sorted(line["seconds"] for line in train)
-    assert [(line["split"], line["step"]) for line in evals[:-1]] == [("dev", 0), ("dev", 3), ("dev", 6)]
-    assert (evals[-1]["split"], evals[-1]["step"]) == ("test", summary(done)["best"]["step"])
+    best = summary(done)["best"]["step"]
+    seen = [(line["split"], line["step"]) for line in evals]
+    assert seen == [("dev", 0), ("dev", 3), ("dev", 6), ("train", best), ("test", best)]
     for line in evals:
         assert {"kind", "step", "split", "loss", "accuracy", "predicted"} <= set(line)
         assert list(line["predicted"]) == ["negative", "positive"]
-        assert sum(line["predicted"].values()) == 12
+        assert sum(line["predicted"].values()) == {"train": 24, "dev": 12, "test": 12}[line["split"]]
 
 
 def test_summary(done: Path) -> None:
@@ -104,14 +102,16 @@ def test_summary(done: Path) -> None:
         "seconds",
         "best",
         "dev",
+        "train",
         "test",
         "projected_grad",
         "peak_memory_bytes",
     }
     assert (made["steps"], made["forwards"]) == (6, 12)
-    best = max(evals[:-1], key=lambda line: (line["accuracy"], -line["step"]))
+    best = max(evals[:3], key=lambda line: (line["accuracy"], -line["step"]))
     assert made["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
     assert made["dev"] == {"accuracy": best["accuracy"], "loss": best["loss"]}
+    assert made["train"] == {"accuracy": evals[-2]["accuracy"], "loss": evals[-2]["loss"], "rows": 24}
     assert made["test"] == {"accuracy": evals[-1]["accuracy"], "loss": evals[-1]["loss"]}
     grads = np.abs(trajectory.read(done / "trajectory.bin").grads)
     facts = {"zero_fraction": 0.0, "mean_abs": grads.mean(), "min_abs": grads.min(), "max_abs": grads.max()}
@@ -219,11 +219,22 @@ def test_a_single_file_has_no_test(roberta: Path, tmp_path: Path) -> None:
     assert said.code == 0, said
     assert summary(run)["test"] is None
     assert summary(run)["dev"]["accuracy"] >= 0
-    assert [line["split"] for line in lines(run)] == ["dev"] * 3
+    assert [line["split"] for line in lines(run)] == ["dev"] * 3 + ["train"]
     assert "held out of rows.jsonl" in said.out
     assert "test at best" not in said.out
     assert "there is no test split" in refused(mezo("eval", run))
     assert mezo("eval", run, "--split", "dev").code == 0
+
+
+def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TRAIN_ROWS", 7)
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "steps=1")).code == 0
+    assert summary(run)["train"]["rows"] == 7
+    seen = next(line for line in lines(run) if line["split"] == "train")
+    assert sum(seen["predicted"].values()) == 7
 
 
 def test_the_earlier_step_wins_a_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def whole(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 def state(run: Path) -> dict[str, Any]:
     """All that a run left but times and memory."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = Run(run).results()
     for name in ("seconds", "peak_memory_bytes"):
         summary.pop(name)
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
@@ -85,7 +85,8 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("after the best was saved, before its line", Journal, "append", 3, False),
     ("within a checkpoint", checkpoints, "save", 3, False),
     ("after the last step", trajectory.Writer, "append", 6, True),
-    ("before the evaluation on test", loop, "evaluate", 4, False),
+    ("before the evaluation on train", loop, "evaluate", 4, False),
+    ("before the evaluation on test", loop, "evaluate", 5, False),
     ("after the evaluation on test", Run, "summary", 1, False),
     ("after the summary", Run, "summary", 1, True),
 ]

@@ -404,3 +404,24 @@ def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> N
     assert "torn: " in said.out
     assert "run.json is damaged" in said.out
     assert "odd" not in {row[0] for row in rows[1:]}
+
+
+# --- the summary ---
+
+
+def test_a_changed_summary_is_told(tmp_path: Path) -> None:
+    run = born(tmp_path)
+    with pytest.raises(UserError, match=r"summary\.json: no such file"):
+        run.results()
+    run.summary({"steps": 3, "seconds": 1.5})
+    assert run.results() == {"steps": 3, "seconds": 1.5}
+    file = tmp_path / "summary.json"
+    file.write_text(file.read_text().replace('"steps": 3', '"steps": 8'))
+    with pytest.raises(UserError, match=r"summary\.json is damaged"):
+        run.results()
+
+
+def test_a_folder_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    with pytest.raises(UserError, match=r"no such folder \(did you mean 'outputs'\?\)"):
+        runs.find(tmp_path / "output")

@@ -5,8 +5,11 @@ Functions of row numbers and label indices only. The reference draws from numpy'
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+
+Row = TypeVar("Row")
 
 TEST_ROWS = 1000  # the reference evaluates on at most so many test rows,
 TEST_SEED = 42  # drawn with this seed whatever the data seed
@@ -63,7 +66,7 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
     return [row for row in range(len(labels)) if row not in dev], sorted(dev)
 
 
-def limit(rows: list[int], cap: int | None) -> list[int]:
+def limit(rows: list[Row], cap: int | None) -> list[Row]:
     """Keep a uniform subset of `cap` rows, in their order.
 
     The draw has a fixed seed, so that runs with different seeds are held against the same rows, and a smaller cap
