@@ -2,11 +2,9 @@
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from mezo_cli import data, loggers, machine, models, terminal, trajectory, weigh
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
-from mezo_cli.optim import StepResult
+from mezo_cli.optim import StepResult, not_finite
 from mezo_cli.order import Order
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config, Encoded, Splits
@@ -37,14 +35,14 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     """
     splits = load_data(config)
     _check_same_data(run, splits)
-    past = _past(run)
-    session = prepare(config) if past is None else weights.at_step(config, run, len(past))
+    done = _done(config, run)
+    session = prepare(config) if done is None else weights.resumed(config, run, done)
     machine.forget_peak_memory(session.loaded.device)
     train_rows, dev_rows = (session.inputs.encode_all(rows) for rows in (splits.train, splits.dev))
     test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
     run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
     _announce(session, splits, _tune_live(session, train_rows))
-    with closing(Course(session, run, dev_rows, past)) as course, torch.no_grad(), _memory_told(config):
+    with closing(Course(session, run, dev_rows, done)) as course, torch.no_grad(), _memory_told(config):
         del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
             course.go(train_rows, meter)
@@ -52,28 +50,29 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
 
 
 class Course:
-    """The training of one run: its steps, its evaluations, the best so far. `past` is what an interrupted run left."""
+    """The training of one run: its steps, its evaluations, the best so far. `done`: what an interrupted run did."""
 
-    def __init__(self, session: Session, run: Run, dev_rows: list[Encoded], past: trajectory.Trajectory | None) -> None:
+    def __init__(self, session: Session, run: Run, dev_rows: list[Encoded], done: int | None) -> None:
         self.session, self.run, self.dev_rows = session, run, dev_rows
         self.config = session.config
-        self.done = 0 if past is None else len(past)
+        self.done = done or 0
         self.best: tuple[int, float] | None = None  # step, score
         self._before = 0.0  # seconds of earlier sessions of this run
         self._evaluated: set[int] = set()
         self._logger = loggers.make(self.config.logger, run.path)
-        if past is None:
-            if session.loaded.fresh:
-                models.keep(session.loaded.model, session.loaded.fresh, run.start_file)
-            self._writer = trajectory.Writer(run.open_trajectory(), self._header())
-        else:
+        if done is None and session.loaded.fresh:
+            models.keep(session.loaded.model, session.loaded.fresh, run.start_file)
+        if done is not None:
             self._recall()
-            self._writer = trajectory.Writer(run.open_trajectory(past.sound), past.header, past.crc)
             log.info("resumed at step %d of %d", self.done, self.config.steps)
+        self._writer = self._open_trajectory(going_on=done is not None) if self.config.method.trajectory else None
         self._began = time.perf_counter()
 
-    def _header(self) -> trajectory.Header:
-        return trajectory.Header(
+    def _open_trajectory(self, going_on: bool) -> trajectory.Writer:
+        if going_on:
+            past = trajectory.read(self.run.trajectory)
+            return trajectory.Writer(self.run.open_trajectory(past.sound), past.header, past.crc)
+        header = trajectory.Header(
             fingerprint=models.fingerprint(self.session.loaded.model),
             optimizer=self.config.optimizer.name,
             noise=self.config.optimizer.noise,
@@ -82,6 +81,7 @@ class Course:
             weight_decay=self.config.optimizer.weight_decay,
             tensors=[(name, list(p.shape)) for name, p in self.session.params.tensors.items()],
         )
+        return trajectory.Writer(self.run.open_trajectory(), header)
 
     def _recall(self) -> None:
         """Take up the metrics of an interrupted run; what it wrote past its last step is cut, to be written again."""
@@ -100,36 +100,28 @@ class Course:
         order = Order(len(train_rows), config.batch_size, config.seed)
         self._evaluate(meter)
         for step in range(self.done, config.steps):
-            batch = session.batch([train_rows[i] for i in order.batch(step)])
-            result = session.optimizer.step(session.params, partial(session.loss, batch), step)
+            result = session.step([train_rows[i] for i in order.batch(step)], step)
             self._check_finite(step, result)
             # The metrics line goes first: a crash between the two repeats the step, and cuts its line.
             if (step + 1) % config.log_every == 0 or step + 1 == config.steps:
                 self._log(step + 1, result)
-            self._writer.append(step, result.projected_grads, result.lr)
+            if self._writer is not None:
+                self._writer.append(step, result.projected_grads, result.lr)
             self.done = step + 1
             meter.step(self.done, result.loss)
             self._evaluate(meter)
 
     def _check_finite(self, step: int, result: StepResult) -> None:
-        seen = {"loss_plus": result.loss_plus, "loss_minus": result.loss_minus, "projected_grad": result.projected_grad}
-        wrong = [f"{name} is {value}" for name, value in seen.items() if not math.isfinite(value)]
+        wrong, optimizer = not_finite(result), self.config.optimizer
         if wrong:
-            optimizer = self.config.optimizer
+            other = f" or another optimizer.eps (now {optimizer.eps:g})" if "eps" in self.config.method.reads else ""
             raise RunFailed(
-                f"step {step + 1}: the loss is not finite ({wrong[0]}); try a lower optimizer.lr (now "
-                f"{optimizer.lr:g}) or another optimizer.eps (now {optimizer.eps:g})"
+                f"step {step + 1}: the loss is not finite ({wrong}); try a lower optimizer.lr (now "
+                f"{optimizer.lr:g}){other}"
             )
 
     def _log(self, step: int, result: StepResult) -> None:
-        values = {
-            "loss": result.loss,
-            "loss_plus": result.loss_plus,
-            "loss_minus": result.loss_minus,
-            "projected_grad": result.projected_grad,
-            "lr": result.lr,
-            "seconds": round(self._seconds(), 3),
-        }
+        values = {**result.scalars(), "seconds": round(self._seconds(), 3)}
         self.run.metric("train", step, **values)
         self._logger.log(step, {f"train/{key}": value for key, value in values.items()})
 
@@ -138,10 +130,12 @@ class Course:
         config, step = self.config, self.done
         if config.evaluates_at(step) and step not in self._evaluated:
             seen = self._judged(self.session, self.dev_rows)
-            if self._rank(step, seen.score):
-                self._save("best")
-            if config.checkpoint_every == 0 or step == config.steps or step % config.checkpoint_every == 0:
+            better, planned = self._rank(step, seen.score), config.checkpoint_every == 0 or step == config.steps
+            # Without a trajectory a run goes on from `last` alone: the best must never lie ahead of it.
+            if planned or step % config.checkpoint_every == 0 or (better and not config.method.trajectory):
                 self._save("last")
+            if better:
+                self._save("best")
             self.run.metric("eval", step, split="dev", **seen.line(), seconds=round(self._seconds(), 3))
             self._evaluated.add(step)
             self._logger.log(step, {f"dev/{key}": value for key, value in seen.scores().items()})
@@ -179,6 +173,7 @@ class Course:
         seconds, (best, _) = self._seconds(), self.best or (0, 0.0)
         at_best = next(m for m in self.run.evaluations("dev") if m["step"] == best)
         metric = self.config.task.metric
+        passes = self.session.optimizer.passes(self.done)
         if best != self.done:
             del self.session  # there may be no room for two
             gc.collect()
@@ -188,13 +183,13 @@ class Course:
         test = None if test_rows is None else self._at_end("test", best, test_rows)
         summary = {
             "steps": self.done,
-            "forwards": 2 * self.config.optimizer.samples * self.done,
+            **passes,
             "seconds": round(seconds, 3),
             "best": {"step": best, "accuracy": at_best["accuracy"]},
             "dev": {key: at_best[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
             "train": {**train, "rows": len(train_rows)},
             "test": test,
-            "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads),
+            "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads if self._writer else None),
             "peak_memory_bytes": machine.peak_memory(self.session.loaded.device),
         }
         self.run.summary(summary)
@@ -208,7 +203,8 @@ class Course:
 
     def close(self) -> None:
         """Close what was opened, however the run ended."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._logger.close()
 
 
@@ -242,18 +238,22 @@ def _check_same_data(run: Run, splits: Splits) -> None:
         raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
 
 
-def _past(run: Run) -> trajectory.Trajectory | None:
-    """Return the trajectory of an interrupted run, None where no step was ever begun."""
-    if run.trajectory.exists() and run.trajectory.stat().st_size:
-        return trajectory.read(run.trajectory)
-    if run.metrics():
-        raise UserError(f"{run.trajectory} is missing: the run cannot be resumed without it")
-    return None
+def _done(config: Config, run: Run) -> int | None:
+    """Return the step that an interrupted run can go on from, None where it never began."""
+    if config.method.trajectory:
+        needed = run.trajectory
+        done = len(trajectory.read(needed)) if needed.exists() and needed.stat().st_size else None
+    else:
+        needed = run.checkpoints / "last"
+        done = run.saved_step("last")
+    if done is None and run.metrics():
+        raise UserError(f"{needed} is missing: the run cannot be resumed without it")
+    return done
 
 
-def _gradient_facts(grads: np.ndarray) -> dict[str, float | None]:
-    """Say how the projected gradients were distributed; null for a run of no steps."""
-    if grads.size == 0:
+def _gradient_facts(grads: np.ndarray | None) -> dict[str, float | None]:
+    """Say how the projected gradients were distributed; null for a run of no steps, or of a method without them."""
+    if grads is None or grads.size == 0:
         return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
     size = np.abs(grads.astype(np.float64))
     facts = {"zero_fraction": (size == 0).mean(), "mean_abs": size.mean(), "min_abs": size.min(), "max_abs": size.max()}

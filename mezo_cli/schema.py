@@ -78,10 +78,23 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """A method and its hyperparameters, with the paper's names."""
+class Method:
+    """What the loop has to know of a method before it loads anything."""
 
-    name: str = one_of(MISSING, "mezo")
+    reads: tuple[str, ...]  # the keys of `optimizer` that it reads; another one that is set is the user's mistake
+    trajectory: bool = True  # its steps can be rebuilt from scalars; else it resumes from the checkpoint `last` alone
+
+
+METHODS = {
+    "mezo": Method(("lr", "eps", "weight_decay", "samples", "noise", "schedule")),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """A method and its hyperparameters, with the paper's names. `METHODS` says which method reads which."""
+
+    name: str = one_of(MISSING, *METHODS)
     lr: float = ranged(1e-6, low=0.0, high=3e38)  # float32, as the trajectory stores it
     eps: float = ranged(1e-3, above=0.0)
     weight_decay: float = ranged(0.0, low=0.0)
@@ -148,6 +161,11 @@ class Config:
     log_every: int = ranged(10, low=1)
     checkpoint: str = one_of("full", "full", "trajectory")
     checkpoint_every: int = ranged(0, low=0)  # 0: at every evaluation
+
+    @property
+    def method(self) -> Method:
+        """What the chosen optimizer is like."""
+        return METHODS[self.optimizer.name]
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the run is evaluated on dev after `step` steps: before the first, after the last, and between."""

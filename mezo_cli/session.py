@@ -3,15 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mezo_cli import models
 from mezo_cli.errors import UserError
 from mezo_cli.noise import make_noise
 from mezo_cli.objectives import LOSSES, OBJECTIVES, Batch, check_served
-from mezo_cli.optim import OPTIMIZERS, Mezo
+from mezo_cli.optim import OPTIMIZERS, Optimizer, StepResult
 from mezo_cli.params import Params
 from mezo_cli.schema import Config, Encoded, Example
 from mezo_cli.tasks import PlainInput, Prompt
@@ -25,7 +27,7 @@ class Session:
     loaded: models.Loaded
     params: Params
     objective: Any
-    optimizer: Mezo
+    optimizer: Optimizer
     inputs: Prompt | PlainInput
 
     def batch(self, rows: Sequence[Encoded]) -> Batch:
@@ -33,12 +35,19 @@ class Session:
         loaded = self.loaded
         return Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
 
-    def loss(self, batch: Batch) -> float:
-        """Return the objective's loss of a batch, at wherever the parameters are seen; nan where a score is none."""
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the objective's loss of a batch, float32 [], at wherever the parameters are seen.
+
+        It is nan where a score is no number. Under `torch.enable_grad` it can be differentiated.
+        """
         logits = self.objective.logits(batch)
         if not bool(logits.isfinite().all()):  # a loss that counts hits would take it for a miss
-            return math.nan
-        return float(LOSSES[self.config.objective.loss](logits, batch.labels))
+            return torch.tensor(math.nan)
+        return LOSSES[self.config.objective.loss](logits, batch.labels)
+
+    def step(self, rows: Sequence[Encoded], step: int) -> StepResult:
+        """Do step number `step` (from 0) on a batch of rows."""
+        return self.optimizer.step(self.params, partial(self.loss, self.batch(rows)), step)
 
 
 def prepare(config: Config, path: str | None = None) -> Session:

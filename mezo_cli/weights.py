@@ -10,6 +10,7 @@ import torch
 
 from mezo_cli import checkpoints, models, trajectory
 from mezo_cli.errors import UserError
+from mezo_cli.optim import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config
 from mezo_cli.session import Session, prepare
@@ -50,6 +51,15 @@ def at_step(config: Config, run: Run, step: int) -> Session:
     return _replay(_loaded(config, run, name), run, past, at, step)
 
 
+def resumed(config: Config, run: Run, step: int) -> Session:
+    """Return a session that goes on behind `step` as if it had never stopped: the weights, and the method's state.
+
+    Raises:
+        UserError: when a file that is needed is damaged.
+    """
+    return at_step(config, run, step)
+
+
 def from_start(config: Config, run: Run, step: int) -> Session:
     """Return a session at the weights of `step`, rebuilt from the base model and the trajectory alone.
 
@@ -79,6 +89,7 @@ def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int)
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
     if stop - start > 1000:
         log.info("replaying steps %d to %d of the trajectory", start, stop)
+    assert isinstance(session.optimizer, Mezo)  # the family of methods that leave a trajectory
     with torch.no_grad():
         session.optimizer.apply(params, past.records(start, stop))
     return session

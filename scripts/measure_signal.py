@@ -26,9 +26,9 @@ from mezo_cli.session import Session, prepare
 def gradient(session: Session, batch: Any, direction: Direction, eps: float) -> float:
     """Return (L(theta + eps z) - L(theta - eps z)) / (2 eps)."""
     with session.params.at(direction, eps):
-        plus = session.loss(batch)
+        plus = float(session.loss(batch))
     with session.params.at(direction, -eps):
-        minus = session.loss(batch)
+        minus = float(session.loss(batch))
     return (plus - minus) / (2 * eps)
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from mezo_cli import config, evaluation, loop, trajectory
 from mezo_cli import session as sessions
-from mezo_cli.optim import Mezo, StepResult
+from mezo_cli.optim import Mezo
+from mezo_cli.optim.mezo import MezoResult
 from mezo_cli.order import Order
 from mezo_cli.runs import Run
 from mezo_cli.schema import Encoded
@@ -99,6 +100,7 @@ def test_summary(done: Path) -> None:
     assert set(made) == {
         "steps",
         "forwards",
+        "backwards",
         "seconds",
         "best",
         "dev",
@@ -107,7 +109,7 @@ def test_summary(done: Path) -> None:
         "projected_grad",
         "peak_memory_bytes",
     }
-    assert (made["steps"], made["forwards"]) == (6, 12)
+    assert (made["steps"], made["forwards"], made["backwards"]) == (6, 12, 0)
     best = max(evals[:3], key=lambda line: (line["accuracy"], -line["step"]))
     assert made["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
     assert made["dev"] == {"accuracy": best["accuracy"], "loss": best["loss"]}
@@ -329,7 +331,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
 def test_so_does_a_projected_gradient_that_is_none(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Mezo, "step", lambda *_: StepResult(1.0, 0.5, [math.inf], 0.1))
+    monkeypatch.setattr(Mezo, "step", lambda *_: MezoResult(1.0, 0.5, [math.inf], 0.1))
     said = mezo("train", *small(roberta, movies, tmp_path / "run", "log_every=1"))
     assert said.code == 1
     assert "step 1: the loss is not finite (projected_grad is inf)" in said.err

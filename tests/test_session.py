@@ -25,7 +25,7 @@ def test_the_pieces_fit(roberta: Path) -> None:
     assert batch.segments is None
     with torch.no_grad():
         scores = made.objective.logits(batch)
-        assert made.loss(batch) == pytest.approx(float(torch.nn.functional.cross_entropy(scores, batch.labels)))
+        assert float(made.loss(batch)) == pytest.approx(float(torch.nn.functional.cross_entropy(scores, batch.labels)))
     assert not made.loaded.model.training
 
 

@@ -1,7 +1,8 @@
-"""The methods, one file each: `step(params, loss_fn, state)`, explicit state, all through the same tests."""
+"""The methods, one file each, all through the same tests (tests/optim). `schema.METHODS` tells what each reads."""
 
-from mezo_cli.optim.mezo import Mezo, StepResult
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.step import LossFn, Optimizer, StepResult, not_finite
 
-OPTIMIZERS = {"mezo": Mezo}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"mezo": Mezo}
 
-__all__ = ["OPTIMIZERS", "Mezo", "StepResult"]
+__all__ = ["OPTIMIZERS", "LossFn", "Mezo", "Optimizer", "StepResult", "not_finite"]

@@ -7,18 +7,19 @@ With n samples the step averages g_i z_i over n directions drawn at the same the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import numpy as np
+import torch
 
 from mezo_cli.noise import Direction
+from mezo_cli.optim.step import learning_rate
 from mezo_cli.params import Params
 from mezo_cli.schema import OptimizerConfig
 
-LossFn = Callable[[], float]
-
 
 @dataclass(frozen=True)
-class StepResult:
+class MezoResult:
     """What one step saw and did: its mean losses, and the scalars from which it can be replayed."""
 
     loss_plus: float
@@ -36,6 +37,11 @@ class StepResult:
         """Mean over the samples."""
         return sum(self.projected_grads) / len(self.projected_grads)
 
+    def scalars(self) -> dict[str, float]:
+        """Return what a line of metrics.jsonl says of the step."""
+        names = ("loss", "loss_plus", "loss_minus", "projected_grad", "lr")
+        return {name: getattr(self, name) for name in names}
+
 
 class Mezo:
     """The zeroth-order step. Its whole state is the number of steps done: theta follows from (seed, step, g, lr)."""
@@ -44,21 +50,25 @@ class Mezo:
         self.config, self.seed, self.steps = config, seed, steps
 
     def lr(self, step: int) -> float:
-        """Learning rate of step `step` (from 0): constant, or falling linearly to 0 at the last step."""
-        fraction = 1.0 if self.config.schedule == "constant" else 1.0 - step / self.steps
-        return float(np.float32(self.config.lr * fraction))
+        """Learning rate of step `step` (from 0)."""
+        return learning_rate(self.config, step, self.steps)
 
-    def step(self, params: Params, loss_fn: LossFn, step: int) -> StepResult:
+    def passes(self, steps: int) -> dict[str, int]:
+        """Two forwards a sample, no backward."""
+        return {"forwards": 2 * self.config.samples * steps, "backwards": 0}
+
+    @torch.no_grad()
+    def step(self, params: Params, loss_fn: Callable[[], SupportsFloat], step: int) -> MezoResult:
         """Do step number `step` (from 0). `loss_fn` gives the loss of one fixed batch wherever `params` stands."""
         plus, minus, grads = [], [], []
         for sample in range(self.config.samples):
             z = Direction(self.seed, step, sample)
             with params.at(z, +self.config.eps):
-                plus.append(loss_fn())
+                plus.append(float(loss_fn()))
             with params.at(z, -self.config.eps):
-                minus.append(loss_fn())
+                minus.append(float(loss_fn()))
             grads.append(float(np.float32((plus[-1] - minus[-1]) / (2 * self.config.eps))))
-        result = StepResult(sum(plus) / len(plus), sum(minus) / len(minus), grads, self.lr(step))
+        result = MezoResult(sum(plus) / len(plus), sum(minus) / len(minus), grads, self.lr(step))
         if np.isfinite(grads).all():  # the loop stops a run whose loss is not finite; theta is left as it was
             self.apply(params, [(step, result.projected_grads, result.lr)])
         return result
