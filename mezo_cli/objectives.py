@@ -18,6 +18,8 @@ from mezo_cli.errors import UserError
 from mezo_cli.params import Params
 from mezo_cli.schema import Encoded
 
+CARRIED = 1024  # tokens: beyond it drawing z is a small part of a step, and activations a large part of memory
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -85,15 +87,22 @@ class LabelWords:
         scores = model(**batch.inputs()).logits
         return scores[torch.arange(len(batch.mask), device=scores.device), batch.mask][:, list(label_ids)]
 
+    def carries(self, batch: Batch) -> bool:
+        """Whether one forward should carry both sides of a step: z is drawn once then, but activations take twice."""
+        return self._packs and self._params.carries and batch.ids.numel() <= CARRIED
+
     def logits(self, batch: Batch) -> Tensor:
-        """Return the label words' scores, shape [rows, labels], float32."""
-        if batch is not self._batch:  # the step asks twice for the same batch
+        """Return the label words' scores, shape [rows, labels], or [2, rows, labels] for both sides; float32."""
+        if batch is not self._batch:  # the step may ask twice for the same batch
             self._batch, self._inputs = batch, (batch.inputs(), batch.mask)
             if self._packs:
                 self._inputs = packing.pack(self._model, batch.ids, batch.attention, batch.segments, batch.mask)
         inputs, self._mask = self._inputs
-        logits = self._model(**inputs).logits
-        return logits.view(len(batch.mask), -1).float()
+        if self._params.sides == 1:
+            return self._model(**inputs).logits.view(len(batch.mask), -1)
+        both = {key: value.repeat(2, 1) if key in packing.PER_TOKEN else value for key, value in inputs.items()}
+        with self._params.together():
+            return self._model(**both).logits
 
     def _at_mask(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Cut hidden states down to the mask position, where the rest of a row no longer reaches the head."""
@@ -106,9 +115,12 @@ class LabelWords:
         return (args[0][rows, mask].unsqueeze(1), *args[1:])
 
     def _label_rows(self, hidden: Tensor) -> Tensor:
-        weight = self._params.read(self._decoder.weight, self._rows)
-        bias = None if self._decoder.bias is None else self._params.read(self._decoder.bias, self._rows)
-        return F.linear(hidden, weight, bias)
+        """[..., rows, width] -> [..., rows, labels], in float32 whatever the model computes in: it costs nothing."""
+        weight = self._params.read(self._decoder.weight, self._rows, torch.float32)
+        scores = hidden.float() @ weight.mT
+        if self._decoder.bias is not None:
+            scores = scores + self._params.read(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
+        return scores
 
 
 class ClassHead:
@@ -121,6 +133,10 @@ class ClassHead:
     def stock(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
         """Return the same scores by a model's own forward."""
         return model(**batch.inputs()).logits
+
+    def carries(self, batch: Batch) -> bool:
+        """Whether one forward should carry both sides of a step: batches are padded here, so no."""
+        return False
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the head's scores, shape [rows, labels], float32."""

@@ -1,6 +1,6 @@
 """Batches without padding: rows laid end to end, so that the linear layers, nearly all the work, see real tokens only.
 
-    ids  [1, tokens]    every row's tokens, one row after the other
+    ids  [1, tokens]    every row's tokens, one row after the other; [2, tokens] for both sides of a step
     attention           alone sees rows: queries, keys and values are spread to [rows, length] and gathered back
 
 Served are the encoders whose position ids and last layer are known (`FAMILIES`); their attention goes through
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "mezo_packed"
+PER_TOKEN = ("input_ids", "position_ids", "token_type_ids")  # of a packed batch: [1, tokens]
 # model_type -> (first position id, from the config; path of the last layer's block behind its attention)
 FAMILIES = {
     "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
@@ -36,15 +37,19 @@ class Spread:
     shape: tuple[int, int]
 
     def out(self, packed: Tensor) -> Tensor:
-        """[1, heads, tokens, width] -> [rows, heads, length, width], zero where there is no token."""
-        tokens = packed[0].transpose(0, 1)
-        spaced = tokens.new_zeros(*self.shape, *tokens.shape[1:])
-        spaced[self.rows, self.places] = tokens
-        return spaced.transpose(1, 2)
+        """[sides, heads, tokens, width] -> [sides * rows, heads, length, width], zero where there is no token."""
+        tokens = packed.transpose(1, 2)
+        sides, heads = tokens.shape[0], tokens.shape[2:]
+        if self.mask is None:  # rows of one length lie end to end as they are
+            return tokens.reshape(sides * self.shape[0], self.shape[1], *heads).transpose(1, 2)
+        spaced = tokens.new_zeros(sides, *self.shape, *heads)
+        spaced[:, self.rows, self.places] = tokens
+        return spaced.flatten(0, 1).transpose(1, 2)
 
-    def back(self, padded: Tensor) -> Tensor:
-        """[rows, heads, length, width] -> [1, tokens, heads, width]."""
-        return padded.transpose(1, 2)[self.rows, self.places].unsqueeze(0)
+    def back(self, padded: Tensor, sides: int) -> Tensor:
+        """[sides * rows, heads, length, width] -> [sides, tokens, heads, width]."""
+        tokens = padded.transpose(1, 2).unflatten(0, (sides, self.shape[0]))
+        return tokens.flatten(1, 2) if self.mask is None else tokens[:, self.rows, self.places]
 
 
 def serves(model: Any) -> bool:
@@ -108,18 +113,19 @@ def packed_attention(
 
     Args:
         module: the attention layer (unused).
-        query, key, value: [1, heads, tokens, width] packed, or [rows, heads, length, width] padded.
+        query, key, value: [sides, heads, tokens, width] packed, or [rows, heads, length, width] padded.
         attention_mask: of a padded batch; None where nothing is padded.
         scaling: of the scores; 1 / sqrt(width) when None.
         dropout: must be 0: MeZO runs without.
         spread: the layout of a packed batch; None for a padded batch.
 
     Returns:
-        The output, [1, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
+        The output, [sides, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
     """
     assert dropout == 0.0
     if spread is None:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
         return out.transpose(1, 2).contiguous(), None
     q, k, v = spread.out(query), spread.out(key), spread.out(value)
-    return spread.back(F.scaled_dot_product_attention(q, k, v, attn_mask=spread.mask, scale=scaling)), None
+    mask = None if spread.mask is None else spread.mask.repeat(len(query), 1, 1, 1)
+    return spread.back(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling), len(query)), None

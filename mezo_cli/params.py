@@ -10,13 +10,14 @@ of a forward and the largest module. The same path rounds the weights to the com
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from mezo_cli.errors import UserError
+from mezo_cli.lens import Scratch, half, leaves, linear_of_both, shadowed
 from mezo_cli.noise import Direction, Noise
 
 Probe = Callable[[], Tensor]  # runs one small forward and returns its logits
@@ -39,13 +40,13 @@ class Params:
         self.compute_dtype = compute_dtype
         self.tensors: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names: dict[int, str] = {id(p): n for n, p in model.named_parameters()}
-        self._at: tuple[Direction, float] | None = None
+        self._at: tuple[Direction, tuple[float, ...]] | None = None
+        self._together = False  # a forward that carries both sides is running
         self._read: set[str] = set()  # what modules read through this lens
         self._loose: list[str] = []  # what the loss depends on but no module reads through it
-        self._scratch = torch.empty(0)
-        self._tops: list[int] = [0]  # a stack: a module that owns parameters may hold modules that do
-        self._handles: dict[nn.Module, list[RemovableHandle]] = {}
-        self._hook(model)
+        self._scratch = Scratch(compute_dtype)
+        self._plain: dict[nn.Module, Callable[..., Any]] = {}  # the forwards that are covered
+        self._cover(model)
 
     def keep_live(self, probe: Probe) -> list[str]:
         """Keep only the tensors that can reach the loss; return the names of those left out (poolers, unused heads).
@@ -58,7 +59,7 @@ class Params:
         """
         self._read.clear()
         with torch.enable_grad():
-            found = _leaves(probe())
+            found = leaves(probe())
         live = {name: p for name, p in self.tensors.items() if id(p) in found}
         if not live:
             raise UserError("no trainable parameter reaches the loss: there is nothing to tune")
@@ -72,139 +73,191 @@ class Params:
         """Number of trainable scalars."""
         return sum(p.numel() for p in self.tensors.values())
 
+    @property
+    def sides(self) -> int:
+        """How many displacements are in force: 2 inside `at(z, c, -c)`, else 1."""
+        return 1 if self._at is None else len(self._at[1])
+
+    @property
+    def carries(self) -> bool:
+        """Whether one forward may carry both sides: not where weights are read from outside their own module."""
+        return not self._loose
+
     @contextmanager
-    def at(self, direction: Direction, c: float) -> Iterator[None]:
-        """Let every forward inside see theta + c z, z drawn for `direction`; theta itself stays as it is."""
+    def at(self, direction: Direction, *cs: float) -> Iterator[None]:
+        """Let every forward inside see theta + c z, z drawn for `direction`; theta itself stays as it is.
+
+        Given c and -c, forwards inside are run by `each_side`, or by `together` in one.
+        """
+        assert len(cs) == 1 or (len(cs) == 2 and cs[1] == -cs[0])
         kept = {name: self.tensors[name].data for name in self._loose}
+        before = self._at
         try:
-            self._at = (direction, c)
-            for name, theta in kept.items():
-                out = torch.empty_like(theta)
-                self.noise.shift(direction, name, theta, c, out)
-                self.tensors[name].data = out
-            yield
+            self._at = (direction, cs)
+            if len(cs) == 1:
+                for name, theta in kept.items():
+                    out = torch.empty_like(theta)
+                    self.noise.shift(direction, name, theta, cs[0], out)
+                    self.tensors[name].data = out
+            with torch.no_grad():  # forwards only: a graph would be one of theta, not of where it is seen
+                yield
         finally:
-            self._at = None
+            self._at = before
             for name, theta in kept.items():
                 self.tensors[name].data = theta
+
+    def each_side(self, forward: Callable[[], Tensor]) -> Tensor:
+        """Run `forward` once for each side in force, one after the other; return the results stacked, [sides, ...]."""
+        assert self._at is not None
+        direction, cs = self._at
+        seen = []
+        for c in cs:
+            with self.at(direction, c):
+                seen.append(forward())
+        return torch.stack(seen)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let a forward inside carry both sides: all its tensors are [2, ...], theta + c z's before theta - c z's.
+
+        z is drawn once for both, and what is not displaced is computed for both at once.
+        """
+        assert self.sides == 2
+        assert self.carries
+        try:
+            self._together = True
+            yield
+        finally:
+            self._together = False
 
     def update(self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]) -> None:
         """Write theta <- decay theta + coeff z for each (direction, coeff) in order; the only write to theta."""
         for name, p in self.tensors.items():
             self.noise.update_(name, p.data, terms, decays)
 
-    def read(self, p: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return a parameter (or only its `rows`) as the forward should see it now: displaced, in the compute dtype.
+    def read(self, p: Tensor, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a parameter (or only its `rows`) as the forward should see it now: displaced.
 
         Args:
             p: a parameter of the model.
             rows: row numbers, shape [n], int64; None for the whole tensor.
+            dtype: what to round to; the compute dtype when None.
 
         Returns:
-            shape [n, ...] or p's own; fresh memory, not the scratch buffer.
+            shape [n, ...] or p's own, with the sides before it inside `together`; fresh memory, not the scratch buffer.
         """
-        name = self._names[id(p)]
+        name, dtype = self._names[id(p)], dtype or self.compute_dtype
         if torch.is_grad_enabled() and p.requires_grad:
             self._read.add(name)
-            return (p if rows is None else p[rows]).to(self.compute_dtype)
+            return (p if rows is None else p[rows]).to(dtype)
         if self._at is None or not self._moves(p):
-            return (p.data if rows is None else p.data[rows]).to(self.compute_dtype)
-        direction, c = self._at
-        if rows is None or p.dim() == 1:
-            out = torch.empty(p.shape, dtype=self.compute_dtype, device=p.device)
-            self.noise.shift(direction, name, p.data, c, out)
-            return out if rows is None else out[rows]
-        out = torch.empty((len(rows), *p.shape[1:]), dtype=self.compute_dtype, device=p.device)
-        self.noise.shift_rows(direction, name, p.data, rows, c, out)
-        return out
+            seen = (p.data if rows is None else p.data[rows]).to(dtype)
+            return torch.stack([seen, seen]) if self._together else seen
+        direction, cs = self._at
+        whole = rows is None or p.dim() == 1
+        outs = torch.empty(
+            len(cs), *(p.shape if rows is None or whole else (len(rows), *p.shape[1:])), dtype=dtype, device=p.device
+        )
+        if whole:
+            self.noise.shift(direction, name, p.data, cs[0], *outs)
+            outs = outs if rows is None else outs[:, rows]
+        else:
+            assert rows is not None
+            self.noise.shift_rows(direction, name, p.data, rows, cs[0], *outs)
+        return outs if self._together else outs[0]
 
     def leave(self, module: nn.Module) -> None:
         """Stop displacing a module's parameters when it runs: its caller uses `read` for the part that it needs."""
-        for handle in self._handles.pop(module, []):
-            handle.remove()
+        module.forward = self._plain.pop(module)
 
     # --- the lens over the modules ---
 
-    def _hook(self, model: nn.Module) -> None:
+    def _cover(self, model: nn.Module) -> None:
         for module in model.modules():
-            own = [key for key, p in module.named_parameters(recurse=False)]
-            if not own:
+            if not any(True for _ in module.parameters(recurse=False)):
                 continue
             # A subclass with a forward of its own may scale, or compute positions: it is displaced as a whole.
-            if isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward:
-                self._hook_embedding(module)
-            else:
-                self._handles[module] = [
-                    module.register_forward_pre_hook(self._enter),
-                    module.register_forward_hook(self._leave, always_call=True),
-                ]
+            plain_table = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+            self._plain[module] = module.forward
+            cover = self._look_up if plain_table else self._run
+            module.forward = partial(cover, module, module.forward)
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        """Shadow the module's parameters by displaced copies in the scratch buffer."""
-        own = [(key, p) for key, p in module._parameters.items() if p is not None]
+    def _look_up(self, module: nn.Module, plain: Callable[..., Tensor], ids: Tensor) -> Tensor:
+        """Displace only the rows that a batch looks up."""
+        weight = module.get_parameter("weight")
+        if not self._moves(weight) and self.compute_dtype == torch.float32 and not torch.is_grad_enabled():
+            return plain(ids)
+        rows, where = torch.unique(ids, return_inverse=True)
+        table = self.read(weight, rows)
+        if not self._together:
+            return table[where]
+        return torch.cat([side[i] for side, i in zip(table, where.chunk(2), strict=True)])
+
+    def _run(self, module: nn.Module, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a module with its parameters shadowed by displaced copies in the scratch buffer."""
+        own = self._own(module)
         if torch.is_grad_enabled():
-            self._read.update(self._names[id(p)] for _, p in own if p.requires_grad)
-            if self.compute_dtype != torch.float32:
-                for key, p in own:
-                    module.__dict__[key] = p.to(self.compute_dtype)
-            return
-        same = self.compute_dtype == torch.float32
-        shadowed = [(key, p) for key, p in own if not same or self._moves(p)]
-        if not shadowed:
-            return
-        start = self._tops[-1]
-        self._tops.append(start + sum(p.numel() for _, p in shadowed))
-        scratch = self._room(self._tops[-1], own[0][1])
-        for key, p in shadowed:
-            out = scratch[start : start + p.numel()].view(p.shape)
-            start += p.numel()
-            if self._at is not None and self._moves(p):
-                self.noise.shift(self._at[0], self._names[id(p)], p.data, self._at[1], out)
-            else:
-                out.copy_(p.data)
-            module.__dict__[key] = out  # found before the registered parameter of the same name
+            self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
+            shadows = [{key: p.to(self.compute_dtype) for key, p in own.items() if p.dtype != self.compute_dtype}]
+            return shadowed(module, shadows[0], plain, args, kwargs)
+        moving = [key for key, p in own.items() if self._moves(p)]
+        if self.compute_dtype == torch.float32:
+            own = {key: own[key] for key in moving}
+        if not own:
+            return plain(*args, **kwargs)
+        sides = self.sides if moving else 1
+        with self._scratch.room(sides * sum(p.numel() for p in own.values()), next(iter(own.values())).device) as room:
+            shadows = self._displaced(own, room, sides)
+            if sides == 1:
+                return shadowed(module, shadows[0], plain, args, kwargs)
+            return self._both(module, shadows, plain, args, kwargs)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        shadowed = [module.__dict__.pop(key, None) is not None for key in module._parameters]
-        if any(shadowed) and len(self._tops) > 1:
-            self._tops.pop()
+    def _own(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """A module's parameters; those that a module inside it owns too are displaced there."""
+        own = {key: p for key, p in module._parameters.items() if p is not None}
+        if own and any(True for _ in module.children()):
+            inside = {id(p) for child in module.children() for p in child.parameters()}
+            own = {key: p for key, p in own.items() if id(p) not in inside}
+        return own
+
+    def _displaced(self, own: dict[str, nn.Parameter], room: Tensor, sides: int) -> list[dict[str, Tensor]]:
+        """Write the parameters, as each side sees them, into `room`."""
+        shadows: list[dict[str, Tensor]] = [{} for _ in range(sides)]
+        for key, p in own.items():
+            outs = [part.view(p.shape) for part in room[: sides * p.numel()].chunk(sides)]
+            room = room[sides * p.numel() :]
+            for shadow, out in zip(shadows, outs, strict=True):
+                shadow[key] = out
+            if self._at is not None and self._moves(p):
+                self.noise.shift(self._at[0], self._names[id(p)], p.data, self._at[1][0], *outs)
+            else:
+                for out in outs:
+                    out.copy_(p.data)
+        return shadows
+
+    def _both(
+        self, module: nn.Module, shadows: list[dict[str, Tensor]], plain: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run a module on both sides of a batch, each with its own weights."""
+        if not self._together:
+            raise RuntimeError("both sides are in force: a forward here goes through `each_side` or `together`")
+        if type(module) is nn.Linear:
+            return linear_of_both(args[0], [(shadow["weight"], shadow.get("bias")) for shadow in shadows])
+        halves = [[half(value, side) for value in args] for side in range(2)]
+        assert self._at is not None
+        direction, cs = self._at
+        seen = []
+        for side, c in enumerate(cs):
+            named = {key: half(value, side) for key, value in kwargs.items()}
+            self._together = False  # what the module holds sees one side at a time
+            try:
+                with self.at(direction, c):
+                    seen.append(shadowed(module, shadows[side], plain, halves[side], named))
+            finally:
+                self._together = True
+        return torch.cat(seen)
 
     def _moves(self, p: Tensor) -> bool:
         """Whether a module should see this parameter displaced now."""
         name = self._names[id(p)]
         return self._at is not None and name in self.tensors and name not in self._loose
-
-    def _hook_embedding(self, module: nn.Embedding) -> None:
-        """Displace only the rows that a batch looks up."""
-        plain = module.forward
-
-        def forward(ids: Tensor) -> Tensor:
-            if self._at is None and self.compute_dtype == torch.float32 and not torch.is_grad_enabled():
-                return plain(ids)
-            rows, where = torch.unique(ids, return_inverse=True)
-            return self.read(module.weight, rows)[where]
-
-        module.forward = forward  # type: ignore[method-assign,assignment]
-
-    def _room(self, size: int, like: Tensor) -> Tensor:
-        """Return the one scratch buffer, as large as the largest module: modules run one after another."""
-        if self._scratch.numel() < size or self._scratch.device != like.device:
-            # Views into the old buffer stay valid: they hold its storage.
-            self._scratch = torch.empty(size, dtype=self.compute_dtype, device=like.device)
-        return self._scratch
-
-
-def _leaves(output: Tensor) -> set[int]:
-    """Return the ids of the leaf tensors in the graph behind `output`."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    stack: list[Any] = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        stack.extend(parent for parent, _ in node.next_functions)
-    return found

@@ -36,11 +36,21 @@ class Session:
         return Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the objective's loss of a batch, float32 [], at wherever the parameters are seen.
+        """Return the objective's loss of a batch, float32, at wherever the parameters are seen.
 
-        It is nan where a score is no number. Under `torch.enable_grad` it can be differentiated.
+        Under `torch.enable_grad` it can be differentiated.
+
+        Returns:
+            shape [], or [2] where both sides of a step are in force; nan where a score is no number.
         """
+        if self.params.sides == 2 and not self.objective.carries(batch):
+            return self.params.each_side(lambda: self.loss(batch))
         logits = self.objective.logits(batch)
+        if logits.dim() == 3:
+            return torch.stack([self._loss_of(side, batch) for side in logits])
+        return self._loss_of(logits, batch)
+
+    def _loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         if not bool(logits.isfinite().all()):  # a loss that counts hits would take it for a miss
             return torch.tensor(math.nan)
         return LOSSES[self.config.objective.loss](logits, batch.labels)

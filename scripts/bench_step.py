@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from mezo_cli.noise import make_noise
@@ -113,9 +114,13 @@ class Ours:
         self.params.keep_live(lambda: self.objective.logits(one_row(batch)))
         self.optimizer = Mezo(OptimizerConfig(name="mezo", lr=1e-9, noise=noise), seed=0, steps=1)
 
-    def loss(self) -> float:
-        """Loss of the batch where the parameters are seen."""
-        return float(F.cross_entropy(self.objective.logits(self.batch), self.batch.labels))
+    def loss(self) -> Tensor:
+        """Losses of the batch on both sides."""
+        if self.objective.carries(self.batch):
+            logits = self.objective.logits(self.batch)
+        else:
+            logits = self.params.each_side(lambda: self.objective.logits(self.batch))
+        return torch.stack([F.cross_entropy(side, self.batch.labels) for side in logits])
 
     @torch.no_grad()
     def step(self) -> None:

@@ -25,10 +25,8 @@ from mezo_cli.session import Session, prepare
 @torch.no_grad()
 def gradient(session: Session, batch: Any, direction: Direction, eps: float) -> float:
     """Return (L(theta + eps z) - L(theta - eps z)) / (2 eps)."""
-    with session.params.at(direction, eps):
-        plus = float(session.loss(batch))
-    with session.params.at(direction, -eps):
-        minus = float(session.loss(batch))
+    with session.params.at(direction, eps, -eps):
+        plus, minus = session.loss(batch).tolist()
     return (plus - minus) / (2 * eps)
 
 

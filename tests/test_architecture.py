@@ -82,7 +82,7 @@ def test_no_arrow_comes_back() -> None:
         ("errors", set()),
         ("schema", set()),
         ("noise", {"errors", "schema"}),
-        ("params", {"noise", "errors", "schema"}),
+        ("params", {"lens", "noise", "errors", "schema"}),
         ("optim", {"noise", "params", "errors", "schema"}),
         ("data", {"schema", "errors", "endpoint"}),
         ("tasks", {"templates", "schema", "errors"}),

@@ -329,3 +329,22 @@ def test_a_device_without_float64_goes_by_way_of_the_cpu(counted: Noise, monkeyp
     counted.update_("w", theta, [(AT, 1e-3)], [1.0])
     assert torch.equal(theta, expected)
     assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3,), (7, 33), (64, 256)])
+def test_a_mirror_is_the_shift_by_minus_c(kind: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    noise, theta, at = make_noise(kind), torch.randn(shape), Direction(5, 6)
+    plus, minus, out, mirror = (torch.empty(shape, dtype=dtype) for _ in range(4))
+    noise.shift(at, "w", theta, 1e-2, plus)
+    noise.shift(at, "w", theta, -1e-2, minus)
+    noise.shift(at, "w", theta, 1e-2, out, mirror)
+    assert torch.equal(out, plus)
+    assert torch.equal(mirror, minus)
+    if len(shape) == 2:
+        rows = torch.tensor([2, 0])
+        out, mirror = (torch.empty(2, shape[1], dtype=dtype) for _ in range(2))
+        noise.shift_rows(at, "w", theta, rows, 1e-2, out, mirror)
+        assert torch.equal(out, plus[rows])
+        assert torch.equal(mirror, minus[rows])

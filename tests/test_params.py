@@ -134,6 +134,55 @@ def test_the_scratch_does_not_grow(untied: Path) -> None:
         for step in range(3):
             with ours.params.at(Direction(1, step), 1e-3):
                 ours.objective.logits(batch)
-            sizes.append(ours.params._scratch.numel())
+            sizes.append(ours.params._scratch._buffer.numel())
     assert sizes[0] == sizes[1] == sizes[2]
-    assert ours.params._tops == [0]
+    assert ours.params._scratch._used == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
+def test_one_forward_of_both_sides_sees_what_two_forwards_see(kind: str, dtype: str, request: Any) -> None:
+    ours = ready(request.getfixturevalue(kind), f"model.compute_dtype={dtype}")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    assert ours.objective.carries(batch)
+    with ours.params.at(Z, 0.05, -0.05):
+        apart = ours.params.each_side(lambda: ours.objective.logits(batch))
+        together = ours.objective.logits(batch)
+    assert together.shape == (2, len(SENTENCES), 2)
+    assert (apart[0] - apart[1]).abs().max() > 1e-3
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_that_does_not_say_how_it_takes_both_sides_is_refused(roberta: Path) -> None:
+    ours = ready(roberta)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    with ours.params.at(Z, 0.05, -0.05), pytest.raises(RuntimeError, match="both sides"):
+        ours.loaded.model(**batch.inputs())
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
+def test_both_sides_of_modules_with_ways_of_their_own(noise: str) -> None:
+    """One that owns parameters and holds a module that does, and one of no known type."""
+    torch.manual_seed(1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.scale * x) * self.scale
+
+    model = Outer()
+    params, x = Params(model, make_noise(noise)), torch.randn(1, 3, 4)
+    params.keep_live(lambda: model(x))
+    with params.at(Z, 0.5, -0.5):
+        apart = params.each_side(lambda: model(x))
+        with params.together():
+            together = model(x.repeat(2, 1, 1))
+    torch.testing.assert_close(together, apart.flatten(0, 1))
+    with torch.no_grad():
+        displaced(params, model, -0.5)
+        torch.testing.assert_close(together[1:], model(x))

@@ -20,9 +20,9 @@ class Kernel:
     The environment's MEZO_EAGER=1 asks for the eager path: the same bits, 10 to 30 times slower.
 
     Args:
-        function: takes tensors only: first `arrays` of them with an element for each of the tiles' (the last is
-            written, all but the last are float32), then `tiles` (int64 [T]), then some that do not depend on T.
-        arrays: 2 for out = f(theta), 1 for theta <- f(theta).
+        function: takes tensors only: first `arrays` of them with an element for each of the tiles' (theta, float32,
+            and what is written), then `tiles` (int64 [T]), then some that do not depend on T.
+        arrays: 1 for theta <- f(theta), one more for each output.
         tile: elements a tile.
         at_once: tiles a call is given at most.
     """
@@ -50,7 +50,7 @@ class Kernel:
             trial, proof = self._example(CHECKED, last), self._example(CHECKED, last)
             made(*trial, *rest)
             self.function(*proof, *rest)
-            if not torch.equal(trial[self.arrays - 1], proof[self.arrays - 1]):
+            if not all(torch.equal(a, b) for a, b in zip(trial, proof, strict=True)):
                 raise ValueError("compiled code gives other numbers than the same code run step by step")
         except Exception as error:  # a compiler fails in many ways that torch has no common type for
             Kernel.broken = True
@@ -73,8 +73,8 @@ class Kernel:
     def _example(self, count: int, last: Tensor) -> list[Tensor]:
         """The arrays, filled with something, and `tiles`."""
         theta = torch.linspace(-1, 1, count * self.tile, device=last.device)
-        out = [torch.empty_like(theta, dtype=last.dtype)] if self.arrays == 2 else []
-        return [theta, *out, torch.arange(count, device=last.device)]
+        outs = [torch.empty_like(theta, dtype=last.dtype) for _ in range(self.arrays - 1)]
+        return [theta, *outs, torch.arange(count, device=last.device)]
 
     def _without_guards(self, *tensors: Tensor) -> Pass:
         """Compile, and take the machine code out from behind torch.compile's guards.

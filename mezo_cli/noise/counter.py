@@ -17,6 +17,7 @@ from mezo_cli.noise.kernels import LANES
 from mezo_cli.noise.philox import stream_key
 
 CODES = 1 << 16  # entries of the gaussian table
+PASSES = ("shift", "mirrored", "add", "decay")
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,21 @@ class Family:
     tile: int  # elements
     at_once: int  # tiles a call works on, so that their words stay in cache
     shift: Kernel
+    mirrored: Kernel
     add: Kernel
     decay: Kernel
 
 
 def _family(per_word: int, at_once: int, *functions: Callable[..., None]) -> Family:
     tile = 4 * per_word * LANES
-    shift, add, decay = (Kernel(f, 2 if i == 0 else 1, tile, at_once) for i, f in enumerate(functions))
-    return Family(tile, at_once, shift, add, decay)
+    arrays = (2, 3, 1, 1)
+    kernels = (Kernel(f, n, tile, at_once) for f, n in zip(functions, arrays, strict=True))
+    return Family(tile, at_once, *kernels)
 
 
 FAMILIES = {
-    "gaussian": _family(2, 4096, kernels.gaussian_shift, kernels.gaussian_add, kernels.gaussian_decay),
-    "rademacher": _family(32, 1024, kernels.rademacher_shift, kernels.rademacher_add, kernels.rademacher_decay),
+    kind: _family(per_word, at_once, *(getattr(kernels, f"{kind}_{name}") for name in PASSES))
+    for kind, per_word, at_once in (("gaussian", 2, 4096), ("rademacher", 32, 1024))
 }
 
 
@@ -84,7 +87,9 @@ class CounterNoise:
         return steps[start - first * self._tile :][: stop - start].to(device)
 
     @torch.no_grad()
-    def shift(self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor) -> None:
+    def shift(
+        self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor, mirror: Tensor | None = None
+    ) -> None:
         """out = theta + c z, where c z is rounded to float32, the sum to float32, and that to out.dtype.
 
         Args:
@@ -93,24 +98,38 @@ class CounterNoise:
             theta: float32, contiguous, any shape.
             c: the coefficient (rounded to float32).
             out: float32 or bfloat16, contiguous, as many elements; may not overlap theta.
+            mirror: like out; where given, it becomes theta - c z, of the same z drawn once.
         """
-        source, target, home = _flat(theta), out.view(-1), _home(theta.device)
+        source, home = _flat(theta), _home(theta.device)
+        targets = [out.view(-1)] if mirror is None else [out.view(-1), mirror.view(-1)]
         if home != theta.device:
-            moved = torch.empty_like(target, device=home)
-            self.shift(at, name, source.to(home), c, moved)
-            target.copy_(moved)
+            moved = [torch.empty_like(target, device=home) for target in targets]
+            self.shift(at, name, source.to(home), c, *moved)
+            for target, there in zip(targets, moved, strict=True):
+                target.copy_(there)
             return
+        kernel = self._family.shift if mirror is None else self._family.mirrored
         rest = (*_names(at, name, home), _scaled(self.kind, c, home))
         for begin, end, length, tiles in self._chunks(source.numel(), home):
             if end - begin == length:
-                self._family.shift(_cut(source, begin, end), _cut(target, begin, end), tiles, *rest)
-            else:
-                shifted = torch.empty(length, dtype=out.dtype, device=home)
-                self._family.shift(_padded(source[begin:end], length), shifted, tiles, *rest)
-                target[begin:end] = shifted[: end - begin]
+                kernel(_cut(source, begin, end), *(_cut(t, begin, end) for t in targets), tiles, *rest)
+                continue
+            shifted = [torch.empty(length, dtype=out.dtype, device=home) for _ in targets]
+            kernel(_padded(source[begin:end], length), *shifted, tiles, *rest)
+            for target, there in zip(targets, shifted, strict=True):
+                target[begin:end] = there[: end - begin]
 
     @torch.no_grad()
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
+    def shift_rows(
+        self,
+        at: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        mirror: Tensor | None = None,
+    ) -> None:
         """out[i] = theta[rows[i]] + c z[rows[i]]: the rows of `shift`'s result, without the rest of the table.
 
         Args:
@@ -120,20 +139,26 @@ class CounterNoise:
             rows: int64 [R], each in [0, V).
             c: the coefficient (rounded to float32).
             out: float32 or bfloat16 [R, ...].
+            mirror: like out; where given, it becomes theta[rows[i]] - c z[rows[i]].
         """
         width, home, tile = prod(theta.shape[1:]), _home(theta.device), self._tile
         aligned = width % tile == 0 or tile % width == 0
         covering = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # tiles that a row may touch
         at_once = max(1, self._family.at_once // covering)
         inside = torch.arange(width, device=home)
-        for some, part in zip(rows.split(at_once), out.split(at_once), strict=True):
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
             begin = some.to(home) * width
             first = begin // tile
             tiles = first[:, None] + torch.arange(covering, device=home)
             steps = self._steps(at, name, tiles.view(-1), c).view(len(some), covering * tile)
             if covering * tile != width:
                 steps = steps.gather(1, (begin - first * tile)[:, None] + inside)
-            part.copy_(theta[some] + steps.view(part.shape).to(theta.device))
+            here = theta[some]
+            steps = steps.reshape(here.shape).to(theta.device)
+            out[start : start + at_once] = here + steps
+            if mirror is not None:
+                mirror[start : start + at_once] = here - steps
 
     @torch.no_grad()
     def update_(

@@ -31,11 +31,22 @@ class Noise(Protocol):
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], row-major order."""
 
-    def shift(self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor) -> None:
-        """out = theta + c z, for contiguous float32 theta and contiguous float32 or bfloat16 out of that size."""
+    def shift(
+        self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor, mirror: Tensor | None = None
+    ) -> None:
+        """out = theta + c z, and mirror = theta - c z; theta float32, the others float32 or bfloat16, contiguous."""
 
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
-        """out[i] = theta[rows[i]] + c z[rows[i]]: rows of `shift`'s result, bit for bit; theta [V, H], out [R, H]."""
+    def shift_rows(
+        self,
+        at: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        mirror: Tensor | None = None,
+    ) -> None:
+        """out[i] = theta[rows[i]] + c z[rows[i]]: rows of `shift`'s results, bit for bit; theta [V, H], out [R, H]."""
 
     def update_(
         self, name: str, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]

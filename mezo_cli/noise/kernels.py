@@ -42,6 +42,13 @@ def gaussian_shift(theta: Tensor, out: Tensor, tiles: Tensor, key: Tensor, at: T
     _store(out, theta, gaussian(tiles, key, at, table))
 
 
+def gaussian_mirrored(
+    theta: Tensor, out: Tensor, mirror: Tensor, tiles: Tensor, key: Tensor, at: Tensor, table: Tensor
+) -> None:
+    """out = theta + table[bits], mirror = theta - table[bits], of the same bits; all [T * tile]."""
+    _store_both(out, mirror, theta, gaussian(tiles, key, at, table))
+
+
 def gaussian_add(theta: Tensor, tiles: Tensor, key: Tensor, at: Tensor, table: Tensor) -> None:
     """theta <- theta + table[bits]."""
     _store(theta, theta, gaussian(tiles, key, at, table))
@@ -57,6 +64,13 @@ def rademacher_shift(theta: Tensor, out: Tensor, tiles: Tensor, key: Tensor, at:
     _store(out, theta, rademacher(tiles, key, at, coeff))
 
 
+def rademacher_mirrored(
+    theta: Tensor, out: Tensor, mirror: Tensor, tiles: Tensor, key: Tensor, at: Tensor, coeff: Tensor
+) -> None:
+    """out = theta +- coeff, mirror = theta -+ coeff, of the same bits; all [T * tile]."""
+    _store_both(out, mirror, theta, rademacher(tiles, key, at, coeff))
+
+
 def rademacher_add(theta: Tensor, tiles: Tensor, key: Tensor, at: Tensor, coeff: Tensor) -> None:
     """theta <- theta +- coeff."""
     _store(theta, theta, rademacher(tiles, key, at, coeff))
@@ -69,6 +83,12 @@ def rademacher_decay(theta: Tensor, tiles: Tensor, key: Tensor, at: Tensor, coef
 
 def _store(out: Tensor, theta: Tensor, step: Tensor) -> None:
     out.view(step.shape).copy_(theta.view(step.shape) + step)
+
+
+def _store_both(out: Tensor, mirror: Tensor, theta: Tensor, step: Tensor) -> None:
+    here = theta.view(step.shape)
+    out.view(step.shape).copy_(here + step)
+    mirror.view(step.shape).copy_(here - step)
 
 
 def _store_decayed(theta: Tensor, decay: Tensor, step: Tensor) -> None:

@@ -48,14 +48,31 @@ class TorchNoise:
         return whole[start : prod(shape) if stop is None else stop].to(device)
 
     @torch.no_grad()
-    def shift(self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor) -> None:
-        """out = theta + c z: c z is rounded to float32, the sum to float32, and that to out.dtype."""
-        out.copy_(theta + self._step(at, name, theta, c))
+    def shift(
+        self, at: Direction, name: str, theta: Tensor, c: float, out: Tensor, mirror: Tensor | None = None
+    ) -> None:
+        """out = theta + c z, mirror = theta - c z: c z is rounded to float32, the sum to float32, and to out.dtype."""
+        step = self._step(at, name, theta, c)
+        out.copy_(theta + step)
+        if mirror is not None:
+            mirror.copy_(theta - step)
 
     @torch.no_grad()
-    def shift_rows(self, at: Direction, name: str, theta: Tensor, rows: Tensor, c: float, out: Tensor) -> None:
-        """out[i] = theta[rows[i]] + c z[rows[i]]; draws the whole table's noise."""
-        out.copy_(theta[rows] + self._step(at, name, theta, c)[rows])
+    def shift_rows(
+        self,
+        at: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        mirror: Tensor | None = None,
+    ) -> None:
+        """out[i] = theta[rows[i]] + c z[rows[i]], mirror with a minus; draws the whole table's noise."""
+        step = self._step(at, name, theta, c)[rows]
+        out.copy_(theta[rows] + step)
+        if mirror is not None:
+            mirror.copy_(theta[rows] - step)
 
     @torch.no_grad()
     def update_(

@@ -5,15 +5,13 @@
 With n samples the step averages g_i z_i over n directions drawn at the same theta; weight decay is applied once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import SupportsFloat
 
 import numpy as np
 import torch
 
 from mezo_cli.noise import Direction
-from mezo_cli.optim.step import learning_rate
+from mezo_cli.optim.step import LossFn, learning_rate
 from mezo_cli.params import Params
 from mezo_cli.schema import OptimizerConfig
 
@@ -58,16 +56,16 @@ class Mezo:
         return {"forwards": 2 * self.config.samples * steps, "backwards": 0}
 
     @torch.no_grad()
-    def step(self, params: Params, loss_fn: Callable[[], SupportsFloat], step: int) -> MezoResult:
+    def step(self, params: Params, loss_fn: LossFn, step: int) -> MezoResult:
         """Do step number `step` (from 0). `loss_fn` gives the loss of one fixed batch wherever `params` stands."""
         plus, minus, grads = [], [], []
         for sample in range(self.config.samples):
             z = Direction(self.seed, step, sample)
-            with params.at(z, +self.config.eps):
-                plus.append(float(loss_fn()))
-            with params.at(z, -self.config.eps):
-                minus.append(float(loss_fn()))
-            grads.append(float(np.float32((plus[-1] - minus[-1]) / (2 * self.config.eps))))
+            with params.at(z, +self.config.eps, -self.config.eps):
+                loss_plus, loss_minus = loss_fn().tolist()
+            plus.append(loss_plus)
+            minus.append(loss_minus)
+            grads.append(float(np.float32((loss_plus - loss_minus) / (2 * self.config.eps))))
         result = MezoResult(sum(plus) / len(plus), sum(minus) / len(minus), grads, self.lr(step))
         if np.isfinite(grads).all():  # the loop stops a run whose loss is not finite; theta is left as it was
             self.apply(params, [(step, result.projected_grads, result.lr)])

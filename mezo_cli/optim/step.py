@@ -10,7 +10,8 @@ from torch import Tensor
 from mezo_cli.params import Params
 from mezo_cli.schema import OptimizerConfig
 
-LossFn = Callable[[], Tensor]  # the loss of one fixed batch, float32 [], wherever the parameters are seen
+# The loss of one fixed batch wherever the parameters are seen: float32 [], or [2] inside `params.at(z, c, -c)`.
+LossFn = Callable[[], Tensor]
 
 
 class StepResult(Protocol):
