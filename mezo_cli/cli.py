@@ -102,6 +102,23 @@ def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to 
 
 
 @app.command()
+def compare(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
+    objectives: Annotated[bool, typer.Option("--objectives", help="Objectives and losses, run beside run.")] = False,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
+) -> None:
+    """Mean and std over seeds, the best dev score picked for each, beside the paper's numbers."""
+    views = [name for name, on in (("paper", paper), ("objectives", objectives), ("seeds", seeds)) if on]
+    if len(views) > 1:
+        raise UserError(f"--{views[0]} and --{views[1]} are two views: ask for one at a time")
+    from mezo_cli import compare as comparing
+
+    comparing.compare(folders or [], views[0] if views else "groups", out)
+
+
+@app.command()
 def data(
     overrides: Overrides = None,
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,

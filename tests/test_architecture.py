@@ -12,7 +12,7 @@ import mezo_cli
 from tests.door import environment
 
 HOME = Path(mezo_cli.__file__).resolve().parent
-DOORS = {"__main__", "cli", "completion", "launch", "show", "api"}
+DOORS = {"__main__", "cli", "completion", "launch", "show", "compare", "api"}
 BRIDGE = {"config", "overrides"}
 PACKAGES_OF_THE_BRIDGE = {"hydra", "omegaconf", "yaml"}
 
@@ -109,7 +109,7 @@ def test_a_file_is_about_300_lines_and_has_a_name(path: Path) -> None:
     assert path.stem not in ("utils", "util", "helpers", "common", "misc")
 
 
-@pytest.mark.parametrize("name", ["launch", "show", "api", "runs", "config"])
+@pytest.mark.parametrize("name", ["launch", "show", "compare", "api", "runs", "config"])
 def test_the_doors_wait_with_torch_until_it_is_needed(name: str, tmp_path: Path) -> None:
     code = f"import sys, mezo_cli.{name}; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)

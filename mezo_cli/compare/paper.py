@@ -1,0 +1,104 @@
+"""The paper's table (paper.yaml beside this file), read."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).with_name("paper.yaml")
+CELL = re.compile(r"(?P<mean>[\d.]+)(?: \((?P<std>[\d.]+)\))?(?P<uncertain>\?)?")
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of the paper's, in percent; zero-shot and the accuracy objective have no std."""
+
+    mean: float
+    std: float | None
+    uncertain: bool
+
+    def __str__(self) -> str:
+        std = "" if self.std is None else f" ({self.std:.1f})"
+        return f"{self.mean:.1f}{std}{'?' if self.uncertain else ''}"
+
+    def record(self) -> dict[str, float | bool | None]:
+        """Return it for a program."""
+        return {"paper_mean": self.mean, "paper_std": self.std, "paper_uncertain": self.uncertain}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: shots (0: zero-shot), method, the loss that was minimised, task -> number."""
+
+    shots: int
+    method: str
+    loss: str
+    numbers: Mapping[str, Number]
+
+    @property
+    def label(self) -> str:
+        """The method, and the loss where it is not cross-entropy."""
+        return self.method if self.loss == "cross_entropy" else f"{self.method} ({self.loss})"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The table and how its rows were run."""
+
+    source: str
+    model: str
+    objective: str
+    seeds: frozenset[int]
+    tasks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    setups: Mapping[str, Mapping[str, Any]]  # method -> grid (key -> its ends), settings (key -> value)
+
+    def row(self, shots: int | None, method: str, loss: str) -> Row | None:
+        """Return a row of the table, None where the paper has none."""
+        rows = [row for row in self.rows if (row.shots, row.method, row.loss) == (shots, method, loss)]
+        return rows[0] if rows else None
+
+    def settings(self, method: str) -> Mapping[str, Any]:
+        """Return the settings that a method was run with; those of plain MeZO for a method that the paper has not."""
+        return dict(self.setups.get(method, self.setups["MeZO"])["settings"])
+
+    def grid(self, method: str) -> Mapping[str, list[float]]:
+        """Return the ends of a method's grid."""
+        return dict(self.setups[method]["grid"]) if method in self.setups else {}
+
+    def order(self, method: str) -> int:
+        """Return a method's place in the table; one that the paper has not comes last."""
+        names = list(dict.fromkeys(row.method for row in self.rows))
+        return names.index(method) if method in names else len(names)
+
+
+@cache
+def paper() -> Paper:
+    """Read the table."""
+    given = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    head, *lines = (re.split(r" {2,}", line.strip()) for line in given["table"].splitlines())
+    rows = [_row(dict(zip(head, line, strict=True)), given["tasks"]) for line in lines]
+    return Paper(
+        source=given["source"],
+        model=given["model"],
+        objective=given["objective"],
+        seeds=frozenset(given["seeds"]),
+        tasks=tuple(given["tasks"]),
+        rows=tuple(rows),
+        setups=given["setups"],
+    )
+
+
+def _row(cells: Mapping[str, str], tasks: list[str]) -> Row:
+    numbers = {task: _number(cells[task]) for task in tasks if cells[task] != "-"}
+    return Row(int(cells["k"]), cells["method"], cells["loss"], numbers)
+
+
+def _number(text: str) -> Number:
+    found = CELL.fullmatch(text)
+    assert found is not None, f"{FILE}: {text}"
+    return Number(float(found["mean"]), float(found["std"]) if found["std"] else None, bool(found["uncertain"]))

@@ -1,0 +1,191 @@
+"""The paper's numbers, which groups they stand beside, and the whole table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli.compare import beside, collect, groups, paper
+from mezo_cli.compare.groups import Group
+from tests.compare.made import SEEDS, grid, made
+from tests.door import mezo
+
+FEW = {"data.shots": 16}
+
+
+def only(root: Path) -> Group:
+    (group,) = groups.gather(collect.collect([root])[0])
+    return group
+
+
+# --- the table as data ---
+
+
+def test_the_table_has_every_number() -> None:
+    table = paper.paper()
+    assert [(row.shots, row.label) for row in table.rows] == [
+        (0, "zero-shot"),
+        *((k, name) for k in (16, 512) for name in ("LP", "MeZO", "MeZO LoRA", "MeZO prefix", "MeZO-Adam", "FT")),
+        (512, "MeZO (accuracy)"),
+    ]
+    assert [len(row.numbers) for row in table.rows] == [6] * 13 + [4]
+    assert all(20 < number.mean < 100 for row in table.rows for number in row.numbers.values())
+    uncertain = [(row.shots, row.method, task) for row in table.rows for task, n in row.numbers.items() if n.uncertain]
+    assert uncertain == [(16, "MeZO-Adam", "mnli"), (16, "MeZO-Adam", "rte")]
+    assert [n.std is None for row in table.rows for n in row.numbers.values()] == [True] * 6 + [False] * 72 + [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "shots", "method", "loss", "number"),
+    [
+        ("sst2", 0, "zero-shot", "cross_entropy", "79.0"),
+        ("trec", 16, "LP", "cross_entropy", "51.3 (5.5)"),
+        ("rte", 16, "MeZO-Adam", "cross_entropy", "59.2 (11.1)?"),
+        ("snli", 16, "MeZO prefix", "cross_entropy", "71.6 (2.5)"),
+        ("mnli", 512, "MeZO", "cross_entropy", "78.3 (0.5)"),
+        ("sst5", 512, "FT", "cross_entropy", "55.9 (0.9)"),
+        ("trec", 512, "MeZO", "accuracy", "68.6"),
+    ],
+)
+def test_numbers(task: str, shots: int, method: str, loss: str, number: str) -> None:
+    row = paper.paper().row(shots, method, loss)
+    assert row is not None
+    assert str(row.numbers[task]) == number
+
+
+def test_what_the_paper_has_not() -> None:
+    row = paper.paper().row(512, "MeZO", "accuracy")
+    assert row is not None
+    assert "rte" not in row.numbers
+    assert paper.paper().row(16, "MeZO", "accuracy") is None
+    assert paper.paper().row(32, "MeZO", "cross_entropy") is None
+
+
+# --- beside a group ---
+
+
+def test_the_difference_is_in_points(tmp_path: Path) -> None:
+    grid(tmp_path, FEW, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.91))})
+    group = only(tmp_path)
+    number = beside.number_for(group)
+    assert number is not None
+    assert number.mean == 90.5
+    assert beside.difference(group, number) == pytest.approx(0.5)
+    assert beside.unlike(group) == []
+    assert "90.5 (1.2) +0.5" in mezo("compare", tmp_path).out.replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data.shots": None},
+        {"data.shots": 32},
+        {"task": "mr"},
+        {"model.path": "FacebookAI/roberta-base"},
+        {"model.path": "/models/mine"},  # model.name still says roberta-large
+        {"objective": "cls"},
+        {"objective.loss": "accuracy"},
+        {"data.name": "demo", "data.shots": None},
+        {"data.name": "demo"},
+    ],
+)
+def test_no_number_where_something_else_was_run(other: dict[str, Any], tmp_path: Path) -> None:
+    made(tmp_path / "a", {**FEW, **other})
+    assert beside.number_for(only(tmp_path)) is None
+    assert "paper" not in mezo("compare", tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"data.shots": 512, "objective.loss": "accuracy"}, "92.7"),
+        ({"data.shots": 512}, "93.3 (0.7)"),
+        ({"steps": 0}, "79.0"),
+        ({"data.name": "files", "data.dir": "/k/SST-2/16-42", "data.shots": None}, "90.5 (1.2)"),
+        ({"model.path": "/models/roberta-large"}, "90.5 (1.2)"),
+        ({"task": "trec"}, "76.9 (2.7)"),
+    ],
+)
+def test_a_number_where_the_same_was_run(settings: dict[str, Any], number: str, tmp_path: Path) -> None:
+    made(tmp_path / "a", {**FEW, **settings})
+    assert str(beside.number_for(only(tmp_path))) == number
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": 20000}, "steps=20000 not 100000"),
+        ({"optimizer.noise": "rademacher"}, "noise=rademacher not gaussian"),
+        ({"optimizer.samples": 2}, "samples=2 not 1"),
+        ({"optimizer.lr": 1e-4}, "lr=0.0001 not 1e-07 to 1e-05"),
+        ({"batch_size": 16}, "batch_size=16 not 64"),
+        ({"task.template": "{sentence} {mask}"}, "another prompt"),
+        ({"data.eval_limit": 100}, "tested on at most 100 rows"),
+        ({}, "1 of 5 data seeds"),
+        ({"seed": 1}, "data seeds 1"),
+    ],
+)
+def test_what_is_not_as_in_the_paper_is_said(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    made(tmp_path / "a", {**FEW, **settings})
+    assert said in beside.unlike(only(tmp_path))
+    out = mezo("compare", tmp_path).out
+    assert "-40.5 *" in out
+    assert f"* unlike the paper: {'; '.join(beside.unlike(only(tmp_path)))}" in out
+
+
+def test_zero_shot_on_all_rows_says_so(tmp_path: Path) -> None:
+    made(tmp_path / "a", {"steps": 0})
+    assert beside.unlike(only(tmp_path)) == ["tested on all rows, the paper on at most 1000"]
+
+
+# --- the whole table ---
+
+
+def test_the_whole_table_before_anything_was_run(tmp_path: Path) -> None:
+    said = mezo("compare", "--paper", tmp_path)
+    assert said.code == 0, said
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["shots", "method", *paper.paper().tasks]
+    assert sum(line.strip().startswith("yours") for line in lines) == 14
+    assert "64.3 (0.8)?" in said.out
+    assert "read from a damaged table" in said.out
+    assert paper.paper().source in said.out
+
+
+def test_own_rows_stand_below_the_papers(tmp_path: Path) -> None:
+    grid(tmp_path / "a", FEW, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.91))})
+    grid(tmp_path / "b", {**FEW, "task": "trec"}, {1e-6: {13: (0.5, 0.75)}})
+    grid(tmp_path / "c", {**FEW, "optimizer.noise": "rademacher", "steps": 9}, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.9))})
+    grid(tmp_path / "d", {**FEW, "model.path": "distilroberta"}, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.8))})
+    grid(tmp_path / "e", {"task": "mr"}, {1e-6: {13: (0.5, 0.5)}})
+    said = mezo("compare", "--paper", tmp_path)
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    at = lines.index("MeZO 90.5 (1.2) 45.5 (2.0) 68.5 (3.9) 58.7 (2.5) 64.0 (3.3) 76.9 (2.7)")
+    assert lines[at + 1 : at + 5] == [
+        "yours 91.0 (0.0) - - - - 75.0 1/5",
+        "difference +0.5 -1.9",
+        "yours: noise=rademacher, steps=9 90.0 (0.0) - - - - -",
+        "difference -0.5",
+    ]
+    assert "yours: MeZO, distilroberta, steps=100000 80.0 (0.0) - - - - -" in lines
+    assert "- 1 group of other tasks, data or shots: mezo compare has them all" in lines
+    assert any("trec k=16 MeZO: not run: seeds 21, 42, 87, 100" in line for line in lines)
+
+
+def test_the_whole_table_as_json_has_a_record_for_every_number(tmp_path: Path) -> None:
+    grid(tmp_path / "runs", FEW, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.91))})
+    assert mezo("compare", "--paper", tmp_path / "runs", "--out", tmp_path / "t.json").code == 0
+    cells = json.loads((tmp_path / "t.json").read_text())["cells"]
+    assert len(cells) == 6 * 13 + 4
+    (mine,) = (cell for cell in cells if cell["n"])
+    assert (mine["row"], mine["task"], mine["test_mean"], mine["difference"]) == ("MeZO, k=16", "sst2", 91.0, 0.5)
+    assert {cell["paper_uncertain"] for cell in cells} == {True, False}
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_fits_its_terminal(width: int) -> None:
+    from mezo_cli.compare.papertable import paper_table
+
+    sheets = paper_table([], width).sheets
+    assert [len(sheet.columns) for sheet in sheets] == ([5, 5] if width == 80 else [8])
