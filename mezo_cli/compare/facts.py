@@ -25,6 +25,7 @@ class Facts:
     answers: Mapping[str, int]  # label -> rows that were given it,
     answered: str  # on this split
     forwards: int | None
+    backwards: int | None
     seconds: float
 
     @property
@@ -56,6 +57,7 @@ def facts_of(entry: Entry) -> Facts | None:
         answers=judged["predicted"],
         answered=judged["split"],
         forwards=entry.summary.get("forwards"),
+        backwards=entry.summary.get("backwards"),
         seconds=float(entry.summary.get("seconds", lines[-1]["seconds"])),
     )
 

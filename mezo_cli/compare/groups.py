@@ -7,7 +7,7 @@ dev and test alike, and never competed for. Ties in dev go to the lower dev loss
 import json
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,7 @@ class Group:
     picks: dict[int, Pick] = field(default_factory=dict)  # data seed -> what was picked
     troubles: list[str] = field(default_factory=list)  # missing and failed, in words
     expected: frozenset[int] = frozenset()  # data seeds that ought to be there
+    namesakes: bool = False  # whether task, shots and method are another group's too
     apart: list[str] = field(default_factory=list)  # keys that tell it from groups that look the same
 
     def __post_init__(self) -> None:
@@ -80,8 +81,10 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Task, shots and method, for a note."""
-        return f"{self.task} {shots_told(self.shots)} {self.label}"
+        """Task, shots and method, for a note; and all else of its look where another group has the same."""
+        told = f"{self.task} {shots_told(self.shots)} {self.label}"
+        more = f", {self.model} {self.objective} {self.loss}, steps={self.steps}"
+        return told + (more if self.namesakes else "")
 
     @property
     def dev(self) -> float | None:
@@ -132,7 +135,7 @@ def _order(group: Group) -> tuple[Any, ...]:
     task = (tasks.index(group.task) if group.task in tasks else len(tasks), group.task)
     shots = math.inf if group.shots is None else group.shots
     named = (paper().order(group.method), group.label)
-    return (group.model, group.objective, group.loss, *task, shots, *named, group.steps or 0)
+    return (group.model, *methods.place(group.entries[0].config), *task, shots, *named, group.steps or 0)
 
 
 def _expected(group: Group, groups: Sequence[Group]) -> frozenset[int]:
@@ -158,6 +161,9 @@ def _tell_apart(groups: Sequence[Group]) -> None:
         differing = [key for key in keys if len({json.dumps(g.recipe.get(key), default=str) for g in same}) > 1]
         for group in same:
             group.apart = differing
+    names = Counter((group.task, group.shots, group.label) for group in groups)
+    for group in groups:
+        group.namesakes = names[group.task, group.shots, group.label] > 1
 
 
 # --- inside a group ---

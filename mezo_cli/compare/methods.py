@@ -28,6 +28,8 @@ OPTIMIZERS = {
     "sgd": "FT-SGD",
     "linear_probe": "LP",
 }
+OBJECTIVES = ("mlm", "cls", "lm")  # in the order of the tables
+LOSSES = ("cross_entropy", "accuracy", "f1")
 PEFTS = {"none": "", "lora": " LoRA"}
 
 
@@ -40,6 +42,11 @@ def method(config: Config) -> str:
     elif probed:
         name = f"LP then {name}"
     return name + PEFTS.get(config.peft.name, f" {config.peft.name}")
+
+
+def place(config: Config) -> tuple[int, int]:
+    """Return the place of the objective and its loss in a table."""
+    return OBJECTIVES.index(config.objective.name), LOSSES.index(config.objective.loss)
 
 
 def is_zero_shot(config: Config) -> bool:

@@ -64,9 +64,7 @@ def objectives(entries: Sequence[Entry], width: int) -> View:
 
 def _order(facts: Facts) -> tuple[Any, ...]:
     config = facts.entry.config
-    objective = ("mlm", "cls", "lm").index(config.objective.name)
-    loss = ("cross_entropy", "accuracy", "f1").index(config.objective.loss)
-    return (objective, loss, methods.method(config), config.optimizer.lr, facts.entry.start)
+    return (*methods.place(config), methods.method(config), config.optimizer.lr, facts.entry.start)
 
 
 # --- the tables ---
@@ -104,9 +102,12 @@ def _column(facts: Facts, runs: Sequence[Facts]) -> dict[str, str]:
         if config.task.metric != "accuracy":
             told[f"{split} {config.task.metric}"] = percent(None if scores is None else scores.score)
     rows = sum(facts.answers.values())
-    told |= {f"{facts.answered}: says {label}": f"{n / rows:.1%}" for label, n in facts.answers.items()}
+    told["answers on"] = facts.answered
+    told |= {f"says {label}": f"{n / rows:.1%}" for label, n in facts.answers.items()}
     told["one answer?"] = _one_answer(facts)
     told["forwards"] = "-" if facts.forwards is None else str(facts.forwards)
+    if any(other.backwards for other in runs):
+        told["backwards"] = "-" if facts.backwards is None else str(facts.backwards)
     told["time"] = terminal.duration(facts.seconds)
     return told
 
@@ -208,6 +209,7 @@ def _record(facts: Facts) -> dict[str, Any]:
         "predicted_on": facts.answered,
         "one_answer": facts.favourite[0] if facts.favourite[1] >= ONE_ANSWER else None,
         "forwards": facts.forwards,
+        "backwards": facts.backwards,
         "seconds": facts.seconds,
         "run": entry.where,
     }

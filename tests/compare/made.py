@@ -1,6 +1,7 @@
 """Run directories as training leaves them, written by the project's own writers, without any training."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -96,3 +97,9 @@ def grid(root: Path, settings: Mapping[str, Any], lrs: Mapping[float, Mapping[in
         for seed, (dev, test) in seeds.items():
             point = {"optimizer.lr": lr, "seed": seed, **settings}
             made(root / f"{len(list(root.glob('*')))}", point, dev=dev, test=test)
+
+
+def cells_of(out: str) -> dict[str, list[str]]:
+    """The cells of the first table of `--objectives`, in words, by the names of its rows."""
+    lines = out.split("\n\n")[0].splitlines()[1:]
+    return {name: cells.split() for name, cells in (re.split(r"\s{2,}", line, maxsplit=1) for line in lines)}
