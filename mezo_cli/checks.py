@@ -45,6 +45,20 @@ def build(given: Any, kind: Any = Config, prefix: str = "") -> Any:
     return kind(**made)
 
 
+def check_together(config: Config) -> None:
+    """Check what no single key shows: settings that do not go together.
+
+    Raises:
+        SettingError: naming the key to change.
+    """
+    if config.optimizer.name == "linear_probe":
+        if config.init != "linear_probe":
+            raise SettingError("init", f"init={config.init}: optimizer=linear_probe needs init=linear_probe")
+        if config.steps:
+            other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
+            raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
+
+
 def default_of(item: Any) -> Any:
     """Return a field's default as a plain value."""
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default

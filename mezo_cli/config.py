@@ -162,6 +162,7 @@ def _checked(node: Any, resolve: bool) -> Config:
         raise checks.SettingError(key, f"{key}: {_unresolved(error)}") from error
     config = checks.build(plain)
     assert isinstance(config, Config)
+    checks.check_together(config)
     return config
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mezo_cli import data, loggers, machine, models, terminal, trajectory, weights
+from mezo_cli import data, loggers, machine, models, probing, terminal, trajectory, weights
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
@@ -42,6 +42,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
     run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
     _announce(session, splits, _tune_live(session, train_rows))
+    if done is None and config.init == "linear_probe":
+        run.update(probe=probing.probe(session, train_rows))
     with closing(Course(session, run, dev_rows, done)) as course, torch.no_grad(), _memory_told(config):
         del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
@@ -60,9 +62,10 @@ class Course:
         self._before = 0.0  # seconds of earlier sessions of this run
         self._evaluated: set[int] = set()
         self._logger = loggers.make(self.config.logger, run.path)
-        if done is None and session.loaded.fresh:
-            models.keep(session.loaded.model, session.loaded.fresh, run.start_file)
-        if done is not None:
+        if done is None:
+            loaded = session.loaded
+            models.keep(loaded.model, loaded.fresh, run.start_file, loaded.fresh_rows)
+        else:
             self._recall()
             log.info("resumed at step %d of %d", self.done, self.config.steps)
         self._writer = self._open_trajectory(going_on=done is not None) if self.config.method.trajectory else None
@@ -173,7 +176,8 @@ class Course:
         seconds, (best, _) = self._seconds(), self.best or (0, 0.0)
         at_best = next(m for m in self.run.evaluations("dev") if m["step"] == best)
         metric = self.config.task.metric
-        passes = self.session.optimizer.passes(self.done)
+        passes, probed = self.session.optimizer.passes(self.done), self.run.info().get("probe", {})
+        passes["forwards"] += probed.get("forwards", 0)
         if best != self.done:
             del self.session  # there may be no room for two
             gc.collect()
@@ -191,7 +195,7 @@ class Course:
             "test": test,
             "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads if self._writer else None),
             "peak_memory_bytes": machine.peak_memory(self.session.loaded.device),
-        }
+        } | ({"probe": probed} if probed else {})
         self.run.summary(summary)
         return summary
 

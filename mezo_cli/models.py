@@ -5,7 +5,6 @@ fresh classification head (`cls`) is drawn from the run's seed.
 """
 
 import dataclasses
-import hashlib
 import logging
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 import transformers
 from torch import nn
 
 from mezo_cli.errors import UserError, listed
 from mezo_cli.fetch import fetch
-from mezo_cli.heads import untie as untie
+from mezo_cli.heads import untie
 from mezo_cli.schema import ModelConfig
+from mezo_cli.starts import check_fingerprint, fingerprint, keep, restore
+
+__all__ = [
+    "Loaded",
+    "at",
+    "check_fingerprint",
+    "fingerprint",
+    "keep",
+    "load",
+    "load_tokenizer",
+    "restore",
+    "save",
+    "untie",
+]
 
 log = logging.getLogger("mezo")
 
@@ -36,13 +47,18 @@ KINDS: dict[str, Any] = {
 
 @dataclass
 class Loaded:
-    """A model in eval mode (dropout off) with its tokenizer. `fresh` names the tensors that no checkpoint gave."""
+    """A model in eval mode (dropout off) with its tokenizer.
+
+    `fresh` names the tensors that no checkpoint gave, `fresh_rows` those of which only some rows are such: together
+    what a start holds that the base model does not.
+    """
 
     model: Any
     tokenizer: Any
     device: torch.device
     compute_dtype: torch.dtype
     fresh: list[str] = field(default_factory=list)
+    fresh_rows: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def uses_segments(self) -> bool:
@@ -219,52 +235,3 @@ def save(loaded: Loaded, folder: Path) -> None:
 def at(config: ModelConfig, folder: str) -> ModelConfig:
     """Return the config with its weights read from `folder`."""
     return dataclasses.replace(config, path=folder, revision=None)
-
-
-def fingerprint(model: Any) -> str:
-    """Return the sha256 over the names, shapes and bytes of all parameters."""
-    total = hashlib.sha256()
-    for name, p in model.named_parameters():
-        total.update(f"{name}{tuple(p.shape)}".encode())
-        total.update(memoryview(p.detach().cpu().contiguous().view(-1).numpy()).cast("B"))
-    return total.hexdigest()
-
-
-def keep(model: Any, names: list[str], path: Path) -> None:
-    """Store the named tensors: a start that is not just the base model."""
-    state = model.state_dict()
-    safetensors.torch.save_file({name: state[name].cpu().contiguous() for name in names}, path)
-
-
-def restore(model: Any, path: Path) -> None:
-    """Put stored tensors back, if the run has any.
-
-    Raises:
-        UserError: when the file is damaged.
-    """
-    if not path.exists():
-        return
-    state = model.state_dict()
-    for name, value in _read_tensors(path).items():
-        if name not in state or state[name].shape != value.shape:
-            raise UserError(f"{path} is damaged: the model has no tensor {name} of shape {list(value.shape)}")
-        state[name].copy_(value)
-
-
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
-def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
-    """Refuse to replay a trajectory from other weights than it began with.
-
-    Raises:
-        UserError: naming the trajectory.
-    """
-    if fingerprint(model) != wanted:
-        raise UserError(
-            f"{path} began from other weights than these: model.path, or the run's start.safetensors, has changed"
-        )

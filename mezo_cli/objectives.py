@@ -104,6 +104,10 @@ class LabelWords:
         with self._params.together():
             return self._model(**both).logits
 
+    def output(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the layer that scores the labels, and which of its rows do, in label order (None: all of them)."""
+        return self._decoder, self._rows
+
     def _at_mask(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Cut hidden states down to the mask position, where the rest of a row no longer reaches the head."""
         if self._mask is None:
@@ -141,6 +145,18 @@ class ClassHead:
     def logits(self, batch: Batch) -> Tensor:
         """Return the head's scores, shape [rows, labels], float32."""
         return self._model(**batch.inputs()).logits.float()
+
+    def output(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the layer that scores the labels, and which of its rows do (None: all of them).
+
+        Raises:
+            UserError: for a head whose last layer is not linear.
+        """
+        labels = self._model.config.num_labels
+        layers = [m for m in self._model.modules() if isinstance(m, nn.Linear) and m.out_features == labels]
+        if not layers:
+            raise UserError(f"{type(self._model).__name__} has no linear layer over its {labels} classes")
+        return layers[-1], None
 
 
 # How far the scores may be from those of the stock forward, as a share of the largest: rounding, and no more.

@@ -87,6 +87,7 @@ class Method:
 
 METHODS = {
     "mezo": Method(("lr", "eps", "weight_decay", "samples", "noise", "schedule")),
+    "linear_probe": Method(()),  # no step, so nothing to read: all of it is done by `init`
 }
 
 
@@ -153,6 +154,8 @@ class Config:
     peft: PeftConfig = field(default_factory=PeftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    init: str = one_of("none", "none", "linear_probe")  # what is done to the base model before the first step
+    probe_c: float | None = ranged(None, above=0.0)  # C of the probe's regression; null: cross-validated on train
     seed: int = ranged(42, low=0, high=2**32 - 1)
     steps: int = ranged(100_000, low=0, high=2**32 - 1)
     batch_size: int = ranged(64, low=1)

@@ -65,6 +65,8 @@ def prepare(config: Config, path: str | None = None) -> Session:
     task = config.task
     source = config.model if path is None else models.at(config.model, path)
     loaded = models.load(source, config.objective.name, task.labels, config.seed)
+    if config.init == "linear_probe" and config.objective.name != "cls":
+        models.untie(loaded.model)  # the probe's rows are the decoder's own; a checkpoint of the run has them already
     inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(task, loaded.tokenizer)
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer, config.seed, config.steps)
     return Session(config, loaded, *_judged(config, loaded, inputs), optimizer, inputs)

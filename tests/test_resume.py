@@ -21,6 +21,7 @@ from tests.door import mezo, refused, small, start
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
 MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
+MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
 MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
 
 
@@ -92,7 +93,7 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 ]
 
 
-OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5)]
+OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2)]
 
 
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)

@@ -18,6 +18,7 @@ from tests import tiny
 from tests.door import mezo, refused, small
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
+MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
 
 
 @pytest.fixture(autouse=True)
