@@ -205,6 +205,7 @@ def test_keys_and_the_users_own_tasks_are_completed(here: Path) -> None:
     assert completed("fish", "mezo eval run task=sst", here) == ["task=sst2", "task=sst5"]
     assert "objective=mlm" in completed("fish", "mezo train obj", here)
     assert completed("fish", "mezo tra", here) == ["train"]
+    assert completed("fish", "mezo compare --ob", here) == ["--objectives"]
 
 
 # --- data and env ---

@@ -43,9 +43,10 @@ def unlike(group: Group) -> list[str]:
 
 
 def _settings(group: Group) -> list[str]:
-    if group.method not in paper().setups:  # LP has no settings that the paper tells
+    held = paper().settings(group.method)
+    if not held:  # LP has none that the paper tells
         return []
-    given, held = methods.flat(group.entries[0].config), paper().settings(group.method)
+    given = methods.flat(group.entries[0].config)
     other = {key: value for key, value in held.items() if key in group.recipe and given[key] != value}
     return [
         f"{methods.told(key, given[key])} not {methods.number(value)}" for key, value in (other | group.unusual).items()

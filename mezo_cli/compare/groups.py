@@ -69,7 +69,7 @@ class Group:
         self.zero_shot = methods.is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else self.entries[0].shots
         self.steps: int | None = config.steps if "steps" in self.recipe else None
-        self.unusual = methods.unusual(config, paper().settings(self.method))
+        self.unusual = methods.unusual(config, paper().usual(self.method))
 
     @property
     def label(self) -> str:

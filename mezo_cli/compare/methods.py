@@ -28,8 +28,6 @@ OPTIMIZERS = {
     "sgd": "FT-SGD",
     "linear_probe": "LP",
 }
-OBJECTIVES = ("mlm", "cls", "lm")  # in the order of the tables
-LOSSES = ("cross_entropy", "accuracy", "f1")
 PEFTS = {"none": "", "lora": " LoRA"}
 
 
@@ -45,8 +43,9 @@ def method(config: Config) -> str:
 
 
 def place(config: Config) -> tuple[int, int]:
-    """Return the place of the objective and its loss in a table."""
-    return OBJECTIVES.index(config.objective.name), LOSSES.index(config.objective.loss)
+    """Return the place of the objective and its loss in a table: the schema's order."""
+    name, loss = (item.metadata["choices"] for item in dataclasses.fields(config.objective))
+    return name.index(config.objective.name), loss.index(config.objective.loss)
 
 
 def is_zero_shot(config: Config) -> bool:
@@ -100,7 +99,7 @@ def unusual(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
         for item in dataclasses.fields(getattr(config, group)):
             key = f"{group}.{item.name}"
             value = getattr(getattr(config, group), item.name)
-            if item.name == "name" or key in GRID or _is(key, _unused(config)):
+            if item.name == "name" or value is None or key in GRID or _is(key, _unused(config)):
                 continue
             expected = usual.get(key, checks.default_of(item))
             if value != expected:

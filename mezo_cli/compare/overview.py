@@ -56,7 +56,9 @@ def _row(group: Group) -> list[str]:
     number = beside.number_for(group)
     points = beside.difference(group, number)
     mark = "" if points is None or not beside.unlike(group) else " *"
-    task = group.task if group.metric == "accuracy" else f"{group.task} ({group.metric})"
+    told = [group.metric] if group.metric != "accuracy" else []
+    told += ["demo data"] if group.entries[0].config.data.name == "demo" else []
+    task = f"{group.task} ({', '.join(told)})" if told else group.task
     steps = "-" if group.steps is None else str(group.steps)
     shown = [percent(group.dev), percent(group.mean, group.std), str(number or ""), ""]
     if points is not None:

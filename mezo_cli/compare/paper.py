@@ -55,6 +55,7 @@ class Paper:
     seeds: frozenset[int]
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
+    adapters: Mapping[str, Any]  # key -> value
     setups: Mapping[str, Mapping[str, Any]]  # method -> grid (key -> its ends), settings (key -> value)
 
     def row(self, shots: int | None, method: str, loss: str) -> Row | None:
@@ -63,8 +64,12 @@ class Paper:
         return rows[0] if rows else None
 
     def settings(self, method: str) -> Mapping[str, Any]:
-        """Return the settings that a method was run with; those of plain MeZO for a method that the paper has not."""
-        return dict(self.setups.get(method, self.setups["MeZO"])["settings"])
+        """Return the settings that a method was run with, none for a method that the paper has not."""
+        return dict(self.setups[method]["settings"]) if method in self.setups else {}
+
+    def usual(self, method: str) -> Mapping[str, Any]:
+        """Return the settings that go without saying: the method's, else plain MeZO's, and the adapters'."""
+        return {**(self.settings(method) or self.settings("MeZO")), **self.adapters}
 
     def grid(self, method: str) -> Mapping[str, list[float]]:
         """Return the ends of a method's grid."""
@@ -89,6 +94,7 @@ def paper() -> Paper:
         seeds=frozenset(given["seeds"]),
         tasks=tuple(given["tasks"]),
         rows=tuple(rows),
+        adapters=given["adapters"],
         setups=given["setups"],
     )
 

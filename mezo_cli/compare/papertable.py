@@ -71,7 +71,7 @@ def _result(group: Group | None) -> str:
 
 def _variant(group: Group) -> str:
     """Return `  yours`, and what tells it from the paper's row."""
-    held = paper().settings(group.method).get("steps") if group.method in paper().setups else None
+    held = paper().settings(group.method).get("steps")
     steps = [f"steps={group.steps}"] if group.steps and group.steps != held else []
     extra = [group.label.removeprefix(group.method).strip(" ()"), *steps]
     told = ", ".join(text for text in extra if text)
