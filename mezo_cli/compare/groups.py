@@ -68,7 +68,7 @@ class Group:
         self.method = methods.method(config)
         self.zero_shot = methods.is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else self.entries[0].shots
-        self.steps: int | None = config.steps if "steps" in self.recipe else None
+        self.steps = config.steps
         self.unusual = methods.unusual(config, paper().usual(self.method))
 
     @property
@@ -135,7 +135,7 @@ def _order(group: Group) -> tuple[Any, ...]:
     task = (tasks.index(group.task) if group.task in tasks else len(tasks), group.task)
     shots = math.inf if group.shots is None else group.shots
     named = (paper().order(group.method), group.label)
-    return (group.model, *methods.place(group.entries[0].config), *task, shots, *named, group.steps or 0)
+    return (group.model, *methods.place(group.entries[0].config), *task, shots, *named, group.steps)
 
 
 def _expected(group: Group, groups: Sequence[Group]) -> frozenset[int]:

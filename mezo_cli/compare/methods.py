@@ -26,7 +26,6 @@ OPTIMIZERS = {
     "mezo_adam": "MeZO-Adam",
     "adamw": "FT",
     "sgd": "FT-SGD",
-    "linear_probe": "LP",
 }
 PEFTS = {"none": "", "lora": " LoRA"}
 
@@ -34,10 +33,9 @@ PEFTS = {"none": "", "lora": " LoRA"}
 def method(config: Config) -> str:
     """Return the method's name as the paper has it: MeZO, MeZO LoRA, LP, FT, zero-shot, LP then MeZO."""
     name = OPTIMIZERS.get(config.optimizer.name, config.optimizer.name)
-    probed = flat(config).get("init", "none") == "linear_probe"
-    if is_zero_shot(config):
-        name = "LP" if probed else "zero-shot"
-    elif probed:
+    if config.steps == 0:
+        name = "zero-shot" if is_zero_shot(config) else "LP"
+    elif config.init == "linear_probe":
         name = f"LP then {name}"
     return name + PEFTS.get(config.peft.name, f" {config.peft.name}")
 
@@ -49,8 +47,8 @@ def place(config: Config) -> tuple[int, int]:
 
 
 def is_zero_shot(config: Config) -> bool:
-    """Whether the run takes no step, by whichever optimizer."""
-    return config.steps == 0 and config.optimizer.name != "linear_probe"
+    """Whether the run learns nothing: no step is taken, and nothing is done before the first one."""
+    return config.steps == 0 and config.init == "none"
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def unusual(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
             expected = usual.get(key, checks.default_of(item))
             if value != expected:
                 found[key] = expected
-    return found
+    return found | ({"probe_c": None} if config.probe_c is not None else {})
 
 
 def told(key: str, value: Any) -> str:
@@ -124,11 +122,10 @@ def number(value: Any) -> str:
 
 def _unused(config: Config) -> tuple[str, ...]:
     """Return the settings that the run's method does not read."""
-    if is_zero_shot(config):
+    if config.steps == 0:
         return STEPPING
-    unread = (item.name for item in dataclasses.fields(config.optimizer) if item.name not in config.method.reads)
-    unused = tuple(f"optimizer.{name}" for name in unread if name != "name")
-    return unused if config.optimizer.name != "linear_probe" else (*unused, "batch_size", "eval_every", "steps")
+    names = (item.name for item in dataclasses.fields(config.optimizer))
+    return tuple(f"optimizer.{name}" for name in names if name not in ("name", *config.method.reads))
 
 
 def _is(key: str, names: tuple[str, ...]) -> bool:

@@ -59,11 +59,10 @@ def _row(group: Group) -> list[str]:
     told = [group.metric] if group.metric != "accuracy" else []
     told += ["demo data"] if group.entries[0].config.data.name == "demo" else []
     task = f"{group.task} ({', '.join(told)})" if told else group.task
-    steps = "-" if group.steps is None else str(group.steps)
     shown = [percent(group.dev), percent(group.mean, group.std), str(number or ""), ""]
     if points is not None:
         shown[-1] = f"{points:+.1f}{mark}"
-    return [task, _shots(group), group.label, steps, seeds_told(group), *shown]
+    return [task, _shots(group), group.label, str(group.steps), seeds_told(group), *shown]
 
 
 def _picks(groups: Sequence[Group]) -> list[Sheet]:

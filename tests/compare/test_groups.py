@@ -188,6 +188,14 @@ def test_what_a_method_does_not_read_keeps_nothing_apart(tmp_path: Path) -> None
     assert only(tmp_path).shots == 0
 
 
+def test_linear_probing_is_one_method_however_it_is_asked_for(tmp_path: Path) -> None:
+    probed = {"steps": 0, "init": "linear_probe", "data.shots": 16}
+    assert split(tmp_path, {"optimizer.name": "linear_probe", **probed}, probed) == 1
+    assert (only(tmp_path).label, only(tmp_path).shots, len(only(tmp_path).missing)) == ("LP", 16, 4)
+    made(tmp_path / "c", {**probed, "probe_c": 2.0})
+    assert {group.label for group in groups(tmp_path)} == {"LP", "LP (probe_c=2)"}
+
+
 def test_the_source_of_the_data_keeps_runs_apart(tmp_path: Path) -> None:
     assert split(tmp_path, {}, {"data.name": "files", "data.dir": "/elsewhere"}) == 2
     assert "MeZO (data.dir=/elsewhere, data.name=files" in {g.label[:42] for g in groups(tmp_path)}
@@ -221,6 +229,9 @@ def test_prepared_folders_are_one_group(tmp_path: Path) -> None:
     [
         ({}, "MeZO"),
         ({"steps": 0}, "zero-shot"),
+        ({"steps": 0, "optimizer.name": "linear_probe", "init": "linear_probe"}, "LP"),
+        ({"steps": 0, "init": "linear_probe"}, "LP"),
+        ({"init": "linear_probe"}, "LP then MeZO"),
     ],
 )
 def test_names_of_methods(settings: dict[str, Any], name: str) -> None:
