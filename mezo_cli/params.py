@@ -58,8 +58,12 @@ class Params:
             UserError: when nothing trainable reaches the loss.
         """
         self._read.clear()
-        with torch.enable_grad():
-            found = leaves(probe())
+        dtype, self.compute_dtype = self.compute_dtype, torch.float32  # a graph of rounded copies would hold them all
+        try:
+            with torch.enable_grad():
+                found = leaves(probe())
+        finally:
+            self.compute_dtype = dtype
         live = {name: p for name, p in self.tensors.items() if id(p) in found}
         if not live:
             raise UserError("no trainable parameter reaches the loss: there is nothing to tune")
