@@ -10,25 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+LINE = 64  # bytes of a cache line
+
 
 class Scratch:
     """The one buffer for displaced weights, as large as the largest module: modules run one after another."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._buffer = torch.empty(0, dtype=dtype)
-        self._used = 0  # a module that owns parameters may hold modules that do
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._used = 0  # bytes; a module that owns parameters may hold modules that do
 
     @contextmanager
-    def room(self, size: int, device: torch.device) -> Iterator[Tensor]:
+    def room(self, size: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
         """Lend `size` elements."""
-        if self._buffer.numel() < self._used + size or self._buffer.device != device:
+        start = self._used
+        self._used += -(-size * dtype.itemsize // LINE) * LINE
+        if self._buffer.numel() < self._used or self._buffer.device != device:
             # Views into the old buffer stay valid: they hold its storage.
-            self._buffer = torch.empty(self._used + size, dtype=self._buffer.dtype, device=device)
-        self._used += size
+            self._buffer = torch.empty(self._used, dtype=torch.uint8, device=device)
         try:
-            yield self._buffer[self._used - size : self._used]
+            yield self._buffer[start : start + size * dtype.itemsize].view(dtype)
         finally:
-            self._used -= size
+            self._used = start
 
 
 def shadowed(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mezo_cli import data, loggers, machine, models, probing, terminal, trajectory, weights
+from mezo_cli import data, loggers, machine, models, precision, probing, terminal, trajectory, weights
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
@@ -44,6 +44,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     _announce(session, splits, _tune_live(session, train_rows))
     if done is None and config.init == "linear_probe":
         run.update(probe=probing.probe(session, train_rows))
+    if done is None and config.steps and config.method.trajectory:
+        precision.warn(session, session.batch([train_rows[i] for i in Order.of(config, train_rows).batch(0)]))
     with closing(Course(session, run, dev_rows, done)) as course, torch.no_grad(), _memory_told(config):
         del session  # the course's own from here on: it lets go of it for the best one
         with terminal.meter(console, config.steps, course.done) as meter:
@@ -100,7 +102,7 @@ class Course:
     def go(self, train_rows: list[Encoded], meter: terminal.Meter) -> None:
         """Step until the end, evaluating every `eval_every` steps, before the first and after the last."""
         config, session = self.config, self.session
-        order = Order(len(train_rows), config.batch_size, config.seed)
+        order = Order.of(config, train_rows)
         self._evaluate(meter)
         for step in range(self.done, config.steps):
             result = session.step([train_rows[i] for i in order.batch(step)], step)

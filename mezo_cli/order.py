@@ -1,6 +1,10 @@
 """Which rows make up each batch."""
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from mezo_cli.schema import Config, Encoded
 
 
 class Order:
@@ -13,6 +17,11 @@ class Order:
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self.rows, self.size, self.seed = rows, min(batch_size, rows), seed
         self._passes: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def of(cls, config: Config, rows: Sequence[Encoded]) -> "Order":
+        """The order in which a run takes its training rows."""
+        return cls(len(rows), config.batch_size, config.seed)
 
     def batch(self, step: int) -> list[int]:
         """Return the row numbers of step `step` (from 0)."""

@@ -44,7 +44,7 @@ class Params:
         self._together = False  # a forward that carries both sides is running
         self._read: set[str] = set()  # what modules read through this lens
         self._loose: list[str] = []  # what the loss depends on but no module reads through it
-        self._scratch = Scratch(compute_dtype)
+        self._scratch = Scratch()
         self._plain: dict[nn.Module, Callable[..., Any]] = {}  # the forwards that are covered
         self._cover(model)
 
@@ -58,12 +58,8 @@ class Params:
             UserError: when nothing trainable reaches the loss.
         """
         self._read.clear()
-        dtype, self.compute_dtype = self.compute_dtype, torch.float32  # a graph of rounded copies would hold them all
-        try:
-            with torch.enable_grad():
-                found = leaves(probe())
-        finally:
-            self.compute_dtype = dtype
+        with self.computing(torch.float32), torch.enable_grad():  # rounded copies would all be held by the graph
+            found = leaves(probe())
         live = {name: p for name, p in self.tensors.items() if id(p) in found}
         if not live:
             raise UserError("no trainable parameter reaches the loss: there is nothing to tune")
@@ -71,6 +67,15 @@ class Params:
         self.tensors = live
         self._loose = [name for name in live if name not in self._read]
         return dead
+
+    @contextmanager
+    def computing(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let every forward inside compute in `dtype`."""
+        before, self.compute_dtype = self.compute_dtype, dtype
+        try:
+            yield
+        finally:
+            self.compute_dtype = before
 
     @property
     def count(self) -> int:
@@ -210,7 +215,8 @@ class Params:
         if not own:
             return plain(*args, **kwargs)
         sides = self.sides if moving else 1
-        with self._scratch.room(sides * sum(p.numel() for p in own.values()), next(iter(own.values())).device) as room:
+        size, device = sides * sum(p.numel() for p in own.values()), next(iter(own.values())).device
+        with self._scratch.room(size, self.compute_dtype, device) as room:
             shadows = self._displaced(own, room, sides)
             if sides == 1:
                 return shadowed(module, shadows[0], plain, args, kwargs)
