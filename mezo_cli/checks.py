@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mezo_cli.errors import UserError, did_you_mean, listed
-from mezo_cli.schema import MISSING, Config
+from mezo_cli.schema import MISSING, Config, OptimizerConfig
 
 
 class SettingError(UserError):
@@ -46,11 +46,26 @@ def build(given: Any, kind: Any = Config, prefix: str = "") -> Any:
 
 
 def check_together(config: Config) -> None:
-    """Check what no single key shows: settings that do not go together.
+    """Refuse settings that hold each by itself but do not go together.
 
     Raises:
-        SettingError: naming the key to change.
+        SettingError: for the first pair.
     """
+    method, chosen = config.method, f"optimizer={config.optimizer.name}"
+    for item in dataclasses.fields(OptimizerConfig):
+        key, value = f"optimizer.{item.name}", getattr(config.optimizer, item.name)
+        # A method of no steps reads none of them: an experiment's settings for steps do no harm there.
+        if method.reads and item.name not in ("name", *method.reads) and value != default_of(item):
+            raise SettingError(
+                key, f"{key}={_shown(value)}: {chosen} does not read it; it reads {listed(method.reads)}"
+            )
+    if config.checkpoint == "trajectory" and not method.trajectory:
+        raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
+    loss = config.objective.loss
+    if method.backward and loss != "cross_entropy":
+        raise SettingError(
+            "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
+        )
     if config.optimizer.name == "linear_probe":
         if config.init != "linear_probe":
             raise SettingError("init", f"init={config.init}: optimizer=linear_probe needs init=linear_probe")

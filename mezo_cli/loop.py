@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mezo_cli import data, loggers, machine, models, precision, probing, termina
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
-from mezo_cli.optim import StepResult, not_finite
+from mezo_cli.optim import FirstOrder, StepResult, not_finite
 from mezo_cli.order import Order
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config, Encoded, Splits
@@ -168,7 +169,12 @@ class Course:
 
     def _save(self, name: str) -> None:
         if self.config.checkpoint == "full" and self.run.saved_step(name) != self.done:
-            self.run.save(name, self.done, lambda folder: models.save(self.session.loaded, folder))
+            self.run.save(name, self.done, lambda folder: self._write(folder, name))
+
+    def _write(self, folder: Path, name: str) -> None:
+        models.save(self.session.loaded, folder)
+        if name == "last" and isinstance(self.session.optimizer, FirstOrder):
+            self.session.optimizer.save(folder / weights.STATE)
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

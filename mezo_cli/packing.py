@@ -116,16 +116,15 @@ def packed_attention(
         query, key, value: [sides, heads, tokens, width] packed, or [rows, heads, length, width] padded.
         attention_mask: of a padded batch; None where nothing is padded.
         scaling: of the scores; 1 / sqrt(width) when None.
-        dropout: must be 0: MeZO runs without.
+        dropout: the share of the attention weights that is dropped: 0 but for backpropagation.
         spread: the layout of a packed batch; None for a padded batch.
 
     Returns:
         The output, [sides, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
     """
-    assert dropout == 0.0
     if spread is None:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
         return out.transpose(1, 2).contiguous(), None
     q, k, v = spread.out(query), spread.out(key), spread.out(value)
     mask = None if spread.mask is None else spread.mask.repeat(len(query), 1, 1, 1)
-    return spread.back(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling), len(query)), None
+    return spread.back(F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling), len(query)), None

@@ -194,7 +194,10 @@ class Params:
     def _look_up(self, module: nn.Module, plain: Callable[..., Tensor], ids: Tensor) -> Tensor:
         """Displace only the rows that a batch looks up."""
         weight = module.get_parameter("weight")
-        if not self._moves(weight) and self.compute_dtype == torch.float32 and not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
+            return plain(ids).to(self.compute_dtype)
+        if not self._moves(weight) and self.compute_dtype == torch.float32:
             return plain(ids)
         rows, where = torch.unique(ids, return_inverse=True)
         table = self.read(weight, rows)

@@ -83,10 +83,14 @@ class Method:
 
     reads: tuple[str, ...]  # the keys of `optimizer` that it reads; another one that is set is the user's mistake
     trajectory: bool = True  # its steps can be rebuilt from scalars; else it resumes from the checkpoint `last` alone
+    backward: bool = False  # it differentiates the loss
 
 
+_FIRST_ORDER = ("lr", "weight_decay", "schedule", "max_grad_norm", "dropout")
 METHODS = {
     "mezo": Method(("lr", "eps", "weight_decay", "samples", "noise", "schedule")),
+    "adamw": Method((*_FIRST_ORDER, "beta1", "beta2", "adam_eps"), trajectory=False, backward=True),
+    "sgd": Method((*_FIRST_ORDER, "momentum"), trajectory=False, backward=True),
     "linear_probe": Method(()),  # no step, so nothing to read: all of it is done by `init`
 }
 
@@ -102,6 +106,12 @@ class OptimizerConfig:
     samples: int = ranged(1, low=1)  # n of n-SPSA
     noise: str = one_of("gaussian", "gaussian", "rademacher", "torch")
     schedule: str = one_of("constant", "constant", "linear")
+    momentum: float = ranged(0.9, low=0.0, high=0.9999)
+    beta1: float = ranged(0.9, low=0.0, high=0.9999)  # of Adam's first moment
+    beta2: float = ranged(0.999, low=0.0, high=0.999999)  # of its second
+    adam_eps: float = ranged(1e-8, above=0.0)  # added to the root of the second
+    max_grad_norm: float | None = ranged(1.0, above=0.0)  # a longer gradient is scaled down to this; null: never
+    dropout: float | None = ranged(None, low=0.0, high=0.9)  # while training by backpropagation; null: the model's own
 
 
 @dataclass(frozen=True)

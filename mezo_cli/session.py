@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli import models
+from mezo_cli.dropout import dropout, set_rate
 from mezo_cli.errors import UserError
 from mezo_cli.noise import make_noise
 from mezo_cli.objectives import LOSSES, OBJECTIVES, Batch, check_served
@@ -57,7 +59,10 @@ class Session:
 
     def step(self, rows: Sequence[Encoded], step: int) -> StepResult:
         """Do step number `step` (from 0) on a batch of rows."""
-        return self.optimizer.step(self.params, partial(self.loss, self.batch(rows)), step)
+        off = nullcontext()  # the model is in eval mode: MeZO runs without dropout (paper, section 2)
+        drop = dropout(self.loaded.model, self.config.seed, step) if self.config.method.backward else off
+        with drop:
+            return self.optimizer.step(self.params, partial(self.loss, self.batch(rows)), step)
 
 
 def prepare(config: Config, path: str | None = None) -> Session:
@@ -68,6 +73,8 @@ def prepare(config: Config, path: str | None = None) -> Session:
     if config.init == "linear_probe" and config.objective.name != "cls":
         models.untie(loaded.model)  # the probe's rows are the decoder's own; a checkpoint of the run has them already
     inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(task, loaded.tokenizer)
+    if config.optimizer.dropout is not None:
+        set_rate(loaded.model, config.optimizer.dropout)
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer, config.seed, config.steps)
     return Session(config, loaded, *_judged(config, loaded, inputs), optimizer, inputs)
 

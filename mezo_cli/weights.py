@@ -1,7 +1,7 @@
 """The weights of any step of a run: a checkpoint, or the one before it and the trajectory from there.
 
 A checkpoint holds every bit of the weights, and replaying is the arithmetic of training itself, so it does not matter
-from where a step is reached: the bits are the same.
+from where a step is reached: the bits are the same. A method without a trajectory has its checkpoints alone.
 """
 
 import logging
@@ -9,14 +9,16 @@ import logging
 import torch
 
 from mezo_cli import checkpoints, models, trajectory
-from mezo_cli.errors import UserError
-from mezo_cli.optim import Mezo
+from mezo_cli.errors import UserError, listed
+from mezo_cli.optim import FirstOrder, Mezo
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config
 from mezo_cli.session import Session, prepare
 from mezo_cli.trajectory import Trajectory
 
 log = logging.getLogger("mezo")
+
+STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method without a trajectory: its moments
 
 
 def named(config: Config, run: Run, name: str) -> Session:
@@ -31,6 +33,7 @@ def named(config: Config, run: Run, name: str) -> Session:
         raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
     if (run.checkpoints / name).is_dir():
         return _loaded(config, run, name)
+    _check_trajectory(config, run, name)
     past = trajectory.read(run.trajectory)
     return at_step(config, run, _last(config, run, past) if name == "last" else _best(config, run, past))
 
@@ -41,9 +44,12 @@ def at_step(config: Config, run: Run, step: int) -> Session:
     Raises:
         UserError: when the run has not reached the step, or a file that is needed is damaged.
     """
+    saved = {name: run.saved_step(name) for name in checkpoints.NAMES}
+    if not config.method.trajectory and step in saved.values():
+        return _loaded(config, run, next(name for name, at in saved.items() if at == step))
+    _check_trajectory(config, run, f"step {step}")
     past = trajectory.read(run.trajectory)
     _within(run, past, step)
-    saved = {name: run.saved_step(name) for name in checkpoints.NAMES}
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
         return from_start(config, run, step)
@@ -57,7 +63,12 @@ def resumed(config: Config, run: Run, step: int) -> Session:
     Raises:
         UserError: when a file that is needed is damaged.
     """
-    return at_step(config, run, step)
+    if config.method.trajectory:
+        return at_step(config, run, step)
+    session = _loaded(config, run, "last")
+    if isinstance(session.optimizer, FirstOrder):
+        session.optimizer.load(run.checkpoints / "last" / STATE)
+    return session
 
 
 def from_start(config: Config, run: Run, step: int) -> Session:
@@ -66,6 +77,7 @@ def from_start(config: Config, run: Run, step: int) -> Session:
     Raises:
         UserError: when the run has not reached the step, or the base model is not what the run began with.
     """
+    _check_trajectory(config, run, f"step {step}")
     past = trajectory.read(run.trajectory)
     _within(run, past, step)
     session = prepare(config)
@@ -89,10 +101,21 @@ def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int)
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
     if stop - start > 1000:
         log.info("replaying steps %d to %d of the trajectory", start, stop)
-    assert isinstance(session.optimizer, Mezo)  # the family of methods that leave a trajectory
-    with torch.no_grad():
-        session.optimizer.apply(params, past.records(start, stop))
+    if stop > start:
+        assert isinstance(session.optimizer, Mezo)  # the family of methods whose steps can be replayed
+        with torch.no_grad():
+            session.optimizer.apply(params, past.records(start, stop))
     return session
+
+
+def _check_trajectory(config: Config, run: Run, what: str) -> None:
+    if not config.method.trajectory:
+        steps = {name: run.saved_step(name) for name in checkpoints.NAMES}
+        held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
+        raise UserError(
+            f"{what}: optimizer={config.optimizer.name} leaves no trajectory to replay; "
+            f"{run.checkpoints} holds {listed(held) or 'nothing'}"
+        )
 
 
 def _within(run: Run, past: Trajectory, step: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mezo_cli import checks, config, overrides
 from mezo_cli.errors import UserError
-from mezo_cli.schema import Config
+from mezo_cli.schema import METHODS, Config
 
 
 def told(*words: str, multirun: bool = False, config_dir: Path | None = None) -> str:
@@ -64,9 +64,9 @@ def test_the_defaults_are_the_papers() -> None:
         ("task@there=sst2", ["write task=..."]),
         ("objective=mml", ["(did you mean 'mlm'?)"]),
         ("model=robert-large", ["(did you mean 'roberta-large'?)"]),
-        ("optimizer=adm", ["allowed: "]),
+        ("optimizer=adm", ["(did you mean 'adamw'?); allowed: adamw, "]),
         ("objective.name=mml", ["not one of mlm, cls"]),
-        ("optimizer.name=adm", ["not one of mezo"]),
+        ("optimizer.name=adm", ["not one of mezo", "(did you mean 'adamw'?)"]),
         ("logger.name=wand", ["(did you mean 'wandb'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),
         ("optimizer.noise=gausian", ["(did you mean 'gaussian'?)"]),
@@ -253,7 +253,15 @@ def test_every_key_can_be_overridden() -> None:
         allowed = item.metadata.get("choices")
         words.append(f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}")
     words = [{"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}.get(word, word) for word in words]
-    config.build(words)
+    common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
+    for name, method in METHODS.items():  # each reads some of the optimizer's
+        keys = tuple(f"optimizer.{key}=" for key in method.reads)
+        loss = ["objective.loss=cross_entropy"] if method.backward else []
+        config.build([*common, *loss, f"optimizer.name={name}", *(word for word in words if word.startswith(keys))])
+    config.build(["checkpoint=trajectory"])
+    assert {key for method in METHODS.values() for key in method.reads} == {
+        key.removeprefix("optimizer.") for key in plain if key.startswith("optimizer.") and key != "optimizer.name"
+    }
 
 
 # --- YAML of the user's own ---

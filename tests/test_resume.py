@@ -13,7 +13,7 @@ import pytest
 
 from mezo_cli import checkpoints, config, loop, session, trajectory, weights
 from mezo_cli.journal import Journal
-from mezo_cli.optim import Mezo
+from mezo_cli.optim import FirstOrder, Mezo
 from mezo_cli.runs import Run
 from tests import tiny
 from tests.door import mezo, refused, small, start
@@ -22,6 +22,8 @@ MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
 MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
 MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
+MODES["adamw"] = ["optimizer=adamw", "optimizer.weight_decay=0.1"]
+MODES["sgd"] = ["optimizer=sgd", "optimizer.momentum=0.5", "objective=cls", "checkpoint_every=2"]
 MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
 
 
@@ -53,10 +55,9 @@ def state(run: Path) -> dict[str, Any]:
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
     files = {p.relative_to(run): p.read_bytes() for p in run.rglob("*.safetensors")}
     names = sorted(p.name for p in run.iterdir())
-    return {"summary": summary, "lines": lines, "files": files, "steps": (run / "trajectory.bin").read_bytes()} | {
-        "names": names,
-        "status": Run(run).status(),
-    }
+    steps = (run / "trajectory.bin").read_bytes() if (run / "trajectory.bin").exists() else b""
+    status = Run(run).status()
+    return {"summary": summary, "lines": lines, "files": files, "steps": steps, "names": names, "status": status}
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
@@ -94,6 +95,7 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 
 
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2)]
+OTHERS += [("adamw", i) for i in (1, 4, 7, 8, 11)] + [("sgd", i) for i in (2, 7, 8)]
 
 
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
@@ -116,18 +118,21 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(
     assert state(run) == state(whole(mode))
 
 
-def test_a_run_cut_again_and_again(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "step"), [("full", 2), ("adamw", 4), ("sgd", 3)])
+def test_a_run_cut_again_and_again(
+    mode: str, step: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
     run, words = tmp_path / "run", ["train"]
-    words += small(roberta, whole("full").parent / "movies", run)
+    words += small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
     for _ in range(20):
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_at(patch, Mezo, "step", 2)
+            interrupt_at(patch, Mezo if mode == "full" else FirstOrder, "step", step)
             said = mezo(*words)
         if said.code == 0:
             break
         assert said.code == 130, said
         words = ["resume", str(run)]
-    assert state(run) == state(whole("full"))
+    assert state(run) == state(whole(mode))
 
 
 @pytest.mark.parametrize("mode", ["full", "trajectory"])
@@ -243,6 +248,7 @@ def wait_for_step(run: Path, step: int, process: Any) -> None:
         ("long trajectory", signal.SIGTERM),
         ("long full", signal.SIGKILL),
         ("long cls", signal.SIGKILL),
+        ("long adamw", signal.SIGKILL),
     ],
 )
 def test_a_killed_process_is_resumed(
@@ -296,6 +302,27 @@ def test_replay_writes_the_very_weights(mode: str, whole: Callable[[str], Path],
         near.loaded.model.state_dict().items(), far.loaded.model.state_dict().items(), strict=True
     ):
         assert one.equal(other), name
+
+
+def test_without_a_trajectory_there_are_the_checkpoints_alone(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, FirstOrder, "step", 6)
+        mezo("train", *small(roberta, whole("adamw").parent / "movies", run, *MODES["adamw"]))
+    for words in (["replay", run, "--step", "3", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "2"]):
+        assert "leaves no trajectory to replay" in refused(mezo(*words))
+    assert "last (step 3)" in refused(mezo("eval", run, "--checkpoint", "5"))
+    for name in ("best", "last", "3"):
+        assert mezo("eval", run, "--checkpoint", name).code == 0
+    held = run / "checkpoints" / "last" / weights.STATE
+    data = bytearray(held.read_bytes())
+    data[len(data) // 2] ^= 1
+    held.write_bytes(bytes(data))
+    assert f"{weights.STATE} is damaged" in refused(mezo("resume", run))
+    shutil.rmtree(held.parent)
+    assert "last is missing: the run cannot be resumed without it" in refused(mezo("resume", run))
 
 
 def test_replay_is_refused_where_it_cannot_be(whole: Callable[[str], Path], tmp_path: Path) -> None:

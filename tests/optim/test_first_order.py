@@ -1,0 +1,176 @@
+"""Backpropagation in the same rooms: the stock model's gradients, dropout that can be repeated, float32 weights."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from mezo_cli import packing
+from mezo_cli.errors import UserError
+from mezo_cli.schema import METHODS
+from mezo_cli.session import Session
+from tests.door import mezo, refused, small
+from tests.optim.test_mezo import SENTENCES, full_logits, ready
+
+METHOD = [name for name, method in METHODS.items() if method.backward]
+
+
+def tuned(model: Path, *words: str) -> Session:
+    session = ready(model, *words)
+    rows = session.inputs.encode_all(SENTENCES)
+    session.params.keep_live(lambda: session.objective.logits(session.batch(rows[:1])))
+    return session
+
+
+def steps(session: Session, number: int) -> list[Any]:
+    rows = session.inputs.encode_all(SENTENCES)
+    with torch.no_grad():  # as the loop runs
+        return [session.step(rows, step) for step in range(number)]
+
+
+@pytest.mark.parametrize("limit", ["0.5", "null"])
+@pytest.mark.parametrize(
+    ("name", "words", "make"),
+    [
+        (  # a larger adam_eps: Adam makes whole steps of rounding where a gradient is zero (the keys' biases)
+            "adamw",
+            ("optimizer.weight_decay=0.1", "optimizer.beta1=0.8", "optimizer.adam_eps=1e-4"),
+            partial(torch.optim.AdamW, betas=(0.8, 0.999), eps=1e-4),
+        ),
+        ("sgd", ("optimizer.weight_decay=0.1", "optimizer.momentum=0.5"), partial(torch.optim.SGD, momentum=0.5)),
+    ],
+)
+@pytest.mark.parametrize("decoder", ["roberta", "untied"])
+def test_it_is_the_stock_model_under_torchs_own_optimizer_in_float64(
+    name: str, words: tuple[str, ...], make: Any, limit: str, decoder: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(decoder)
+    common = ["optimizer.lr=1e-3", "optimizer.dropout=0", "optimizer.schedule=linear", "steps=10"]
+    ours = tuned(folder, f"optimizer={name}", f"optimizer.max_grad_norm={limit}", *common, *words)
+    stock = AutoModelForMaskedLM.from_pretrained(folder).double().eval()
+    torchs = make(stock.parameters(), lr=1e-3, weight_decay=0.1)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    for step, result in enumerate(steps(ours, 10)):
+        loss = torch.nn.functional.cross_entropy(full_logits(stock, batch, ours.inputs.label_ids), batch.labels)
+        torchs.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(stock.parameters(), float("inf") if limit == "null" else float(limit))
+        torchs.param_groups[0]["lr"] = 1e-3 * (1 - step / 10)
+        torchs.step()
+        assert result.loss == pytest.approx(loss.item(), abs=1e-5), step
+        assert result.grad_norm == pytest.approx(float(norm), rel=1e-4)
+        assert result.lr == pytest.approx(1e-3 * (1 - step / 10))
+    theirs = dict(stock.named_parameters())
+    for key, p in ours.params.tensors.items():
+        torch.testing.assert_close(p.detach().double(), theirs[key].detach(), rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", METHOD)
+def test_gradients_are_of_live_tensors_alone_and_are_let_go(name: str, roberta: Path) -> None:
+    ours = tuned(roberta, f"optimizer={name}", "objective=cls")
+    seen: set[int] = set()
+    for p in ours.loaded.model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(lambda p: seen.add(id(p)))
+    steps(ours, 1)
+    assert seen == {id(p) for p in ours.params.tensors.values()}
+    assert all(p.grad is None for p in ours.loaded.model.parameters())
+
+
+@pytest.mark.parametrize("name", METHOD)
+def test_without_a_gradient_only_the_decay_moves(name: str, roberta: Path) -> None:
+    ours = tuned(roberta, f"optimizer={name}", "optimizer.weight_decay=0.1", "optimizer.lr=0.5", "steps=9")
+    before = {key: p.detach().clone() for key, p in ours.params.tensors.items()}
+    flat = lambda: sum((0 * p).sum() for p in ours.params.tensors.values())  # noqa: E731
+    ours.optimizer.step(ours.params, flat, 0)
+    lr = 0.5
+    for key, p in ours.params.tensors.items():
+        torch.testing.assert_close(p.detach(), before[key] * (1 - lr * 0.1))
+
+
+@pytest.mark.parametrize("name", METHOD)
+def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights(name: str, roberta: Path) -> None:
+    ours = tuned(roberta, f"optimizer={name}")
+    p = next(iter(ours.params.tensors.values()))
+    before = [q.detach().clone() for q in ours.params.tensors.values()]
+    assert ours.optimizer.step(ours.params, lambda: torch.tensor(float("nan")), 0).grad_norm != 0
+    spiked = ours.optimizer.step(ours.params, lambda: (p - p.detach()).abs().sqrt().sum(), 0)  # infinite slope at 0
+    assert spiked.loss == 0.0
+    assert not torch.tensor(spiked.grad_norm).isfinite()
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))
+
+
+def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(roberta: Path) -> None:
+    still = ["optimizer=sgd", "optimizer.lr=0"]
+    ours = tuned(roberta, *still)
+    generator = torch.get_rng_state()
+    first, second = steps(ours, 2)
+    assert torch.equal(generator, torch.get_rng_state())
+    assert not ours.loaded.model.training
+    assert first.loss != second.loss
+    assert [r.scalars() for r in steps(ours, 2)] == [first.scalars(), second.scalars()]
+    assert steps(tuned(roberta, *still, "seed=7"), 1)[0].loss != first.loss
+    plain = ours.loss(ours.batch(ours.inputs.encode_all(SENTENCES))).item()
+    none = tuned(roberta, *still, "optimizer.dropout=0")
+    assert steps(none, 1)[0].loss == pytest.approx(plain, abs=1e-6)
+    more = tuned(roberta, *still, "optimizer.dropout=0.5")
+    rates = {m.p for m in more.loaded.model.modules() if isinstance(m, torch.nn.Dropout)}
+    assert rates == {0.5}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_dropout_of_attention_keeps_its_mean(packed: bool) -> None:
+    """Each weight is dropped with that probability and the others grow by as much, in packed and in padded batches."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 7, 4) for _ in range(3))
+    rows, places = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    real = torch.zeros(2, 4, dtype=torch.bool)
+    real[rows, places] = True
+    spread = packing.Spread(rows, places, real[:, None, None, :], (2, 4)) if packed else None
+
+    def attend(dropout: float) -> torch.Tensor:
+        return packing.packed_attention(torch.nn.Module(), q, k, v, None, dropout=dropout, spread=spread)[0]
+
+    whole = attend(0.0)
+    draws = torch.stack([attend(0.3) for _ in range(3000)])
+    assert not torch.equal(draws[0], draws[1])
+    spread_of_mean = draws.std(0) / 3000**0.5
+    assert float(((draws.mean(0) - whole) / spread_of_mean).abs().max()) < 5
+
+
+def test_bfloat16_computes_from_float32_weights(roberta: Path) -> None:
+    words = ["optimizer=adamw", "optimizer.lr=1e-6", "optimizer.schedule=constant", "optimizer.dropout=0"]
+    low, full = tuned(roberta, *words, "model.compute_dtype=bfloat16"), tuned(roberta, *words)
+    before = {key: p.detach().clone() for key, p in low.params.tensors.items()}
+    coarse, fine = steps(low, 5), steps(full, 5)
+    for a, b in zip(coarse, fine, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=0.05)
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=0.1)
+    for key, p in low.params.tensors.items():
+        assert p.dtype == torch.float32
+        moved = (p - before[key]).abs()  # five steps of 1e-6 are far below what bfloat16 can tell
+        assert 0 < moved.max().item() < 6e-6
+
+
+def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for words, part in {
+        ("checkpoint=trajectory",): "checkpoint=trajectory: optimizer=adamw leaves no trajectory; use checkpoint=full",
+        ("objective.loss=accuracy",): "objective.loss=accuracy has no gradient, and optimizer=adamw needs one",
+        ("optimizer.eps=0.1",): "optimizer.eps=0.1: optimizer=adamw does not read it; it reads lr, weight_decay",
+        ("optimizer.dropout=1",): "optimizer.dropout=1: out of range",
+    }.items():
+        assert part in refused(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))
+    assert not run.exists()
+    with pytest.raises(UserError, match=r"optimizer.momentum=0.5: optimizer=mezo does not read it"):
+        ready(roberta, "optimizer.momentum=0.5")
+
+
+def test_a_run_that_diverges_stops(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    said = mezo("train", *small(roberta, movies, tmp_path / "run", "optimizer=sgd", "optimizer.lr=1e30"))
+    assert said.code == 1
+    assert "the loss is not finite" in said.err
+    assert "optimizer.eps" not in said.err
