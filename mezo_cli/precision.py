@@ -1,9 +1,9 @@
 """Whether a low compute dtype keeps the signal that MeZO lives on.
 
-The losses at theta + eps z and theta - eps z differ in their third or fourth place, and bfloat16 keeps three: what is
 The losses at theta + eps z and theta - eps z differ in their third or fourth place, and bfloat16 keeps three. What is
 left of a projected gradient depends on the model, on eps and on the batch (docs/step.md has a table): it is measured,
 on the first batch of the run itself.
+"""
 
 import logging
 
