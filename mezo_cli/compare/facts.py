@@ -10,6 +10,8 @@ from mezo_cli import trajectory
 from mezo_cli.compare.collect import Entry
 from mezo_cli.runs import Run
 
+ONE_ANSWER = 0.95  # share of the rows from which on a label is as good as the only answer
+
 Ends = tuple[float, float]  # first and last
 
 
@@ -33,6 +35,11 @@ class Facts:
         """The label given most often, and its share of the rows."""
         label = max(self.answers, key=lambda name: self.answers[name])
         return label, self.answers[label] / sum(self.answers.values())
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether it gives (nearly) every row the same label."""
+        return self.favourite[1] >= ONE_ANSWER
 
 
 def facts_of(entry: Entry) -> Facts | None:

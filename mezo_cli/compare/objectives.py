@@ -4,7 +4,7 @@ Only runs on the same rows (the data fingerprint), with the same seed and from t
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from mezo_cli.compare import methods
 from mezo_cli.compare.collect import Entry, Scores
 from mezo_cli.compare.facts import Facts, facts_of
 from mezo_cli.compare.groups import shots_told
+from mezo_cli.compare.overseeds import over_seeds
 from mezo_cli.compare.overview import percent
 from mezo_cli.compare.sheet import Sheet, View
 from mezo_cli.errors import UserError
 
 NAMES, COLUMN = 21, 14  # characters of a table's first column, and of a run's
-ONE_ANSWER = 0.95  # share of the rows from which on a label is as good as the only answer
 STILL = 0.5  # share of steps with g = 0 from which on a note says so
 
 
@@ -52,14 +52,20 @@ def objectives(entries: Sequence[Entry], width: int) -> View:
             sets[Common(config.task.name, config.model.path, config.seed, str(entry.fingerprint))].append(facts)
     if not sets:
         raise UserError("no run here has been evaluated yet")
+    shown = {common: sorted(runs, key=_order) for common, runs in sorted(sets.items()) if _compares(runs)} or sets
     sheets: list[Sheet] = []
-    said = _differences(list(sets))
-    for common, runs in sorted(sets.items()):
-        runs.sort(key=_order)
+    said = [*_differences(list(sets)), *_alone(sets, shown)]
+    for common, runs in shown.items():
         sheets += _sheets(common, runs, width)
-        said += _told(common, runs, len(sets) > 1)
-    told = [{**common._asdict(), **_record(facts)} for common, runs in sorted(sets.items()) for facts in runs]
+        said += _told(common, runs, len(shown) > 1)
+    sheets += over_seeds([facts for runs in shown.values() for facts in runs])
+    told = [{**common._asdict(), **_record(facts)} for common, runs in shown.items() for facts in runs]
     return View(sheets, [*said, *left_out], [_flat(record) for record in told], {"unit": "percent", "runs": told})
+
+
+def _compares(runs: Sequence[Facts]) -> bool:
+    """Whether there are two objectives, or two losses, to hold against each other."""
+    return len({methods.place(facts.entry.config) for facts in runs}) > 1
 
 
 def _order(facts: Facts) -> tuple[Any, ...]:
@@ -140,7 +146,7 @@ def _one_answer(facts: Facts) -> str:
     label, share = facts.favourite
     if share == 1:
         return f"ALL {label}"
-    return f"NEARLY {label}" if share >= ONE_ANSWER else "no"
+    return f"NEARLY {label}" if facts.one_answer else "no"
 
 
 # --- the notes ---
@@ -158,15 +164,23 @@ def _differences(sets: Sequence[Common]) -> list[str]:
     return said
 
 
+def _alone(sets: Mapping[Common, Sequence[Facts]], shown: Mapping[Common, Sequence[Facts]]) -> list[str]:
+    """Say that there is nothing to compare, or which runs had nothing to be compared with."""
+    if not any(map(_compares, sets.values())):
+        return ["one objective and one loss each: `mezo train -m experiment=objectives` runs four side by side"]
+    rest = sum(len(runs) for common, runs in sets.items() if common not in shown)
+    return [f"not shown: {rest} run{'s' if rest > 1 else ''} without another objective or loss beside"] if rest else []
+
+
 def _told(common: Common, runs: Sequence[Facts], several: bool) -> list[str]:
-    """Say what must not be overlooked: nothing to compare with, one answer to everything, steps that stand still."""
+    """Say what must not be overlooked: one answer to everything, steps that stand still, runs without an end."""
     here = f"{common.task}, seed {common.seed}, data {common.fingerprint[:8]}: " if several else ""
-    said = [f"{here}one run only: there is nothing to hold it against"] if len(runs) == 1 else []
+    said = []
     for facts in runs:
         config = facts.entry.config
         name = f"{here}{config.objective.name} {config.objective.loss}, lr={methods.number(config.optimizer.lr)}"
         label, share = facts.favourite
-        if share >= ONE_ANSWER:
+        if facts.one_answer:
             which = "every" if share == 1 else f"{share:.1%} of"
             said.append(f"{name}: gives {which} {facts.answered} row{'' if share == 1 else 's'} the label {label}")
         if facts.zero is not None and facts.zero >= STILL:
@@ -207,7 +221,7 @@ def _record(facts: Facts) -> dict[str, Any]:
         **scores,
         "predicted": dict(facts.answers),
         "predicted_on": facts.answered,
-        "one_answer": facts.favourite[0] if facts.favourite[1] >= ONE_ANSWER else None,
+        "one_answer": facts.favourite[0] if facts.one_answer else None,
         "forwards": facts.forwards,
         "backwards": facts.backwards,
         "seconds": facts.seconds,

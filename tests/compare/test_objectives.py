@@ -84,8 +84,32 @@ def test_only_the_same_rows_seed_and_model_stand_side_by_side(
     out = mezo("compare", "--objectives", tmp_path).out
     assert len(titles(out)) == tables
     assert ("only runs on the same rows, with the same seed and from the same model" in out) == (tables == 2)
-    assert out.count("one run only: there is nothing to hold it against") == (2 if tables == 2 else 0)
+    assert ("one objective and one loss each" in out) == (tables == 2)
     assert ("sst2, seed 42: the runs had different rows (data" in out) == other_rows
+
+
+def test_runs_without_another_objective_beside_them_are_counted(four: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        made(four / f"alone{seed}", {"seed": seed})
+    out = mezo("compare", "--objectives", four).out
+    assert len(titles(out)) == 1
+    assert "- not shown: 2 runs without another objective or loss beside" in out
+
+
+def test_over_the_seeds(tmp_path: Path) -> None:
+    for seed, test in ((13, 0.7), (21, 0.9)):
+        made(tmp_path / f"a{seed}", {"seed": seed}, test=test, grads=[1.0, 0.0])
+        still = {"seed": seed, "objective.loss": "accuracy"}
+        made(tmp_path / f"b{seed}", still, grads=[0.0, 0.0], predicted=(0, 10) if seed == 13 else (4, 6))
+    out = mezo("compare", "--objectives", tmp_path).out
+    assert len(titles(out)) == 3
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    at = lines.index("sst2, roberta-large, all, over the seeds above")
+    assert lines[at + 1 : at + 4] == [
+        "objective method runs g = 0 |g| train dev test one answer",
+        "mlm cross_entropy MeZO, lr=1e-06 2 50.0% 0.5 90.0 50.0 80.0 (10.0) 0 of 2",
+        "mlm accuracy MeZO, lr=1e-06 2 100.0% 0 90.0 50.0 50.0 (0.0) 1 of 2",
+    ]
 
 
 def test_the_settings_by_which_runs_differ_are_rows_of_their_own(tmp_path: Path) -> None:
