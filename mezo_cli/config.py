@@ -81,6 +81,43 @@ def check(given: Sequence[str], config_dir: str | None = None, multirun: bool = 
     return math.prod(len(alternatives) for alternatives in jobs)
 
 
+def with_grid(given: Sequence[str], config_dir: str | None = None) -> list[str]:
+    """Return a sweep's overrides with the grid of its experiment file (`hydra.sweeper.params`) written out before them.
+
+    What the command line names itself, a value or a choice, is not swept over by the file.
+
+    Raises:
+        UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
+    """
+    known = choices(config_dir)
+    parsed = [overrides.read(text, known) for text in given]
+    named = {override.key_or_group for override in parsed}
+    plain = [text for text, override in zip(given, parsed, strict=True) if not override.is_sweep_override()]
+    swept = [overrides.alternatives(o, known) for o in parsed if o.key_or_group == "experiment"]
+    grids = [_grid([*plain, *([text] if swept else [])], config_dir) for text in (swept[0] if swept else [""])]
+    if any(grid != grids[0] for grid in grids):
+        raise UserError(f"{', '.join(swept[0])}: their files sweep over unlike grids; run one experiment at a time")
+    words = [f"{key}={value}" for key, value in grids[0].items() if key not in named]
+    for text in words:
+        try:
+            overrides.read(text, known)
+        except UserError as error:
+            raise UserError(f"{error} (hydra.sweeper.params of {swept[0][0] if swept else 'a file'})") from error
+    return [*words, *given]
+
+
+def varied(given: Sequence[str], config_dir: str | None = None) -> set[str]:
+    """Return the keys that a sweep gives several values."""
+    known = choices(config_dir)
+    return {o.get_key_element() for o in (overrides.read(text, known) for text in given) if o.is_sweep_override()}
+
+
+def _grid(given: Sequence[str], config_dir: str | None) -> dict[str, str]:
+    """Return what the composed files sweep over by themselves: key or group -> values, as on the command line."""
+    params = OmegaConf.select(_composed(given, config_dir), "hydra.sweeper.params") or {}
+    return {str(key): str(value) for key, value in params.items()}
+
+
 def build(given: Sequence[str], config_dir: str | None = None) -> Config:
     """Compose overrides over the defaults and return the checked config.
 
@@ -89,15 +126,8 @@ def build(given: Sequence[str], config_dir: str | None = None) -> Config:
     """
     known = choices(config_dir)
     _refuse_sweeps([overrides.read(text, known) for text in given])
-    path = search_path(config_dir)
-    register()
-    with _hydra_kept():
-        try:
-            with initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
-                node = compose(config_name="config", overrides=[*path, *given], return_hydra_config=True)
-            picked = dict(node.hydra.runtime.choices)
-        except Exception as error:  # whatever goes wrong here, it is in what the user wrote: overrides and YAML files
-            raise UserError(_composing(error)) from error
+    node = _composed(given, config_dir)
+    picked = dict(node.hydra.runtime.choices)
     try:
         made = typed(node)
         _directories(node)
@@ -106,6 +136,19 @@ def build(given: Sequence[str], config_dir: str | None = None) -> Config:
         files = [known[group][picked[group]] for group in groups if picked.get(group) in known.get(group, {})]
         raise UserError(f"{error}{_place(error.key, given, files)}") from error
     return made
+
+
+def _composed(given: Sequence[str], config_dir: str | None) -> DictConfig:
+    """Let Hydra compose overrides over the files; its own node is in it."""
+    path = search_path(config_dir)
+    register()
+    with _hydra_kept():
+        try:
+            with initialize_config_dir(config_dir=str(conf_dir()), version_base=VERSION_BASE):
+                node = compose(config_name="config", overrides=[*path, *given], return_hydra_config=True)
+            return node
+        except Exception as error:  # whatever goes wrong here, it is in what the user wrote: overrides and YAML files
+            raise UserError(_composing(error)) from error
 
 
 def _refuse_sweeps(parsed: Sequence[Override]) -> None:

@@ -54,16 +54,18 @@ def single(overrides: Sequence[str], config_dir: str | None) -> None:
 def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     """Run every job of a sweep, each in its own directory; return 1 when any failed.
 
+    An experiment file may name a grid (`hydra.sweeper.params`): the command line's own keys win over it.
     The whole sweep is checked before the first job starts; a job's failure is that job's alone.
     """
-    total = configs.check(overrides, config_dir, multirun=True)
-    fixed = set(overrides)
+    words = configs.with_grid(overrides, config_dir)
+    total = configs.check(words, config_dir, multirun=True)
+    varied = configs.varied(words, config_dir)
     failed: list[str] = []
     argv = list(sys.argv)
 
     def job(node: DictConfig) -> None:
         number = HydraConfig.get().job.num
-        what = " ".join(text for text in HydraConfig.get().overrides.task if text not in fixed)
+        what = " ".join(text for text in HydraConfig.get().overrides.task if text.split("=")[0] in varied)
         log.info("job %d of %d  %s", number + 1, total, what)
         try:
             _job(node, argv)
@@ -74,7 +76,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
         log.info("")
 
     with terminal.telling(console):
-        _hydra(overrides, config_dir, ["--multirun"], job)
+        _hydra(["hydra.sweeper.params=null", *words], config_dir, ["--multirun"], job)  # the words hold the grid
         log.info("%d of %d jobs finished", total - len(failed), total)
     for line in failed:
         print(f"failed: {' '.join(line.split())}", file=sys.stderr)
