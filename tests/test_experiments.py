@@ -17,6 +17,17 @@ SEEDS = ["seed=13,21,42,87,100"]
 # experiment -> (what its typed config holds beside the common part, the values of lr that it sweeps over)
 PAPER: dict[str, tuple[dict[str, Any], str]] = {
     "mezo": ({"optimizer.name": "mezo", "peft.name": "none"}, "1e-7,1e-6,1e-5"),
+    "ft": (
+        {
+            "optimizer.name": "adamw",
+            "optimizer.schedule": "linear",
+            "optimizer.weight_decay": 0.0,
+            "steps": 1000,
+            "eval_every": 100,
+            "peft.name": "none",
+        },
+        "1e-5,3e-5,5e-5",
+    ),
     "zero_shot": ({"steps": 0, "init": "none", "peft.name": "none"}, ""),
     "lp": (
         {"optimizer.name": "linear_probe", "init": "linear_probe", "probe_c": None, "steps": 0, "peft.name": "none"},
