@@ -1,7 +1,7 @@
 """Models: tokenizer and model of a checkpoint, on a device; what may be missing in it and what may not.
 
-A masked-LM checkpoint without its head is refused for `mlm`: a head left at random gives plausible, wrong results. A
-fresh classification head (`cls`) is drawn from the run's seed.
+A checkpoint without its head over the vocabulary is refused for `mlm` and `lm`: a head left at random gives plausible,
+wrong results. A fresh classification head (`cls`) is drawn from the run's seed.
 """
 
 import dataclasses
@@ -42,7 +42,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KINDS: dict[str, Any] = {
     "mlm": transformers.AutoModelForMaskedLM,
     "cls": transformers.AutoModelForSequenceClassification,
+    "lm": transformers.AutoModelForCausalLM,
 }
+CALLED = {"mlm": "masked-LM", "cls": "sequence-classification", "lm": "causal-LM"}
 
 
 @dataclass
@@ -65,27 +67,35 @@ class Loaded:
         """Whether the model tells first from second sentences by token_type_ids."""
         return "token_type_ids" in self.tokenizer.model_input_names
 
+    @property
+    def pad_id(self) -> int:
+        """What fills a row up. A decoder's tokenizer may have no token for it; any will do: no real token sees it."""
+        pad = self.tokenizer.pad_token_id
+        return 0 if pad is None else int(pad)
+
 
 def load(config: ModelConfig, objective: str, labels: Sequence[str], seed: int) -> Loaded:
     """Load tokenizer and model for an objective.
 
     Args:
         config: path (hub id, local folder, or `demo`), device, dtypes.
-        objective: `mlm` or `cls`.
+        objective: `mlm`, `cls` or `lm`.
         labels: the classes, in the task's order, for `cls`.
         seed: draws a fresh classification head.
 
     Raises:
-        UserError: when nothing is found, when weights are missing (for `mlm` the head, too), are not safetensors or do
-            not fit, and when tokenizer and model do not go together.
+        UserError: when nothing is found, when weights are missing (for `mlm` and `lm` the head, too), are not
+            safetensors or do not fit, and when tokenizer and model do not go together.
     """
     device = pick_device(config.device)
     folder = fetch(config)
-    tokenizer = _tokenizer(folder, config.path)
+    tokenizer = _tokenizer(folder, config.path, objective)
     options = {"num_labels": len(labels)} if objective == "cls" else {}
-    with _explained(config.path, KINDS[objective]), _quiet(), torch.random.fork_rng(devices=[]):
+    with _explained(config.path, objective), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         theirs = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if objective == "lm":
+            _refuse_encoder(theirs, config.path)
         model, report = KINDS[objective].from_pretrained(
             folder,
             local_files_only=True,
@@ -104,25 +114,25 @@ def load(config: ModelConfig, objective: str, labels: Sequence[str], seed: int) 
     _check_fresh(fresh, resized, model, objective, config.path)
     if objective == "cls":
         _name_classes(model, theirs, labels, fresh, config.path)
-    _fit(tokenizer, model, config.path)
+    _fit(tokenizer, model, objective, config.path)
     model.eval()
     return Loaded(model.to(device), tokenizer, device, DTYPES[config.compute_dtype], fresh)
 
 
-def load_tokenizer(config: ModelConfig) -> Any:
+def load_tokenizer(config: ModelConfig, objective: str) -> Any:
     """Load the tokenizer alone.
 
     Raises:
-        UserError: when it is not found, or has no padding token.
+        UserError: when it is not found, or has no padding token, which every objective but `lm` needs.
     """
-    return _tokenizer(fetch(config, weights=False), config.path)
+    return _tokenizer(fetch(config, weights=False), config.path, objective)
 
 
-def _tokenizer(folder: Path, path: str) -> Any:
-    with _explained(path, None), _quiet():
+def _tokenizer(folder: Path, path: str, objective: str) -> Any:
+    with _explained(path), _quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"model.path={path}: its tokenizer has no padding token")
+    if tokenizer.pad_token_id is None and objective != "lm":
+        raise UserError(f"model.path={path}: its tokenizer has no padding token (a decoder goes with objective=lm)")
     return tokenizer
 
 
@@ -147,10 +157,22 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def _refuse_encoder(theirs: Any, path: str) -> None:
+    """Refuse a model whose tokens see what follows them: transformers would load it as a decoder all the same."""
+    encoder = type(theirs) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not theirs.is_decoder
+    if encoder or theirs.is_encoder_decoder:
+        kind = "sequence-to-sequence" if theirs.is_encoder_decoder else "masked-LM"
+        instead = "" if theirs.is_encoder_decoder else "; this one goes with objective=mlm"
+        raise UserError(
+            f"model.path={path}: a {kind} model ({theirs.model_type}), and objective=lm needs a decoder, such as "
+            f"model=opt-125m{instead}"
+        )
+
+
 def _check_fresh(fresh: list[str], resized: dict[str, str], model: Any, objective: str, path: str) -> None:
     """Refuse weights that are missing or misshapen where the checkpoint should have had them; tell of a fresh head."""
     body = f"{model.base_model_prefix}."
-    lacking = [key for key in fresh if "pooler" not in key and (objective == "mlm" or key.startswith(body))]
+    lacking = [key for key in fresh if "pooler" not in key and (objective != "cls" or key.startswith(body))]
     if not lacking:
         if fresh and objective == "cls":
             why = ", ".join(f"{key}: {shape}" for key, shape in resized.items())
@@ -159,10 +181,10 @@ def _check_fresh(fresh: list[str], resized: dict[str, str], model: Any, objectiv
     first = lacking[0]
     if first in resized:
         raise UserError(f"model.path={path}: {first} does not fit its config.json: {resized[first]}")
-    if objective == "mlm" and not any(key.startswith(body) for key in lacking):
+    if objective != "cls" and not any(key.startswith(body) for key in lacking):
         raise UserError(
-            f"model.path={path}: the checkpoint has no masked-LM head ({first} is missing), and objective=mlm "
-            "never uses a random one; give a checkpoint with its head, or objective=cls"
+            f"model.path={path}: the checkpoint has no {CALLED[objective]} head ({first} is missing), and "
+            f"objective={objective} never uses a random one; give a checkpoint with its head, or objective=cls"
         )
     raise UserError(f"model.path={path}: the checkpoint lacks {len(lacking)} tensors, first {first}")
 
@@ -182,13 +204,16 @@ def _name_classes(model: Any, theirs: Any, labels: Sequence[str], fresh: list[st
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 
 
-def _fit(tokenizer: Any, model: Any, path: str) -> None:
+def _fit(tokenizer: Any, model: Any, objective: str, path: str) -> None:
     """Check that the model has an embedding for every token, and note how long its rows may be."""
     rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         raise UserError(
             f"model.path={path}: its tokenizer has {tokens} tokens but the model embeds {rows}: they do not go together"
         )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if objective == "lm" and longest:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa's family counts positions from behind its padding index.
@@ -197,7 +222,7 @@ def _fit(tokenizer: Any, model: Any, path: str) -> None:
 
 
 @contextmanager
-def _explained(path: str, kind: Any) -> Iterator[None]:
+def _explained(path: str, objective: str = "") -> Iterator[None]:
     """Tell in one line what transformers raises while it reads a folder."""
     try:
         yield
@@ -205,9 +230,8 @@ def _explained(path: str, kind: Any) -> Iterator[None]:
         raise
     except Exception as error:  # OSError, ValueError, KeyError and its own: what a broken or foreign folder brings
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if kind is not None and first.startswith("Unrecognized configuration class"):
-            what = "masked-LM" if kind is KINDS["mlm"] else "sequence-classification"
-            first = f"transformers has no {what} model of its kind"
+        if objective and first.startswith("Unrecognized configuration class"):
+            first = f"transformers has no {CALLED[objective]} model of its kind"
         raise UserError(f"model.path={path} could not be loaded: {first}") from error
 
 

@@ -1,12 +1,12 @@
-"""What a batch is judged by: label words at the mask (`mlm`) or a classification head (`cls`), and the losses.
+"""What a batch is judged by: label words at the mask (`mlm`), a classification head (`cls`), or label words that a
+decoder goes on with (`lm`, in `next_words`); and the losses.
 
-Both give logits of shape [rows, labels]; the loss reads them. Cross-entropy over the label words is continuous, which
+All give logits of shape [rows, labels]; the loss reads them. Cross-entropy over the label words is continuous, which
 is what gives MeZO a signal: accuracy, on a small batch, seldom changes between theta + eps z and theta - eps z, so
 that its projected gradient is exactly zero (paper, section 3.3, trains on accuracy with large batches).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,43 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli import packing
+from mezo_cli.batches import CARRIED, Batch
 from mezo_cli.errors import UserError
+from mezo_cli.next_words import NextWords
 from mezo_cli.params import Params
-from mezo_cli.schema import Encoded
-
-CARRIED = 1024  # tokens: beyond it drawing z is a small part of a step, and activations a large part of memory
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows padded to their own longest. ids, attention, segments: [rows, length]; mask, labels: [rows]."""
-
-    ids: Tensor
-    attention: Tensor
-    segments: Tensor | None
-    mask: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, rows: Sequence[Encoded], pad_id: int, device: torch.device, segments: bool) -> "Batch":
-        """Pad `rows` on the right with `pad_id`."""
-        length = max(len(row.ids) for row in rows)
-
-        def padded(values: list[list[int]], fill: int) -> Tensor:
-            return torch.tensor([v + [fill] * (length - len(v)) for v in values], device=device)
-
-        return cls(
-            ids=padded([r.ids for r in rows], pad_id),
-            attention=padded([[1] * len(r.ids) for r in rows], 0),
-            segments=padded([r.segments for r in rows], 0) if segments else None,
-            mask=torch.tensor([r.mask for r in rows], device=device),
-            labels=torch.tensor([r.label for r in rows], device=device),
-        )
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return the model's keyword arguments."""
-        named = {"input_ids": self.ids, "attention_mask": self.attention, "token_type_ids": self.segments}
-        return {name: value for name, value in named.items() if value is not None}
 
 
 class LabelWords:
@@ -183,7 +150,11 @@ def check_served(ours: Tensor, stock: Tensor, kind: tuple[str, torch.dtype], nam
         raise UserError(f"{name} is a family that is not served: its scores come out wrong (by {error:.2g})")
 
 
-OBJECTIVES: dict[str, type[LabelWords] | type[ClassHead]] = {"mlm": LabelWords, "cls": ClassHead}
+OBJECTIVES: dict[str, type[LabelWords] | type[ClassHead] | type[NextWords]] = {
+    "mlm": LabelWords,
+    "cls": ClassHead,
+    "lm": NextWords,
+}
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -50,6 +50,15 @@ class FileSource:
 
 
 @dataclass(frozen=True)
+class LmPrompt:
+    """A task's prompt for decoders (objective lm): its template ends in `{mask}`, the label word's place."""
+
+    template: str | None = None
+    label_words: list[str] = field(default_factory=list)  # where they differ from `task.label_words`
+    max_length: int | None = ranged(None, low=8)  # in tokens; null: what the model takes
+
+
+@dataclass(frozen=True)
 class TaskConfig:
     """One classification task: its template, its labels with their words, and where its columns are found."""
 
@@ -65,15 +74,16 @@ class TaskConfig:
     first_limit: int | None = ranged(None, low=1)  # tokens kept of the first sentence
     other_limit: int | None = ranged(None, low=1)  # tokens kept of every other one
     metric: str = one_of("accuracy", "accuracy", "f1", "matthews")
+    lm: LmPrompt = field(default_factory=LmPrompt)
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is minimised: `mlm` label words at the mask, `cls` a classification head."""
+    """What is minimised: `mlm` label words at the mask, `cls` a classification head, `lm` label words that follow."""
 
-    name: str = one_of(MISSING, "mlm", "cls")
+    name: str = one_of(MISSING, "mlm", "cls", "lm")
     loss: str = one_of("cross_entropy", "cross_entropy", "accuracy", "f1")
 
 
@@ -123,7 +133,7 @@ class PeftConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A checkpoint with a masked-LM head: a hub id or a local folder."""
+    """A checkpoint, a hub id or a local folder, with the head that the objective reads."""
 
     name: str = MISSING
     path: str = MISSING
@@ -141,7 +151,8 @@ class DataConfig:
     dir: str | None = None
     shots: int | None = ranged(None, low=1)  # k rows per class for train and again for dev; null: all rows
     seed: int | None = ranged(None, low=0, high=2**32 - 1)  # null: the run's seed
-    dev_size: int = ranged(1000, low=1)
+    train_size: int | None = ranged(None, low=1)  # rows drawn for train, whatever their class; null: all
+    dev_size: int = ranged(1000, low=1)  # rows held out for dev where the data come without one
     eval_limit: int | None = ranged(None, low=1)
 
 
@@ -207,7 +218,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One tokenised row. `mask` is the position of the mask token, -1 where the input has none (objective cls)."""
+    """One tokenised row. `mask` is the position that is judged: the mask token's (mlm), the last (lm), -1 (cls)."""
 
     ids: list[int]
     segments: list[int]

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from mezo_cli import models
+from mezo_cli.batches import Batch
 from mezo_cli.dropout import dropout, set_rate
 from mezo_cli.errors import UserError
 from mezo_cli.noise import make_noise
-from mezo_cli.objectives import LOSSES, OBJECTIVES, Batch, check_served
+from mezo_cli.objectives import LOSSES, OBJECTIVES, check_served
 from mezo_cli.optim import OPTIMIZERS, Optimizer, StepResult
 from mezo_cli.params import Params
 from mezo_cli.schema import Config, Encoded, Example
-from mezo_cli.tasks import PlainInput, Prompt
+from mezo_cli.tasks import INPUTS, Inputs
 
 
 @dataclass
@@ -30,12 +31,12 @@ class Session:
     params: Params
     objective: Any
     optimizer: Optimizer
-    inputs: Prompt | PlainInput
+    inputs: Inputs
 
     def batch(self, rows: Sequence[Encoded]) -> Batch:
         """Pad rows to their own longest, on the model's device."""
         loaded = self.loaded
-        return Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
+        return Batch.of(rows, loaded.pad_id, loaded.device, loaded.uses_segments)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the objective's loss of a batch, float32, at wherever the parameters are seen.
@@ -72,7 +73,7 @@ def prepare(config: Config, path: str | None = None) -> Session:
     loaded = models.load(source, config.objective.name, task.labels, config.seed)
     if config.init == "linear_probe" and config.objective.name != "cls":
         models.untie(loaded.model)  # the probe's rows are the decoder's own; a checkpoint of the run has them already
-    inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(task, loaded.tokenizer)
+    inputs = INPUTS[config.objective.name](task, loaded.tokenizer)
     if config.optimizer.dropout is not None:
         set_rate(loaded.model, config.optimizer.dropout)
     optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer, config.seed, config.steps)
@@ -80,12 +81,12 @@ def prepare(config: Config, path: str | None = None) -> Session:
 
 
 @torch.no_grad()
-def _judged(config: Config, loaded: models.Loaded, inputs: Prompt | PlainInput) -> tuple[Params, Any]:
+def _judged(config: Config, loaded: models.Loaded, inputs: Inputs) -> tuple[Params, Any]:
     """Put the lens and the objective over a model, and hold them against its own forward on two short rows."""
-    kind, label_ids = OBJECTIVES[config.objective.name], getattr(inputs, "label_ids", [])
+    kind, label_ids = OBJECTIVES[config.objective.name], inputs.label_ids
     rows = inputs.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
-    probe = Batch.of(rows, loaded.tokenizer.pad_token_id, loaded.device, loaded.uses_segments)
+    probe = Batch.of(rows, loaded.pad_id, loaded.device, loaded.uses_segments)
     try:
         stock = kind.stock(loaded.model, probe, label_ids)
         params = Params(loaded.model, make_noise(config.optimizer.noise), loaded.compute_dtype)

@@ -94,17 +94,17 @@ def _tables(facts: dict[str, dict]) -> list[Table]:
 def _prompts(config: Config, splits: Splits) -> None:
     """Print one prompt a label, decoded from its tokens."""
     from mezo_cli import models
-    from mezo_cli.tasks import PlainInput, Prompt
+    from mezo_cli.tasks import INPUTS
 
-    tokenizer = models.load_tokenizer(config.model)
-    inputs = (Prompt if config.objective.name == "mlm" else PlainInput)(config.task, tokenizer)
+    tokenizer = models.load_tokenizer(config.model, config.objective.name)
+    inputs = INPUTS[config.objective.name](config.task, tokenizer)
     print("prompts, as the model sees them:")
     for index, label in enumerate(config.task.labels):
         row = next((row for row in splits.train if row.label == index), None)
         if row is None:
             continue
         encoded = inputs.encode(row)
-        word = f" -> '{config.task.label_words[index]}'" if config.objective.name == "mlm" else ""
+        word = f" -> '{inputs.words[index]}'" if inputs.words else ""
         print(f"  {inputs.show(encoded)}   [{label}{word}; {len(encoded.ids)} tokens]")
 
 

@@ -7,7 +7,8 @@ two stars: `*cls**sent_0*_It_was*mask*.*sep+*`. The readable spelling names the 
 - the start token comes first and `sep+` comes last, unless a `{sep}` already stands there;
 - a space before `{column}` becomes that sentence's own leading space, LM-BFF's `+`;
 - spaces before `{mask}` and `{sep}` are absorbed: the mask token stands for a word together with its space;
-- `{mask}`, `[MASK]` and `<mask>` are one thing, as are `{sep}`, `[SEP]` and `</s>`; `{{` and `}}` are braces;
+- `{mask}`, `[MASK]` and `<mask>` are one thing, as are `{sep}`, `[SEP]` and `</s>`; `{{` and `}}` are braces, and
+  `\\n` is a line end (decoders' prompts have such; on a command line it cannot be written otherwise);
 - spaces and line ends after the last part are dropped.
 """
 
@@ -135,7 +136,7 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
         raise UserError(
             f"{where}: a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
         )
-    text = text.rstrip()
+    text = text.replace("\\n", "\n").rstrip()
     parts: list[Part] = [Special("cls")]
     literal, end = "", 0
     for match in _READABLE.finditer(text):

@@ -47,7 +47,7 @@ ODD_TEXTS = [
 
 def load_task(name: str, **changes: object) -> TaskConfig:
     schema = OmegaConf.structured(TaskConfig)
-    for node in (schema, schema.hub, schema.files):
+    for node in (schema, schema.lm, schema.hub, schema.files):
         OmegaConf.set_readonly(node, False)  # frozen in the schema, so that a finished config cannot change
     task = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(ROOT / f"conf/task/{name}.yaml"), changes))
     assert isinstance(task, TaskConfig)

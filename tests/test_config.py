@@ -65,7 +65,7 @@ def test_the_defaults_are_the_papers() -> None:
         ("objective=mml", ["(did you mean 'mlm'?)"]),
         ("model=robert-large", ["(did you mean 'roberta-large'?)"]),
         ("optimizer=adm", ["(did you mean 'adamw'?); allowed: adamw, "]),
-        ("objective.name=mml", ["not one of mlm, cls"]),
+        ("objective.name=mml", ["not one of mlm, cls, lm"]),
         ("optimizer.name=adm", ["not one of mezo", "(did you mean 'adamw'?)"]),
         ("logger.name=wand", ["(did you mean 'wandb'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),

@@ -200,7 +200,7 @@ def test_a_second_load_asks_one_thing(hub: Hub) -> None:
 
 
 def test_the_tokenizer_alone_does_not_fetch_the_weights(hub: Hub) -> None:
-    assert models.load_tokenizer(config("FacebookAI/roberta-large")).mask_token == "<mask>"
+    assert models.load_tokenizer(config("FacebookAI/roberta-large"), "mlm").mask_token == "<mask>"
     assert not [path for path in hub.seen if "safetensors" in path]
 
 
@@ -244,7 +244,7 @@ def test_cut_weights_are_named_and_a_cut_download_is_not_kept(hub: Hub) -> None:
 
 
 def test_a_cache_without_the_weights_says_so(hub: Hub, monkeypatch: Any) -> None:
-    models.load_tokenizer(config("FacebookAI/roberta-large"))
+    models.load_tokenizer(config("FacebookAI/roberta-large"), "mlm")
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
     refused("FacebookAI/roberta-large", "the cache has config.json but not the weights")
     refused("FacebookAI/roberta-base", "the server does not answer, and the local cache does not have it")

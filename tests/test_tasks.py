@@ -115,7 +115,7 @@ def test_one_by_one_in_chunks_and_none(bpe: PreTrainedTokenizerFast, monkeypatch
     for inputs in (Prompt(task, bpe), PlainInput(task, bpe)):
         whole = inputs.encode_all(examples)
         assert [inputs.encode(example) for example in examples] == whole
-        monkeypatch.setattr("mezo_cli.tasks._CHUNK", 3)
+        monkeypatch.setattr("mezo_cli.tasks.inputs._CHUNK", 3)
         assert inputs.encode_all(examples) == whole
         assert inputs.encode_all([]) == []
 

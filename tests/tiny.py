@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import ByteLevelBPETokenizer
+import transformers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, normalizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -96,6 +97,67 @@ def bert(folder: Path) -> Path:
     BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+# family -> (the name of its transformers classes, its shape)
+WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 300}
+GATED = WIDE | {"intermediate_size": 64, "num_key_value_heads": 2}  # two query heads share their keys
+DECODERS: dict[str, tuple[str, dict[str, object]]] = {
+    "opt": ("OPT", WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}),
+    "llama": ("Llama", GATED),
+    "mistral": ("Mistral", GATED | {"sliding_window": None}),
+    "qwen2": ("Qwen2", GATED),
+    "qwen3": ("Qwen3", GATED | {"head_dim": 8}),
+    "gpt_neox": ("GPTNeoX", WIDE | {"intermediate_size": 64}),
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),  # positions in its attention: padded
+    "gptj": ("GPTJ", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300, "rotary_dim": 4}),  # a head's bias
+}
+
+
+def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 0) -> Path:
+    """Save a random decoder with a tokenizer of its family's kind: OPT's begins with </s>, Llama's with <s>."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = metaspace() if kind == "llama" else next_bytes(folder, kind)
+    name, size = DECODERS[kind]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=len(tokenizer), tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0, pad_token_id=None, **size
+    )
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def next_bytes(folder: Path, kind: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: OPT's with a padding token and a start token, every other's (GPT-2, SmolLM) with neither."""
+    end = "</s>" if kind == "opt" else "<|endoftext|>"
+    trainer = ByteLevelBPETokenizer()
+    special = [end, "<pad>"] if kind == "opt" else [end]
+    trainer.train_from_iterator([f" {word}" for word in WORDS] * 50, 500, 1, special_tokens=special)
+    if kind == "opt":
+        trainer._tokenizer.post_processor = processors.TemplateProcessing(f"{end} $A", special_tokens=[(end, 0)])
+    trainer.save(str(folder / "tokenizer.json"))
+    pad = {"pad_token": "<pad>"} if kind == "opt" else {}
+    named = {"bos_token": end, "eos_token": end, "unk_token": end, **pad}
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **named)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """Llama's kind: a text begins with a space of its own, spaces are letters, other bytes have tokens of theirs."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    letters = list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ▁,.?")
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator([*WORDS, *(f"{word}" for word in WORDS)] * 20, trainer)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def movie_rows(n: int, seed: int = 0) -> list[dict[str, str]]:

@@ -66,6 +66,16 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
     return [row for row in range(len(labels)) if row not in dev], sorted(dev)
 
 
+def draw(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list[int]]:
+    """Draw `train` rows, and `dev` others, out of `count`, whatever their class (the paper's OPT runs).
+
+    One permutation gives both, the dev rows behind the train rows. Returns row numbers (train, dev). Needs
+    `count >= train + dev`.
+    """
+    order = np.random.RandomState(seed).permutation(count)[: train + dev].tolist()
+    return order[:train], order[train:]
+
+
 def limit(rows: list[Row], cap: int | None) -> list[Row]:
     """Keep a uniform subset of `cap` rows, in their order.
 

@@ -40,8 +40,14 @@ def plan(task: TaskConfig, data: DataConfig, seed: int) -> Plan:
     - a source with labelled train, dev and test: used as it is (a prepared k-shot folder, the demo).
     - otherwise: dev is held out of train, test is the test set or else the official dev set, or there is none.
 
+    `data.train_size` rows of train are drawn uniformly, with dev beside them where it comes out of train;
     `data.eval_limit` then caps dev and test. Raises `UserError` for whatever is wrong with the data.
     """
+    if data.shots is not None and data.train_size is not None:
+        raise UserError(
+            f"data.shots={data.shots} and data.train_size={data.train_size}: give one of them; shots counts the rows "
+            "of each class, train_size those of all"
+        )
     source = _open(task, data)
     notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
@@ -52,8 +58,13 @@ def plan(task: TaskConfig, data: DataConfig, seed: int) -> Plan:
         notes += [*_short(task, "train", train, data.shots), *_short(task, "dev", dev, data.shots)]
     elif source.dev is not None and source.test is not None:
         train, dev, test = _whole(source.train), _whole(source.dev), _whole(source.test)
+        if data.train_size is not None:
+            train, _ = _drawn(source.train, data.train_size, 0, seed)
     else:
-        train, dev = _held_out(source.train, data.dev_size, seed)
+        if data.train_size is None:
+            train, dev = _held_out(source.train, data.dev_size, seed)
+        else:
+            train, dev = _drawn(source.train, data.train_size, data.dev_size, seed)
         official = source.test if source.test is not None else source.dev
         test = _whole(official) if official is not None else None
         origin = official.table.name if official is not None else "none"
@@ -99,6 +110,14 @@ def _held_out(rows: Rows, size: int, seed: int) -> tuple[Part, Part]:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold a dev set out of it")
     train, dev = fewshot.hold_out(rows.labels, size, seed)
     return Part(rows, train), Part(rows, dev)
+
+
+def _drawn(rows: Rows, train: int, dev: int, seed: int) -> tuple[Part, Part]:
+    if len(rows) < train + dev:
+        beside = f" and data.dev_size={dev}" if dev else ""
+        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for data.train_size={train}{beside}")
+    chosen = fewshot.draw(len(rows), train, dev, seed)
+    return Part(rows, chosen[0]), Part(rows, chosen[1])
 
 
 def _short(task: TaskConfig, name: str, part: Part, shots: int) -> list[str]:

