@@ -252,7 +252,9 @@ def test_every_key_can_be_overridden() -> None:
             choice = checks.plain_type(typing.get_type_hints(choice)[part])
         allowed = item.metadata.get("choices")
         words.append(f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}")
-    words = [{"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}.get(word, word) for word in words]
+    other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
+    other["task.lm.max_length=3"] = "task.lm.max_length=8"
+    words = [other.get(word, word) for word in words]
     common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
     for name, method in METHODS.items():  # each reads some of the optimizer's
         keys = tuple(f"optimizer.{key}=" for key in method.reads)
