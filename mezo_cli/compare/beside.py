@@ -1,8 +1,5 @@
 """Whether a group stands for a number of the paper's, and what its set-up has otherwise."""
 
-import yaml
-
-from mezo_cli import config as configs
 from mezo_cli.compare import methods
 from mezo_cli.compare.groups import Group
 from mezo_cli.compare.paper import Number, Row, paper
@@ -75,6 +72,5 @@ def _seeds(group: Group) -> list[str]:
 
 def _own_prompt(group: Group) -> bool:
     """Whether the prompt is not that of the built-in task of the same name."""
-    built_in = yaml.safe_load((configs.conf_dir() / "task" / f"{group.task}.yaml").read_text(encoding="utf-8"))
-    ours = group.entries[0].config.task
+    ours, built_in = group.entries[0].config.task, methods.built_in("task", group.task)
     return any(getattr(ours, key) != built_in[key] for key in PROMPT)

@@ -7,10 +7,14 @@ apart. A key that is new in the schema is of the rest, so that nothing is ever m
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mezo_cli import checks
+from mezo_cli import config as configs
 from mezo_cli.compare.collect import Entry, prepared_folder
 from mezo_cli.schema import Config
 
@@ -88,9 +92,9 @@ def recipe(entry: Entry) -> dict[str, Any]:
 
 
 def unusual(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of the method's own settings that are not the usual ones (the paper's, else the defaults).
+    """Return the keys of the method's own settings that are not the usual ones, each with its usual value.
 
-    Each comes with its usual value.
+    `usual` comes first, then what the built-in choice (optimizer=adamw, peft=lora) has, then the schema's default.
     """
     found = {}
     for group in ("optimizer", "peft"):
@@ -99,10 +103,18 @@ def unusual(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
             value = getattr(getattr(config, group), item.name)
             if item.name == "name" or value is None or key in GRID or _is(key, _unused(config)):
                 continue
-            expected = usual.get(key, checks.default_of(item))
+            chosen = built_in(group, getattr(config, group).name)
+            expected = usual.get(key, chosen.get(item.name, checks.default_of(item)))
             if value != expected:
                 found[key] = expected
     return found | ({"probe_c": None} if config.probe_c is not None else {})
+
+
+@cache
+def built_in(group: str, name: str) -> Mapping[str, Any]:
+    """Return the file of a built-in choice, empty where there is none of that name."""
+    file = configs.conf_dir() / group / f"{name}.yaml"
+    return dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def told(key: str, value: Any) -> str:

@@ -55,7 +55,6 @@ class Paper:
     seeds: frozenset[int]
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
-    adapters: Mapping[str, Any]  # key -> value
     setups: Mapping[str, Mapping[str, Any]]  # method -> grid (key -> its ends), settings (key -> value)
 
     def row(self, shots: int | None, method: str, loss: str) -> Row | None:
@@ -68,8 +67,8 @@ class Paper:
         return dict(self.setups[method]["settings"]) if method in self.setups else {}
 
     def usual(self, method: str) -> Mapping[str, Any]:
-        """Return the settings that go without saying: the method's, else plain MeZO's, and the adapters'."""
-        return {**(self.settings(method) or self.settings("MeZO")), **self.adapters}
+        """Return the settings that go without saying: the method's own, else those of plain MeZO."""
+        return self.settings(method) or (self.settings("MeZO") if "MeZO" in method else {})
 
     def grid(self, method: str) -> Mapping[str, list[float]]:
         """Return the ends of a method's grid."""
@@ -94,7 +93,6 @@ def paper() -> Paper:
         seeds=frozenset(given["seeds"]),
         tasks=tuple(given["tasks"]),
         rows=tuple(rows),
-        adapters=given["adapters"],
         setups=given["setups"],
     )
 

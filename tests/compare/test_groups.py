@@ -13,6 +13,7 @@ from mezo_cli.runs import Run
 from tests.compare.made import SEEDS, composed, config_of, grid, made
 
 FEW = {"data.shots": 16}
+FIRST_ORDER = {"optimizer.name": "adamw", "optimizer.schedule": "linear"}
 
 
 def groups(root: Path) -> list[Group]:
@@ -232,10 +233,15 @@ def test_prepared_folders_are_one_group(tmp_path: Path) -> None:
         ({"steps": 0, "optimizer.name": "linear_probe", "init": "linear_probe"}, "LP"),
         ({"steps": 0, "init": "linear_probe"}, "LP"),
         ({"init": "linear_probe"}, "LP then MeZO"),
+        (FIRST_ORDER, "FT"),
+        ({**FIRST_ORDER, "optimizer.name": "sgd", "optimizer.momentum": 0.0}, "FT-SGD"),
+        ({**FIRST_ORDER, "init": "linear_probe"}, "LP then FT"),
     ],
 )
-def test_names_of_methods(settings: dict[str, Any], name: str) -> None:
+def test_names_of_methods(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
     assert methods.method(config_of(settings)) == name
+    made(tmp_path / "a", settings)
+    assert only(tmp_path).label == name  # and nothing about it is unusual
 
 
 def test_the_defaults_are_the_papers_so_nothing_is_unusual() -> None:
