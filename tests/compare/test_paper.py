@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from mezo_cli.compare import beside, collect, groups, paper
+from mezo_cli import config
+from mezo_cli.compare import beside, collect, groups, methods, paper
 from mezo_cli.compare.groups import Group
 from tests.compare.made import SEEDS, grid, made
 from tests.door import mezo
@@ -60,6 +62,23 @@ def test_what_the_paper_has_not() -> None:
     assert "rte" not in row.numbers
     assert paper.paper().row(16, "MeZO", "accuracy") is None
     assert paper.paper().row(32, "MeZO", "cross_entropy") is None
+
+
+EXPERIMENTS = sorted((config.conf_dir() / "experiment" / "paper").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_an_experiment_of_the_papers_is_a_row_of_the_table(file: Path) -> None:
+    """Nothing about it is unusual, and its grid ends where the paper's does."""
+    made = config.build([f"experiment=paper/{file.stem}", "task=sst2", "data.shots=16"])
+    name, given = methods.method(made), methods.flat(made)
+    assert name in {row.method for row in paper.paper().rows}
+    assert methods.unusual(made, paper.paper().usual(name)) == {}
+    assert {key: given[key] for key in paper.paper().settings(name)} == paper.paper().settings(name)
+    swept = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params") or {}
+    for key, ends in paper.paper().grid(name).items():
+        values = [float(value) for value in str(swept.get(key, given[key])).split(",")]
+        assert (min(values), max(values)) == (min(ends), max(ends)), key
 
 
 # --- beside a group ---
