@@ -10,7 +10,7 @@ PROMPT = ("template", "labels", "label_words")
 def row_for(group: Group) -> Row | None:
     """Return the row of the paper's that a group stands for: same shots, method, model and objective, on its tasks."""
     same = group.model == paper().model and group.objective == paper().objective and group.metric == "accuracy"
-    if not same or group.task not in paper().tasks or group.entries[0].config.data.name == "demo":
+    if not same or group.task not in paper().tasks or group.demo:
         return None
     return paper().row(group.shots, group.method, group.loss)
 

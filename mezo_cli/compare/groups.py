@@ -66,6 +66,7 @@ class Group:
         self.objective, self.loss = config.objective.name, config.objective.loss
         self.model = Path(config.model.path).name
         self.method = methods.method(config)
+        self.demo = config.data.name == "demo"  # whose task bears another's name
         self.zero_shot = methods.is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else self.entries[0].shots
         self.steps = config.steps
@@ -145,7 +146,9 @@ def _expected(group: Group, groups: Sequence[Group]) -> frozenset[int]:
     """
     if group.zero_shot:
         return frozenset()
-    alike = [g for g in groups if (g.task, g.shots, g.model) == (group.task, group.shots, group.model)]
+    alike = [
+        g for g in groups if (g.task, g.demo, g.shots, g.model) == (group.task, group.demo, group.shots, group.model)
+    ]
     used = frozenset(entry.data_seed for g in alike if not g.zero_shot for entry in g.entries)
     return used | paper().seeds if group.shots is not None and used <= paper().seeds else used
 

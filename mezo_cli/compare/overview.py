@@ -57,7 +57,7 @@ def _row(group: Group) -> list[str]:
     points = beside.difference(group, number)
     mark = "" if points is None or not beside.unlike(group) else " *"
     told = [group.metric] if group.metric != "accuracy" else []
-    told += ["demo data"] if group.entries[0].config.data.name == "demo" else []
+    told += ["demo data"] if group.demo else []
     task = f"{group.task} ({', '.join(told)})" if told else group.task
     shown = [percent(group.dev), percent(group.mean, group.std), str(number or ""), ""]
     if points is not None:

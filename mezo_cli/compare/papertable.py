@@ -31,7 +31,7 @@ def paper_table(groups: Sequence[Group], width: int) -> View:
 
 def _has_place(group: Group) -> bool:
     known = group.task in paper().tasks and group.shots in {row.shots for row in paper().rows}
-    return known and group.entries[0].config.data.name != "demo"
+    return known and not group.demo
 
 
 def _lines(groups: Sequence[Group], tasks: Sequence[str]) -> list[list[str]]:

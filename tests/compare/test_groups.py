@@ -271,6 +271,12 @@ def test_a_seed_that_another_method_has_is_missing_here(tmp_path: Path) -> None:
     assert [(group.shots, group.missing) for group in groups(tmp_path)] == [(8, []), (16, [2]), (16, [1])]
 
 
+def test_the_demo_s_seeds_are_not_asked_of_real_data(tmp_path: Path) -> None:
+    made(tmp_path / "a", {"seed": 1, "data.name": "demo"})
+    made(tmp_path / "b", {"seed": 2})
+    assert [group.missing for group in groups(tmp_path)] == [[], []]
+
+
 def test_a_zero_shot_score_is_the_same_on_every_seed(tmp_path: Path) -> None:
     made(tmp_path / "a", {"steps": 0, "data.shots": 16, "seed": 13})
     assert (only(tmp_path).missing, only(tmp_path).troubles) == ([], [])
