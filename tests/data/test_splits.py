@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mezo_cli.data import describe, export, load
@@ -119,6 +120,35 @@ def test_eval_limit_caps_dev_and_test_but_not_train(glue: Path) -> None:
     assert set(capped.test or []) < set(whole.test or [])
     assert capped.test == load(SST2, files(glue, eval_limit=5), 7).test  # the same rows for every seed
     assert capped.fingerprint != whole.fingerprint
+
+
+def test_train_size_draws_train_and_dev_as_the_papers_opt_runs_do(shared: Path) -> None:
+    """By the reference's rule, written a second time: one legacy permutation of train, dev behind train."""
+    whole = load(SST2, files(shared / "data/glue/SST-2", dev_size=1), 0)
+    lines = (shared / "data/glue/SST-2/train.tsv").read_text().splitlines()[1:]
+    splits = load(SST2, files(shared / "data/glue/SST-2", train_size=1000, dev_size=500, eval_limit=1000), 7)
+    np.random.seed(7)
+    order = np.random.permutation(len(lines))[:1500]
+    assert [e.texts[0] for e in splits.train] == [lines[i].split("\t")[0] for i in order[:1000]]
+    assert [e.texts[0] for e in splits.dev] == [lines[i].split("\t")[0] for i in order[1000:]]
+    assert [str(e.label) for e in splits.dev] == [lines[i].split("\t")[1] for i in order[1000:]]
+    assert splits.test == whole.test
+    assert load(SST2, files(shared / "data/glue/SST-2", train_size=9, dev_size=9), 8).train != splits.train[:9]
+
+
+def test_train_size_beside_a_dev_set_of_its_own(tmp_path: Path) -> None:
+    for stem, count in (("train", 40), ("dev", 8), ("test", 6)):
+        jsonl(tmp_path / f"{stem}.jsonl", [{"sentence": f"{stem} {i}", "label": i % 2} for i in range(count)])
+    splits = load(SST2, files(tmp_path, train_size=10), 42)
+    assert (len(splits.train), len(splits.dev), len(splits.test or [])) == (10, 8, 6)
+    assert len(set(splits.train)) == 10
+    with pytest.raises(UserError, match=r"train.jsonl: 40 rows, too few for data.train_size=41$"):
+        load(SST2, files(tmp_path, train_size=41), 42)
+    with pytest.raises(UserError, match=r"data.shots=4 and data.train_size=10: give one of them"):
+        load(SST2, files(tmp_path, train_size=10, shots=4), 42)
+    (tmp_path / "dev.jsonl").unlink()
+    with pytest.raises(UserError, match=r"40 rows, too few for data.train_size=30 and data.dev_size=20"):
+        load(SST2, files(tmp_path, train_size=30, dev_size=20), 42)
 
 
 def test_fingerprint_follows_texts_labels_and_places_in_splits(tmp_path: Path) -> None:
