@@ -42,6 +42,7 @@ def build(given: Any, kind: Any = Config, prefix: str = "") -> Any:
             made[item.name] = build(given.get(item.name, {}), inner, f"{key}.")
         else:
             made[item.name] = _value(key, given.get(item.name, default_of(item)), hint, item.metadata)
+        _check_owner(key, made[item.name], made.get("name"), item.metadata.get("of"))
     return kind(**made)
 
 
@@ -72,6 +73,18 @@ def check_together(config: Config) -> None:
         if config.steps:
             other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
             raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
+    if config.init == "linear_probe" and config.objective.name != "cls" and config.peft.name not in ("none", "head"):
+        why = f"peft={config.peft.name} neither tunes nor saves the decoder that the probe is written into"
+        raise SettingError("init", f"init=linear_probe: {why}; take peft=none or head, or objective=cls")
+
+
+def _check_owner(key: str, value: Any, choice: str | None, owner: str | None) -> None:
+    """Refuse a setting that the group's choice does not have, and the lack of one that it has."""
+    group = key.split(".")[0]
+    if owner and choice == owner and value is None:
+        raise SettingError(key, f"{key} is not set: {group}={owner} needs it")
+    if owner and choice != owner and value is not None:
+        raise SettingError(key, f"{key}={_shown(value)}: {group}={choice} has no such setting, only {group}={owner}")
 
 
 def default_of(item: Any) -> Any:

@@ -22,6 +22,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.schema import ModelConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 TOKENIZER = (
     "tokenizer_config.json",
     "tokenizer.json",
@@ -59,6 +60,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
     folder = _local(config.path)
     if folder is None:
         folder = _from_hub(config, weights)
+        _refuse_adapter(folder, config.path)
     _refuse_code(folder, config.path)
     if not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES):
         raise UserError(f"model.path={config.path}: there is no tokenizer (tokenizer.json, or a vocabulary's files)")
@@ -73,6 +75,7 @@ def _local(path: str) -> Path | None:
         return Path(str(importlib.resources.files("mezo_cli") / "demo" / "model"))
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for a user that is not there
     if folder.is_dir():
+        _refuse_adapter(folder, path)
         if not (folder / CONFIG).is_file():
             raise UserError(f"model.path={path}: the folder holds no {CONFIG}, so it is no Hugging Face model")
         return folder
@@ -160,6 +163,15 @@ def _first_line(error: BaseException) -> str:
 
 
 # --- what is in the folder ---
+
+
+def _refuse_adapter(folder: Path, path: str) -> None:
+    """Refuse an adapter in the place of a model: transformers would fetch the base that it names from elsewhere."""
+    if (folder / ADAPTER).is_file():
+        raise UserError(
+            f"model.path={path}: this is an adapter ({ADAPTER}), not a model: give its base as model.path, or evaluate "
+            "the run that it came from (mezo eval RUN)"
+        )
 
 
 def _refuse_code(folder: Path, path: str) -> None:

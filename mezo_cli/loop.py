@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mezo_cli import data, loggers, machine, models, precision, probing, terminal, trajectory, weights
+from mezo_cli import adapters, data, loggers, machine, models, precision, probing, terminal, trajectory, weights
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
@@ -41,8 +41,10 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     machine.forget_peak_memory(session.loaded.device)
     train_rows, dev_rows = (session.inputs.encode_all(rows) for rows in (splits.train, splits.dev))
     test_rows = None if splits.test is None else session.inputs.encode_all(splits.test)
-    run.update(device=machine.device_name(session.loaded.device), data_fingerprint=splits.fingerprint)
-    _announce(session, splits, _tune_live(session, train_rows))
+    dead = _tune_live(session, train_rows)
+    device = machine.device_name(session.loaded.device)
+    run.update(device=device, data_fingerprint=splits.fingerprint, trainable=session.tuned())
+    _announce(session, splits, dead)
     if done is None and config.init == "linear_probe":
         run.update(probe=probing.probe(session, train_rows))
     if done is None and config.steps and config.method.trajectory:
@@ -276,12 +278,16 @@ def _announce(session: Session, splits: Splits, dead: list[str]) -> None:
     config, params = session.config, session.params
     test = "no test split" if splits.test is None else f"{len(splits.test)} test"
     log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
+    tuned = session.tuned()
     log.info(
-        "model  %s on %s: %s parameters in %d tensors are tuned",
+        "model  %s on %s: %s parameters (%.3g%%) in %d tensors are tuned",
         config.model.path,
         machine.device_name(session.loaded.device),
-        f"{params.count:,}",
+        f"{tuned['count']:,}",
+        100 * tuned["share"],
         len(params.tensors),
     )
+    if config.peft.name != "none":
+        log.info("peft   %s: %s", config.peft.name, adapters.told(tuned["names"]))
     if dead:
         log.info("not tuned, since they cannot reach the loss: %s", ", ".join(dead))

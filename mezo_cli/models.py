@@ -53,6 +53,8 @@ class Loaded:
 
     `fresh` names the tensors that no checkpoint gave, `fresh_rows` those of which only some rows are such: together
     what a start holds that the base model does not.
+
+    `adapter` (an `adapters.Adapter`) holds what is tuned where that is not the whole model.
     """
 
     model: Any
@@ -61,6 +63,7 @@ class Loaded:
     compute_dtype: torch.dtype
     fresh: list[str] = field(default_factory=list)
     fresh_rows: dict[str, list[int]] = field(default_factory=dict)
+    adapter: Any = None
 
     @property
     def uses_segments(self) -> bool:
@@ -250,7 +253,10 @@ def _quiet() -> Iterator[None]:
 
 
 def save(loaded: Loaded, folder: Path) -> None:
-    """Write weights and tokenizer in Hugging Face layout (safetensors)."""
+    """Write weights and tokenizer in Hugging Face layout (safetensors), or the adapter alone where there is one."""
+    if loaded.adapter is not None:
+        loaded.adapter.save(folder)
+        return
     with _quiet():
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)

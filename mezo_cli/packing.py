@@ -11,6 +11,7 @@ attention: nothing else reaches the head. Everything here is exact: tests hold i
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -113,7 +114,8 @@ def packed_attention(
 
     Args:
         module: the attention layer (unused).
-        query, key, value: [sides, heads, tokens, width] packed, or [rows, heads, length, width] padded.
+        query, key, value: [sides, heads, tokens, width] packed, or [rows, heads, length, width] padded. Keys and values
+            may hold more than the queries' tokens, in front: a prefix, which every row sees.
         attention_mask: of a padded batch; None where nothing is padded.
         scaling: of the scores; 1 / sqrt(width) when None.
         dropout: the share of the attention weights that is dropped: 0 but for backpropagation.
@@ -125,6 +127,12 @@ def packed_attention(
     if spread is None:
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
         return out.transpose(1, 2).contiguous(), None
-    q, k, v = spread.out(query), spread.out(key), spread.out(value)
-    mask = None if spread.mask is None else spread.mask.repeat(len(query), 1, 1, 1)
-    return spread.back(F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling), len(query)), None
+    sides, prefix = len(query), key.shape[2] - query.shape[2]
+    q, k, v = spread.out(query), spread.out(key[:, :, prefix:]), spread.out(value[:, :, prefix:])
+    mask = None if spread.mask is None else spread.mask.repeat(sides, 1, 1, 1)
+    if prefix:
+        rows = spread.shape[0]
+        k = torch.cat((key[:, :, :prefix].repeat_interleave(rows, 0), k), dim=2)
+        v = torch.cat((value[:, :, :prefix].repeat_interleave(rows, 0), v), dim=2)
+        mask = None if mask is None else F.pad(mask, (prefix, 0), value=True)
+    return spread.back(F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling), sides), None

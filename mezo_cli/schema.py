@@ -11,14 +11,16 @@ from typing import Any
 MISSING = "???"  # OmegaConf's mark for a value that has to be given
 
 
-def ranged(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
-    """A number with its range: `low <= x <= high`, or `above < x`."""
-    return field(default=default, metadata={"low": low, "above": above, "high": high})
+def ranged(
+    default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None, of: str = ""
+) -> Any:
+    """A number with its range: `low <= x <= high`, or `above < x`. `of`: see `one_of`."""
+    return field(default=default, metadata={"low": low, "above": above, "high": high, "of": of})
 
 
-def one_of(default: str, *choices: str) -> Any:
-    """A name out of a short list."""
-    return field(default=default, metadata={"choices": choices})
+def one_of(default: str | None, *choices: str, of: str = "") -> Any:
+    """A name out of a short list. With `of`, only that choice of the group has the setting; it is null for others."""
+    return field(default=default, metadata={"choices": choices, "of": of})
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Which parameters are tuned."""
+    """Which parameters are tuned. The values are in the method's YAML; a method has only the settings of its own."""
 
-    name: str = one_of(MISSING, "none")
+    name: str = one_of(MISSING, "none", "lora", "prefix", "head", "bias")
+    r: int | None = ranged(None, low=1, of="lora")  # rank of B A
+    alpha: int | None = ranged(None, low=1, of="lora")  # B A is scaled by alpha / r
+    targets: str | None = one_of(None, "query_value", "attention_feed_forward", of="lora")
+    length: int | None = ranged(None, low=1, of="prefix")  # tokens
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mezo_cli import models
+from mezo_cli import adapters, models
 from mezo_cli.batches import Batch
 from mezo_cli.dropout import dropout, set_rate
 from mezo_cli.errors import UserError
@@ -65,14 +66,22 @@ class Session:
         with drop:
             return self.optimizer.step(self.params, partial(self.loss, self.batch(rows)), step)
 
+    def tuned(self) -> dict[str, Any]:
+        """Return what is trainable: the number of scalars, their share of the model's, the tensors' names."""
+        count, names = self.params.count, list(self.params.tensors)
+        return {"count": count, "share": count / adapters.size(self.loaded.model), "names": names}
 
-def prepare(config: Config, path: str | None = None) -> Session:
-    """Load the model (from `path` instead of `model.path` when given) and put the pieces together."""
-    task = config.task
-    source = config.model if path is None else models.at(config.model, path)
+
+def prepare(config: Config, checkpoint: Path | None = None) -> Session:
+    """Load the model, or a checkpoint of its run when given, and put the pieces together."""
+    task, whole = config.task, config.peft.name == "none"
+    source = models.at(config.model, str(checkpoint)) if checkpoint is not None and whole else config.model
     loaded = models.load(source, config.objective.name, task.labels, config.seed)
-    if config.init == "linear_probe" and config.objective.name != "cls":
+    if config.init == "linear_probe" and config.objective.name != "cls" and config.peft.name != "head":
         models.untie(loaded.model)  # the probe's rows are the decoder's own; a checkpoint of the run has them already
+    adapters.attach(loaded, config.peft, config.model, config.objective.name, config.seed)
+    if checkpoint is not None and not whole:
+        loaded.adapter.load(checkpoint)
     inputs = INPUTS[config.objective.name](task, loaded.tokenizer)
     if config.optimizer.dropout is not None:
         set_rate(loaded.model, config.optimizer.dropout)
@@ -89,9 +98,11 @@ def _judged(config: Config, loaded: models.Loaded, inputs: Inputs) -> tuple[Para
     probe = Batch.of(rows, loaded.pad_id, loaded.device, loaded.uses_segments)
     try:
         stock = kind.stock(loaded.model, probe, label_ids)
-        params = Params(loaded.model, make_noise(config.optimizer.noise), loaded.compute_dtype)
+        params = Params(loaded.model, make_noise(config.optimizer.noise))
         objective = kind(loaded.model, params, label_ids)
-        check_served(objective.logits(probe), stock, (loaded.device.type, loaded.compute_dtype), name)
+        check_served(objective.logits(probe), stock, loaded.device.type, name)
+        params.compute_in(loaded.compute_dtype)
+        objective.logits(probe)  # a family may refuse to compute in it
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # a family with ways of its own

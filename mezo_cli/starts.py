@@ -6,23 +6,25 @@ fifty thousand.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from mezo_cli.errors import UserError
 
 
-def fingerprint(model: Any) -> str:
-    """Return the sha256 over the names, shapes and bytes of all parameters."""
+def fingerprint(model: Any, leaving: Collection[str] = ()) -> str:
+    """Return the sha256 over the names, shapes and bytes of all parameters but those in `leaving`."""
     total = hashlib.sha256()
     for name, p in model.named_parameters():
-        total.update(f"{name}{tuple(p.shape)}".encode())
-        total.update(memoryview(p.detach().cpu().contiguous().view(-1).numpy()).cast("B"))
+        if name not in leaving:
+            total.update(f"{name}{tuple(p.shape)}".encode())
+            total.update(memoryview(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
     return total.hexdigest()
 
 

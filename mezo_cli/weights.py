@@ -88,7 +88,7 @@ def from_start(config: Config, run: Run, step: int) -> Session:
 
 def _loaded(config: Config, run: Run, name: str) -> Session:
     checkpoints.verify(run.checkpoints / name)
-    return prepare(config, str(run.checkpoints / name))
+    return prepare(config, run.checkpoints / name)
 
 
 def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int) -> Session:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -250,8 +251,12 @@ def test_every_key_can_be_overridden() -> None:
         for part in key.split("."):
             item = next(f for f in dataclasses.fields(choice) if f.name == part)
             choice = checks.plain_type(typing.get_type_hints(choice)[part])
-        allowed = item.metadata.get("choices")
-        words.append(f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}")
+        allowed, owner = item.metadata.get("choices"), item.metadata.get("of")
+        word = f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}"
+        if owner:
+            config.build([f"{key.split('.')[0]}={owner}", word])
+        else:
+            words.append(word)
     other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
     other["task.lm.max_length=3"] = "task.lm.max_length=8"
     words = [other.get(word, word) for word in words]
@@ -264,6 +269,23 @@ def test_every_key_can_be_overridden() -> None:
     assert {key for method in METHODS.values() for key in method.reads} == {
         key.removeprefix("optimizer.") for key in plain if key.startswith("optimizer.") and key != "optimizer.name"
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["peft.r=4"], "peft.r=4: peft=none has no such setting, only peft=lora"),
+        (["peft=prefix", "peft.r=4"], "peft.r=4: peft=prefix has no such setting, only peft=lora"),
+        (["peft=lora", "peft.length=4"], "only peft=prefix"),
+        (["peft=lora", "peft.r=null"], "peft.r is not set: peft=lora needs it"),
+        (["peft=lora", "peft.targets=all"], "not one of query_value, attention_feed_forward"),
+        (["peft=lroa"], "(did you mean 'lora'?)"),
+    ],
+)
+def test_a_setting_belongs_to_its_choice(words: list[str], part: str) -> None:
+    with pytest.raises(UserError, match=re.escape(part)):
+        config.build(words)
+    assert config.build(["peft=lora"]).peft.r == 8
 
 
 # --- YAML of the user's own ---

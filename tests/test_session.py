@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from mezo_cli import config, session
+from mezo_cli.adapters import METHODS
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS
@@ -31,7 +32,12 @@ def test_the_pieces_fit(roberta: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "table"),
-    [("objective.name", OBJECTIVES), ("objective.loss", LOSSES), ("optimizer.name", OPTIMIZERS)],
+    [
+        ("objective.name", OBJECTIVES),
+        ("objective.loss", LOSSES),
+        ("optimizer.name", OPTIMIZERS),
+        ("peft.name", {"none": None, **METHODS}),
+    ],
 )
 def test_every_name_of_the_schema_is_in_its_table_and_has_its_file(key: str, table: dict[str, object]) -> None:
     group, name = key.split(".")

@@ -1,0 +1,411 @@
+"""Adapters, every kind through the same tests: live, alone in what moves, small on disk, the same in plain `peft`."""
+
+import json
+import shutil
+import zlib
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+)
+
+from mezo_cli import adapters, config, models, weights
+from mezo_cli.errors import UserError
+from mezo_cli.noise import Direction
+from mezo_cli.optim import Mezo
+from mezo_cli.runs import Run
+from mezo_cli.session import Session
+from tests import tiny
+from tests.door import mezo, refused, small
+from tests.optim.test_mezo import SENTENCES, ready
+
+KINDS = list(adapters.METHODS)
+NOISES = ["gaussian", "rademacher", "torch"]
+OBJECTIVES = ["mlm", "cls"]
+Z = Direction(5, 3)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+def scores(session: Session) -> torch.Tensor:
+    return session.objective.logits(session.batch(session.inputs.encode_all(SENTENCES)))
+
+
+def move(session: Session, c: float) -> None:
+    """Displace the tuned tensors the plain way."""
+    with torch.no_grad():
+        for name, p in session.params.tensors.items():
+            p += c * session.params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
+
+
+# --- live, and alone ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_perturbing_what_is_tuned_moves_the_scores(
+    kind: str, noise: str, objective: str, dtype: str, roberta: Path
+) -> None:
+    words = (
+        f"peft={kind}",
+        f"optimizer.noise={noise}",
+        f"objective={objective}",
+        f"model.compute_dtype={dtype}",
+        "task=sst2",
+    )
+    seen, moved = ready(roberta, *words), ready(roberta, *words)
+    with torch.no_grad():
+        here = scores(seen)
+        with seen.params.at(Z, 0.5):
+            there = scores(seen)
+        move(moved, 0.5)
+        way = float((here - there).abs().max())
+        assert way > 1e-3
+        torch.testing.assert_close(there, scores(moved), rtol=0, atol=way * (1e-3 if dtype == "float32" else 0.3))
+        assert torch.equal(here, scores(seen))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["roberta", "untied", "bert"])
+def test_both_sides_in_one_forward_are_those_of_two(kind: str, family: str, request: Any) -> None:
+    ours = ready(request.getfixturevalue(family), f"peft={kind}", "task=sst2")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    assert ours.objective.carries(batch)
+    with torch.no_grad(), ours.params.at(Z, 0.1, -0.1):
+        both = ours.objective.logits(batch)
+        apart = ours.params.each_side(lambda: ours.objective.logits(batch))
+    torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_frozen_keeps_every_bit_and_what_is_tuned_moves(
+    kind: str, objective: str, dtype: str, roberta: Path
+) -> None:
+    words = (f"peft={kind}", f"objective={objective}", f"model.compute_dtype={dtype}", "optimizer.lr=1e-2")
+    ours = ready(roberta, *words, "optimizer.weight_decay=0.1", "optimizer.eps=0.1")
+    rows = ours.inputs.encode_all(SENTENCES)
+    batch = ours.batch(rows)
+    dead = ours.params.keep_live(lambda: ours.objective.logits(batch))
+    assert dead == []
+    before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
+    with torch.no_grad():
+        for step in range(3):
+            ours.optimizer.step(ours.params, partial(ours.loss, batch), step)
+    moved = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
+    assert moved == set(ours.params.tensors)
+    assert 0 < len(moved) < len(before)
+
+
+@pytest.mark.parametrize("kind", ["lora", "head", "bias"])
+def test_the_start_is_the_base_model(kind: str, roberta: Path) -> None:
+    """B of a LoRA is zero; a prefix does change the model, as so many tokens before the text would."""
+    with torch.no_grad():
+        assert torch.equal(scores(ready(roberta, f"peft={kind}")), scores(ready(roberta)))
+        assert not torch.equal(scores(ready(roberta, "peft=prefix")), scores(ready(roberta)))
+
+
+def test_lora_is_not_merged_in_eval(roberta: Path) -> None:
+    ours = ready(roberta, "peft=lora")
+    layers = [m for m in ours.loaded.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
+    assert len(layers) == 4
+    assert not any(layer.merged or layer.training for layer in layers)
+
+
+def test_a_tied_decoder_is_tuned_without_the_input_embeddings(roberta: Path) -> None:
+    ours = ready(roberta, "peft=head", "optimizer.lr=1")
+    model, table = ours.loaded.model, ours.loaded.model.get_input_embeddings().weight
+    before = table.detach().clone()
+    assert model.get_output_embeddings().weight is not table
+    assert model.get_output_embeddings().weight is ours.params.tensors["lm_head.modules_to_save.default.decoder.weight"]
+    move(ours, 1.0)
+    assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize("targets", ["query_value", "attention_feed_forward"])
+def test_the_settings_of_lora(targets: str, roberta: Path) -> None:
+    ours = ready(roberta, "peft=lora", "peft.r=3", "peft.alpha=6", f"peft.targets={targets}")
+    shapes = {tuple(p.shape) for p in ours.params.tensors.values()}
+    wide = {(3, 64), (64, 3)} if targets == "attention_feed_forward" else set()
+    assert shapes == {(3, 32), (32, 3)} | wide
+    assert len(ours.params.tensors) == 2 * 2 * (6 if wide else 2)
+    layer = ours.loaded.model.roberta.encoder.layer[0].attention.self.query
+    assert layer.scaling == {"default": 2.0}
+
+
+def test_a_seed_draws_the_start(roberta: Path) -> None:
+    for kind in ("lora", "prefix"):
+        one, same, other = (ready(roberta, f"peft={kind}", f"seed={seed}").params.tensors for seed in (1, 1, 2))
+        assert all(torch.equal(one[name], same[name]) for name in one)
+        assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- runs: saved alone, resumed and replayed to the same bits, read by plain `peft` ---
+
+
+@pytest.fixture(scope="module")
+def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of each kind and objective."""
+    home = tmp_path_factory.mktemp("runs")
+    movies = tiny.movie_folder(home / "movies")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        for kind, objective in product(KINDS, OBJECTIVES):
+            words = (f"peft={kind}", f"objective={objective}", "optimizer.eps=0.1", "optimizer.lr=0.1")
+            said = mezo("train", *small(roberta, movies, home / name_of(kind, objective), *words))
+            assert said.code == 0, said
+    return home
+
+
+def name_of(kind: str, objective: str) -> str:
+    return f"{kind}-{objective}"
+
+
+def at(run: Path, step: str) -> Session:
+    return weights.named(config.read(run / "config.yaml"), Run.open(run), step)
+
+
+def same(one: Session, other: Session) -> bool:
+    a, b = (dict(s.loaded.model.named_parameters()) for s in (one, other))
+    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def plain(base: Path, objective: str, folder: Path) -> Any:
+    """The base with the adapter, by the plain libraries."""
+    transformers.logging.set_verbosity_error()
+    if objective == "mlm":
+        stock = AutoModelForMaskedLM.from_pretrained(base)
+    else:
+        stock = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    return peft.PeftModel.from_pretrained(stock, folder).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("family", ["roberta", "untied", "bert"])
+def test_plain_peft_reads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
+    base = request.getfixturevalue(family)
+    ours = ready(base, f"peft={kind}", f"objective={objective}")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    with torch.no_grad():
+        before = scores(ours)
+        move(ours, 0.3)
+        models.save(ours.loaded, tmp_path)
+        theirs = plain(base, objective, tmp_path)(input_ids=batch.ids, attention_mask=batch.attention).logits
+        if objective == "mlm":
+            theirs = theirs[torch.arange(len(batch.mask)), batch.mask][:, ours.inputs.label_ids]  # type: ignore[union-attr]
+        assert (theirs - before).abs().max() > 1e-3
+        torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_checkpoint_holds_the_adapter_alone(kind: str, objective: str, runs: Path, roberta: Path) -> None:
+    run = runs / name_of(kind, objective)
+    files = {path.name: path.stat().st_size for path in (run / "checkpoints" / "last").iterdir()}
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "mezo.json"}
+    count = json.loads((run / "run.json").read_text())["trainable"]["count"]
+    assert files["adapter_model.safetensors"] < 4 * count * 1.3 + 4000  # tied tensors are stored twice
+    stored = peft.PeftConfig.from_pretrained(run / "checkpoints" / "last")
+    assert stored.base_model_name_or_path == str(roberta)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_replay_ends_in_the_checkpoints_bits(
+    kind: str, objective: str, runs: Path, roberta: Path, tmp_path: Path
+) -> None:
+    run = runs / name_of(kind, objective)
+    settings, opened = config.read(run / "config.yaml"), Run.open(run)
+    assert same(weights.from_start(settings, opened, 6), at(run, "last"))
+    assert not same(weights.from_start(settings, opened, 5), at(run, "last"))
+    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (run / "checkpoints" / "last" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("words", [[], ["checkpoint=trajectory"], ["model.compute_dtype=bfloat16"]])
+def test_an_interrupted_run_ends_in_the_same_bits(
+    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"peft={kind}", "objective=cls", *words]
+    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
+    step = Mezo.step
+
+    def interrupted(self: Mezo, params: Any, loss: Any, number: int) -> Any:
+        if number == 4:
+            raise KeyboardInterrupt
+        return step(self, params, loss, number)
+
+    monkeypatch.setattr(Mezo, "step", interrupted)
+    assert mezo("train", *small(roberta, movies, tmp_path / "cut", *words)).code == 130
+    monkeypatch.setattr(Mezo, "step", step)
+    assert mezo("resume", tmp_path / "cut").code == 0
+    assert same(at(tmp_path / "cut", "last"), at(tmp_path / "whole", "last"))
+    assert same(at(tmp_path / "cut", "best"), at(tmp_path / "whole", "best"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_takes_the_run_and_its_checkpoint_folders(kind: str, runs: Path, roberta: Path) -> None:
+    run = runs / name_of(kind, "cls")
+    by_run, by_folder = mezo("eval", run, "--checkpoint", "last"), mezo("eval", run / "checkpoints" / "last")
+    assert by_run.code == by_folder.code == 0
+    assert by_run.out.splitlines()[1:] == by_folder.out.splitlines()[1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trainable_is_recorded(kind: str, runs: Path, roberta: Path) -> None:
+    run = runs / name_of(kind, "cls")
+    told = json.loads((run / "run.json").read_text())["trainable"]
+    ours = at(run, "last")
+    assert told["names"] == list(ours.params.tensors)
+    assert told["count"] == sum(p.numel() for p in ours.params.tensors.values())
+    assert 0 < told["share"] < 0.2
+    assert "tuned" in (run / "train.log").read_text()
+    assert f"peft   {kind}: " in (run / "train.log").read_text()
+
+
+def test_names_are_told_in_short() -> None:
+    names = [f"m.layer.{i}.{kind}.lora_{side}.default.weight" for i in range(3) for kind in "qv" for side in "AB"]
+    assert adapters.told(names) == "m.layer.*.{q,v}.{lora_A,lora_B}.weight"
+    assert adapters.told(["head.modules_to_save.default.bias", "head.original_module.weight"]) == "head.{bias,weight}"
+    assert adapters.told([f"{c}.{c}" for c in "abcdefgh"]).endswith("f.f and 2 more")
+
+
+# --- what is refused ---
+
+
+def test_an_adapter_is_no_model(runs: Path, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    checkpoint = runs / name_of("lora", "mlm") / "checkpoints" / "last"
+    folder = tmp_path / "adapter"
+    shutil.copytree(checkpoint, folder)
+    part = "this is an adapter (adapter_config.json), not a model"
+    assert part in refused(mezo("train", *small(folder, movies, tmp_path / "run")))
+    assert part in refused(mezo("eval", folder, "task=sst2", "data=demo"))
+    shutil.copytree(roberta, folder, dirs_exist_ok=True)  # transformers would load the base that the adapter names
+    assert part in refused(mezo("eval", folder, "task=sst2", "data=demo"))
+
+
+def test_another_base_is_told(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(roberta, base)
+    run = tmp_path / "run"
+    assert mezo("train", *small(base, movies, run, "peft=lora")).code == 0
+    tiny.roberta(base, seed=1)
+    assert "was tuned on other weights than these" in refused(mezo("eval", run))
+
+
+def test_a_family_that_a_kind_does_not_serve_is_one_line(movies: Path, tmp_path: Path, roberta: Path) -> None:
+    folder = tmp_path / "distilbert"
+    shutil.copytree(roberta, folder)
+    size = len(transformers.AutoTokenizer.from_pretrained(roberta))
+    DistilBertForMaskedLM(
+        DistilBertConfig(vocab_size=size, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=80)
+    ).save_pretrained(folder)
+    said = refused(mezo("train", *small(folder, movies, tmp_path / "run", "peft=prefix")))
+    assert "DistilBertForMaskedLM is a family that is not served by peft=prefix" in said
+    assert mezo("train", *small(folder, movies, tmp_path / "lora", "peft=lora", "steps=1")).code == 0
+
+
+# --- decoder models ---
+
+SIZE: dict[str, Any] = {"vocab_size": 60}
+DECODERS = {
+    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **SIZE),
+    "opt": OPTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        ffn_dim=64,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        **SIZE,
+    ),
+    "llama": LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+        **SIZE,
+    ),
+}
+
+
+class Words:
+    """A tokenizer's vocabulary."""
+
+    model_max_length = 64
+    all_special_ids = (0, 1)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(i): i for i in range(60)}
+
+
+def decoder(family: str, *words: str) -> models.Loaded:
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(DECODERS[family]).eval()
+    loaded = models.Loaded(model, Words(), torch.device("cpu"), torch.float32)
+    made = config.build(list(words))
+    adapters.attach(loaded, made.peft, made.model, "lm", seed=1)
+    return loaded
+
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_prefix_begins_as_tokens_that_the_model_has_read(family: str) -> None:
+    """In a decoder the start is exact: the same as to have the tokens themselves before the text."""
+    stock, ours = decoder(family).model, decoder(family, "peft=prefix").model
+    torch.manual_seed(zlib.crc32(b"fresh adapter 1"))
+    tokens = torch.tensor(range(2, 60))[torch.randint(58, (5,))]
+    with torch.no_grad():
+        want = stock(torch.cat((tokens.expand(2, -1), IDS), dim=1)).logits[:, 5:]
+        torch.testing.assert_close(ours(IDS, attention_mask=torch.ones_like(IDS)).logits, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_peft_reads_a_decoders_adapter(family: str, kind: str, tmp_path: Path) -> None:
+    if (family, kind) == ("llama", "bias"):
+        with pytest.raises(UserError, match="has no bias terms"):
+            decoder(family, "peft=bias")
+        return
+    ours = decoder(family, f"peft={kind}")
+    trained = {name: p for name, p in ours.model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for p in trained.values():
+            p += 0.3 * torch.randn_like(p)
+    models.save(ours, tmp_path)
+    stock = decoder(family).model
+    want = {"gpt2": {"c_attn"}, "opt": {"q_proj", "v_proj"}, "llama": {"q_proj", "v_proj"}}[family]
+    if kind == "lora":
+        assert set(json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]) == want
+    with torch.no_grad():
+        before = stock(IDS).logits
+        theirs = peft.PeftModel.from_pretrained(stock, tmp_path).eval()(IDS, attention_mask=torch.ones_like(IDS)).logits
+        torch.testing.assert_close(ours.model(IDS, attention_mask=torch.ones_like(IDS)).logits, theirs)
+        assert (before - theirs).abs().max() > 1e-2
