@@ -84,6 +84,8 @@ def test_no_arrow_comes_back() -> None:
         ("noise", {"errors", "schema"}),
         ("params", {"lens", "noise", "errors", "schema"}),
         ("optim", {"noise", "params", "errors", "schema"}),
+        ("prefix", set()),
+        ("adapters", {"prefix", "models", "starts", "errors", "schema"}),
         ("data", {"schema", "errors", "endpoint"}),
         ("tasks", {"templates", "schema", "errors"}),
         ("trajectory", {"errors"}),
@@ -107,6 +109,12 @@ def test_nobody_but_the_run_directorys_rooms_and_the_loop_opens_runs() -> None:
 def test_a_file_is_about_300_lines_and_has_a_name(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
     assert path.stem not in ("utils", "util", "helpers", "common", "misc")
+
+
+def test_peft_waits_until_a_run_asks_for_it(tmp_path: Path) -> None:
+    code = "import sys, mezo_cli.loop; print(sorted({'peft', 'sklearn.linear_model'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.stdout == "[]\n", done
 
 
 @pytest.mark.parametrize("name", ["launch", "show", "compare", "api", "runs", "config"])
