@@ -258,7 +258,7 @@ def test_every_key_can_be_overridden() -> None:
         else:
             words.append(word)
     other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
-    other["task.lm.max_length=3"] = "task.lm.max_length=8"
+    other |= {"task.lm.max_length=3": "task.lm.max_length=8", "peft.name=bias": "peft.name=head"}
     words = [other.get(word, word) for word in words]
     common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
     for name, method in METHODS.items():  # each reads some of the optimizer's
