@@ -62,6 +62,13 @@ def check_together(config: Config) -> None:
             )
     if config.checkpoint == "trajectory" and not method.trajectory:
         raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
+    window, scalar = config.optimizer.window, (config.optimizer.noise, config.optimizer.samples) == ("rademacher", 1)
+    if config.optimizer.name == "mezo_adam" and window is not None and not scalar:
+        raise SettingError(
+            "optimizer.window",
+            f"optimizer.window={window}: {chosen} has one number for its second moment only with optimizer.noise="
+            "rademacher and optimizer.samples=1; otherwise its moments are stored: use optimizer.window=null",
+        )
     loss = config.objective.loss
     if method.backward and loss != "cross_entropy":
         raise SettingError(

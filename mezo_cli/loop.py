@@ -16,7 +16,7 @@ from mezo_cli import adapters, data, loggers, machine, models, precision, probin
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
-from mezo_cli.optim import FirstOrder, StepResult, not_finite
+from mezo_cli.optim import FirstOrder, Mezo, StepResult, not_finite
 from mezo_cli.order import Order
 from mezo_cli.runs import Run
 from mezo_cli.schema import Config, Encoded, Splits
@@ -80,14 +80,16 @@ class Course:
         if going_on:
             past = trajectory.read(self.run.trajectory)
             return trajectory.Writer(self.run.open_trajectory(past.sound), past.header, past.crc)
+        optimizer = self.config.optimizer
         header = trajectory.Header(
             fingerprint=models.fingerprint(self.session.loaded.model),
-            optimizer=self.config.optimizer.name,
-            noise=self.config.optimizer.noise,
+            optimizer=optimizer.name,
+            noise=optimizer.noise,
             seed=self.config.seed,
-            samples=self.config.optimizer.samples,
-            weight_decay=self.config.optimizer.weight_decay,
+            samples=optimizer.samples,
+            weight_decay=optimizer.weight_decay,
             tensors=[(name, list(p.shape)) for name, p in self.session.params.tensors.items()],
+            settings={key: getattr(optimizer, key) for key in self.config.method.reads} | {"steps": self.config.steps},
         )
         return trajectory.Writer(self.run.open_trajectory(), header)
 
@@ -203,11 +205,18 @@ class Course:
             "dev": {key: at_best[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
             "train": {**train, "rows": len(train_rows)},
             "test": test,
-            "projected_grad": _gradient_facts(trajectory.read(self.run.trajectory).grads if self._writer else None),
+            "projected_grad": trajectory.facts(self._grads()),
             "peak_memory_bytes": machine.peak_memory(self.session.loaded.device),
         } | ({"probe": probed} if probed else {})
         self.run.summary(summary)
         return summary
+
+    def _grads(self) -> np.ndarray | None:
+        """Every projected gradient of the run; where samples grow over it a record has some that were never drawn."""
+        if not isinstance(self.session.optimizer, Mezo):
+            return None
+        grads, drawn = trajectory.read(self.run.trajectory).grads, self.session.optimizer.samples
+        return grads[np.arange(grads.shape[1]) < np.array([[drawn(step)] for step in range(len(grads))], int)]
 
     def _at_end(self, split: str, best: int, rows: list[Encoded]) -> dict[str, float]:
         """Judge the best checkpoint on a split, and record it."""
@@ -263,15 +272,6 @@ def _done(config: Config, run: Run) -> int | None:
     if done is None and run.metrics():
         raise UserError(f"{needed} is missing: the run cannot be resumed without it")
     return done
-
-
-def _gradient_facts(grads: np.ndarray | None) -> dict[str, float | None]:
-    """Say how the projected gradients were distributed; null for a run of no steps, or of a method without them."""
-    if grads is None or grads.size == 0:
-        return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
-    size = np.abs(grads.astype(np.float64))
-    facts = {"zero_fraction": (size == 0).mean(), "mean_abs": size.mean(), "min_abs": size.min(), "max_abs": size.max()}
-    return {key: float(value) for key, value in facts.items()}
 
 
 def _announce(session: Session, splits: Splits, dead: list[str]) -> None:

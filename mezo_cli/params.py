@@ -140,9 +140,19 @@ class Params:
             self._together = False
 
     def update(self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]) -> None:
-        """Write theta <- decay theta + coeff z for each (direction, coeff) in order; the only write to theta."""
+        """Write theta <- decay theta + coeff z for each (direction, coeff) in order; beside `blocks` the only write."""
         for name, p in self.tensors.items():
             self.noise.update_(name, p.data, terms, decays)
+
+    def blocks(self) -> Iterator[tuple[str, int, Tensor]]:
+        """Cut theta into parts that stay in cache: (name, first element, its elements), to be written in place.
+
+        For a method whose update is more than `update` can say: it draws z for a part by `noise.update_`.
+        """
+        for name, p in self.tensors.items():
+            flat = p.data.view(-1)
+            for start in range(0, flat.numel(), self.noise.block):
+                yield name, start, flat[start : start + self.noise.block]
 
     def read(self, p: Tensor, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a parameter (or only its `rows`) as the forward should see it now: displaced.

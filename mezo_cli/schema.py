@@ -98,9 +98,12 @@ class Method:
     backward: bool = False  # it differentiates the loss
 
 
+_MEZO = ("lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule")
 _FIRST_ORDER = ("lr", "weight_decay", "schedule", "max_grad_norm", "dropout")
 METHODS = {
-    "mezo": Method(("lr", "eps", "weight_decay", "samples", "noise", "schedule")),
+    "mezo": Method(_MEZO),
+    "mezo_momentum": Method((*_MEZO, "momentum", "window")),
+    "mezo_adam": Method((*_MEZO, "beta1", "beta2", "adam_eps", "window")),
     "adamw": Method((*_FIRST_ORDER, "beta1", "beta2", "adam_eps"), trajectory=False, backward=True),
     "sgd": Method((*_FIRST_ORDER, "momentum"), trajectory=False, backward=True),
     "linear_probe": Method(()),  # no step, so nothing to read: all of it is done by `init`
@@ -116,12 +119,14 @@ class OptimizerConfig:
     eps: float = ranged(1e-3, above=0.0)
     weight_decay: float = ranged(0.0, low=0.0)
     samples: int = ranged(1, low=1)  # n of n-SPSA
+    sample_schedule: str = one_of("constant", "constant", "linear")  # linear: from 1 to `samples` over the run
     noise: str = one_of("gaussian", "gaussian", "rademacher", "torch")
     schedule: str = one_of("constant", "constant", "linear")
     momentum: float = ranged(0.9, low=0.0, high=0.9999)
     beta1: float = ranged(0.9, low=0.0, high=0.9999)  # of Adam's first moment
     beta2: float = ranged(0.999, low=0.0, high=0.999999)  # of its second
     adam_eps: float = ranged(1e-8, above=0.0)  # added to the root of the second
+    window: int | None = ranged(None, low=1)  # steps a moment of MeZO looks back, redrawn; null: all, in a buffer
     max_grad_norm: float | None = ranged(1.0, above=0.0)  # a longer gradient is scaled down to this; null: never
     dropout: float | None = ranged(None, low=0.0, high=0.9)  # while training by backpropagation; null: the model's own
 

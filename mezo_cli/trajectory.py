@@ -12,9 +12,9 @@ is recognised and cut, and anything torn in the middle is an error.
 import json
 import struct
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Header:
     samples: int
     weight_decay: float
     tensors: list[tuple[str, list[int]]]
+    settings: dict[str, Any] = field(default_factory=dict)  # what else the method's updates depend on
 
 
 def _record(samples: int) -> struct.Struct:
@@ -53,14 +54,14 @@ class Writer:
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
         packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
         self._crc = zlib.crc32(packed) if crc is None else crc
-        self._file, self._record = file, _record(header.samples)
+        self._file, self._record, self._samples = file, _record(header.samples), header.samples
         if file.tell() == 0:
             file.write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
             file.flush()
 
     def append(self, step: int, projected_grads: list[float], lr: float) -> None:
-        """Write the record of step `step` (from 0)."""
-        body = self._record.pack(step, lr, *projected_grads)
+        """Write the record of step `step` (from 0); a step of fewer samples than the header's is filled up with 0."""
+        body = self._record.pack(step, lr, *projected_grads, *[0.0] * (self._samples - len(projected_grads)))
         self._file.write(body + struct.pack("<I", zlib.crc32(body, self._crc)))
         self._file.flush()
 
@@ -85,6 +86,15 @@ class Trajectory:
     def records(self, start: int, stop: int) -> list[Record]:
         """Return the records of steps start .. stop - 1."""
         return [(t, [float(g) for g in self.grads[t]], float(self.lrs[t])) for t in range(start, stop)]
+
+
+def facts(grads: np.ndarray | None) -> dict[str, float | None]:
+    """Say how projected gradients were distributed; null for a run of no steps, or of a method without them."""
+    if grads is None or grads.size == 0:
+        return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
+    size = np.abs(grads.astype(np.float64))
+    known = {"zero_fraction": (size == 0).mean(), "mean_abs": size.mean(), "min_abs": size.min(), "max_abs": size.max()}
+    return {key: float(value) for key, value in known.items()}
 
 
 def read(path: Path) -> Trajectory:

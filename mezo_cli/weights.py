@@ -38,7 +38,7 @@ def named(config: Config, run: Run, name: str) -> Session:
     return at_step(config, run, _last(config, run, past) if name == "last" else _best(config, run, past))
 
 
-def at_step(config: Config, run: Run, step: int) -> Session:
+def at_step(config: Config, run: Run, step: int, going_on: bool = False) -> Session:
     """Return a session at the weights of `step`, from the newest checkpoint that is not past it.
 
     Raises:
@@ -52,9 +52,9 @@ def at_step(config: Config, run: Run, step: int) -> Session:
     _within(run, past, step)
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
-        return from_start(config, run, step)
+        return from_start(config, run, step)  # by which the method knows all of its past
     at, name = max(usable)
-    return _replay(_loaded(config, run, name), run, past, at, step)
+    return _replay(_loaded(config, run, name), run, past, at, step, going_on)
 
 
 def resumed(config: Config, run: Run, step: int) -> Session:
@@ -64,7 +64,7 @@ def resumed(config: Config, run: Run, step: int) -> Session:
         UserError: when a file that is needed is damaged.
     """
     if config.method.trajectory:
-        return at_step(config, run, step)
+        return at_step(config, run, step, going_on=True)
     session = _loaded(config, run, "last")
     if isinstance(session.optimizer, FirstOrder):
         session.optimizer.load(run.checkpoints / "last" / STATE)
@@ -91,8 +91,11 @@ def _loaded(config: Config, run: Run, name: str) -> Session:
     return prepare(config, run.checkpoints / name)
 
 
-def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int) -> Session:
-    """Do the updates of steps `start` to `stop` - 1 on the tensors that the trajectory names."""
+def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int, going_on: bool = False) -> Session:
+    """Do the updates of steps `start` to `stop` - 1 on the tensors that the trajectory names.
+
+    What the method remembers of the steps before them is rebuilt where it is needed: for these, or to go on.
+    """
     params = session.params
     shapes = {name: list(p.shape) for name, p in params.tensors.items()}
     for name, shape in past.header.tensors:
@@ -101,9 +104,10 @@ def _replay(session: Session, run: Run, past: Trajectory, start: int, stop: int)
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
     if stop - start > 1000:
         log.info("replaying steps %d to %d of the trajectory", start, stop)
-    if stop > start:
+    if stop > start or going_on:
         assert isinstance(session.optimizer, Mezo)  # the family of methods whose steps can be replayed
         with torch.no_grad():
+            session.optimizer.recall(params, past.records(0, start))
             session.optimizer.apply(params, past.records(start, stop))
     return session
 

@@ -24,6 +24,9 @@ MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
 MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
 MODES["adamw"] = ["optimizer=adamw", "optimizer.weight_decay=0.1"]
 MODES["sgd"] = ["optimizer=sgd", "optimizer.momentum=0.5", "objective=cls", "checkpoint_every=2"]
+MODES["momentum"] = ["optimizer=mezo_momentum", "optimizer.window=3", "checkpoint=trajectory", "optimizer.lr=1e-3"]
+MODES["adam"] = ["optimizer=mezo_adam", "optimizer.samples=2", "optimizer.sample_schedule=linear", "optimizer.lr=1e-3"]
+MODES["scalar"] = ["optimizer=mezo_adam", "optimizer.noise=rademacher", "optimizer.lr=1e-3", "optimizer.window=4"]
 MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
 
 
@@ -95,6 +98,7 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 
 
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2)]
+OTHERS += [("momentum", 5), ("adam", 5), ("adam", 9), ("scalar", 7), ("scalar", 10)]
 OTHERS += [("adamw", i) for i in (1, 4, 7, 8, 11)] + [("sgd", i) for i in (2, 7, 8)]
 
 
@@ -249,6 +253,7 @@ def wait_for_step(run: Path, step: int, process: Any) -> None:
         ("long full", signal.SIGKILL),
         ("long cls", signal.SIGKILL),
         ("long adamw", signal.SIGKILL),
+        ("long adam", signal.SIGKILL),
     ],
 )
 def test_a_killed_process_is_resumed(
@@ -291,7 +296,19 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callabl
         assert f"{test['accuracy']:.4f}  {test['loss']:.4f}" in mezo("eval", run).out
 
 
-@pytest.mark.parametrize("mode", ["full", "cls"])
+def test_a_growing_number_of_samples_is_told_exactly(whole: Callable[[str], Path]) -> None:
+    run = whole("adam")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["forwards"] == 2 * (1 + 1 + 1 + 2 + 2 + 2)
+    past = trajectory.read(run / "trajectory.bin")
+    assert past.grads.shape == (6, 2)
+    assert past.header.settings["sample_schedule"] == "linear"
+    assert past.grads[:3, 1].tolist() == [0.0] * 3  # never drawn, and no part of the facts
+    assert summary["projected_grad"]["zero_fraction"] == 0.0
+    assert summary["projected_grad"]["min_abs"] > 0
+
+
+@pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
 def test_replay_writes_the_very_weights(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
     assert mezo("replay", run, "--step", "6", "--out", out).code == 0

@@ -17,6 +17,7 @@ from mezo_cli.noise.kernels import LANES
 from mezo_cli.noise.philox import stream_key
 
 CODES = 1 << 16  # entries of the gaussian table
+BLOCK = 1 << 17  # elements, a multiple of every tile: with a few buffers of its size beside it a block stays in cache
 PASSES = ("shift", "mirrored", "add", "decay")
 
 
@@ -67,6 +68,7 @@ class CounterNoise:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.block = BLOCK
         self._family = FAMILIES[kind]
         self._tile = self._family.tile
 
@@ -162,7 +164,12 @@ class CounterNoise:
 
     @torch.no_grad()
     def update_(
-        self, name: str, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        name: str,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        start: int = 0,
     ) -> None:
         """theta <- decay * theta + coeff * z for each term in order, chunk by chunk: as one call a term, bit for bit.
 
@@ -174,14 +181,16 @@ class CounterNoise:
             theta: float32, contiguous, any shape; changed in place.
             terms: (direction, coeff), in order.
             decays: one a term.
+            start: where theta begins in the tensor: 0, or a multiple of `block` where it is a part of it.
         """
+        assert start % self._tile == 0
         flat, home = _flat(theta), _home(theta.device)
         if home != theta.device:
             moved = flat.to(home)
-            self.update_(name, moved, terms, decays)
+            self.update_(name, moved, terms, decays, start)
             flat.copy_(moved)
             return
-        for begin, end, length, tiles in self._chunks(flat.numel(), home):
+        for begin, end, length, tiles in self._chunks(flat.numel(), home, start):
             whole = end - begin == length
             part = _cut(flat, begin, end) if whole else _padded(flat[begin:end], length)
             for (at, coeff), decay in zip(terms, decays, strict=True):
@@ -205,8 +214,10 @@ class CounterNoise:
             self._family.add(part.view(-1), some, *rest)
         return steps[:count]
 
-    def _chunks(self, n: int, home: torch.device) -> Iterator[tuple[int, int, int, Tensor]]:
+    def _chunks(self, n: int, home: torch.device, start: int = 0) -> Iterator[tuple[int, int, int, Tensor]]:
         """Cut [0, n): (begin, end, length of the tiles that cover it, their numbers), two tiles at least.
+
+        Element 0 is element `start` of the tensor, the first of a tile.
 
         Two, because what is compiled for any number of tiles is not compiled for exactly one.
         """
@@ -215,8 +226,8 @@ class CounterNoise:
             at_once *= 16  # there it is not a cache that sets the size, but the time to launch
         for begin in range(0, n, at_once):
             end = min(n, begin + at_once)
-            first = begin // self._tile
-            last = max(first + 2, -(-end // self._tile))
+            first = (start + begin) // self._tile
+            last = max(first + 2, -(-(start + end) // self._tile))
             numbers = _tile_numbers(max(4096, 1 << (last - 1).bit_length()), home)
             yield begin, end, (last - first) * self._tile, numbers[first:last]
 

@@ -48,7 +48,19 @@ class Noise(Protocol):
     ) -> None:
         """out[i] = theta[rows[i]] + c z[rows[i]]: rows of `shift`'s results, bit for bit; theta [V, H], out [R, H]."""
 
+    @property
+    def block(self) -> int:
+        """The elements that `update_` is best given at once; a part may begin at every multiple of it."""
+
     def update_(
-        self, name: str, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        name: str,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        start: int = 0,
     ) -> None:
-        """theta <- decay * theta + coeff * z for each term in order, bit for bit as one call a term."""
+        """theta <- decay * theta + coeff * z for each term in order, bit for bit as one call a term.
+
+        theta may be a part of the tensor: its elements from `start` on.
+        """

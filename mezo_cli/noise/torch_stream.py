@@ -19,6 +19,7 @@ class TorchNoise:
     """
 
     kind = "torch"
+    block = 1 << 62  # a tensor is drawn whole
 
     def __init__(self) -> None:
         self._seed: int | None = None
@@ -76,9 +77,15 @@ class TorchNoise:
 
     @torch.no_grad()
     def update_(
-        self, name: str, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        name: str,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        start: int = 0,
     ) -> None:
         """theta <- decay * theta + coeff * z for each term in order, rounded as `CounterNoise.update_` rounds."""
+        assert start == 0  # a tensor is drawn whole
         for (at, coeff), decay in zip(terms, decays, strict=True):
             step = self._step(at, name, theta, coeff)
             if np.float32(decay) == 1.0:

@@ -1,0 +1,275 @@
+"""Every method that leaves a trajectory, with every noise: replay and resume to the bits of training, and its formula.
+
+A new method is picked up from the table OPTIMIZERS; its formula is written here once, in float64.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mezo_cli import config as configs
+from mezo_cli.errors import UserError
+from mezo_cli.noise import KINDS, Direction, make_noise
+from mezo_cli.optim import OPTIMIZERS, Mezo, mezo_momentum
+from mezo_cli.optim.mezo import Record
+from mezo_cli.schema import METHODS
+from mezo_cli.session import Session
+from tests.optim.test_mezo import SENTENCES, ready
+
+STEPS = 8
+SAMPLES = {"one": [], "three": ["optimizer.samples=3", "optimizer.sample_schedule=linear"]}
+COMMON = ["optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.schedule=linear", f"steps={STEPS}"]
+
+
+def cases() -> Iterator[Any]:
+    """Every method with every noise, with one and with more samples, with a window and without."""
+    methods = [name for name, method in OPTIMIZERS.items() if issubclass(method, Mezo)]
+    for name, noise, samples, window in product(methods, KINDS, SAMPLES, (None, 3)):
+        if window is None or "window" in METHODS[name].reads:
+            words = [f"optimizer={name}", f"optimizer.noise={noise}", *SAMPLES[samples]]
+            words += [f"optimizer.window={window}"] if window else []
+            try:
+                configs.build(words)
+            except UserError:  # refused: another test says which
+                continue
+            yield pytest.param(words, id=f"{name}-{noise}-{samples}" + (f"-window {window}" if window else ""))
+
+
+every_case = pytest.mark.parametrize("words", list(cases()))
+every_method = pytest.mark.parametrize("words", [c for c in cases() if "noise=rademacher" in str(c.values)])
+_READY: dict[Path, tuple[Session, dict[str, Tensor]]] = {}  # the model is loaded once, and put back for each test
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long replays go part by part: here the parts are short."""
+    monkeypatch.setattr(mezo_momentum, "AT_ONCE", 3)
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
+    """A session at the start of a run; the one before it is no more."""
+    if model not in _READY:
+        loaded = ready(model)
+        rows = loaded.inputs.encode_all(SENTENCES[:2])
+        loaded.params.keep_live(lambda: loaded.objective.logits(loaded.batch(rows)))
+        some = {
+            n: p for n, p in loaded.params.tensors.items() if "word_embeddings" in n or "layer.1.attention.self" in n
+        }
+        loaded.params.tensors = some  # enough for every path, and quick
+        _READY[model] = loaded, theta(loaded)
+    session, start = _READY[model]
+    put(session, start)
+    config = configs.build([f"model.path={model}", "data=demo", *COMMON, *words])
+    session.params.noise = make_noise(config.optimizer.noise)
+    if config.optimizer.noise != "torch":
+        session.params.noise.block = block  # type: ignore[misc]
+    optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer, config.seed, config.steps)
+    return dataclasses.replace(session, config=config, optimizer=optimizer)
+
+
+def train(session: Session, start: int, stop: int) -> list[Record]:
+    rows = session.inputs.encode_all(SENTENCES[:2])
+    results = [(step, session.step(rows, step)) for step in range(start, stop)]
+    n = session.config.optimizer.samples  # as the trajectory gives them back
+    return [(t, [*r.projected_grads, *[0.0] * (n - len(r.projected_grads))], r.lr) for t, r in results]
+
+
+def theta(session: Session) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in session.params.tensors.items()}
+
+
+def put(session: Session, values: dict[str, Tensor]) -> None:
+    for name, p in session.params.tensors.items():
+        p.data.copy_(values[name])
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@every_case
+def test_replay_and_resume_end_in_the_bits_of_training(words: list[str], roberta: Path) -> None:
+    ours = tuned(roberta, words)
+    records = train(ours, 0, 5)
+    at_five = theta(ours)
+    records += train(ours, 5, STEPS)
+    wanted = theta(ours)
+    assert not same(at_five, wanted)
+
+    replayed = tuned(roberta, words, block=1 << 17)
+    replayed.optimizer.apply(replayed.params, records)  # type: ignore[attr-defined]
+    assert same(theta(replayed), wanted)
+
+    resumed = tuned(roberta, words)
+    put(resumed, at_five)
+    resumed.optimizer.recall(resumed.params, records[:5])  # type: ignore[attr-defined]
+    assert same(theta(resumed), at_five)
+    assert train(resumed, 5, STEPS) == records[5:]
+    assert same(theta(resumed), wanted)
+
+
+# --- the formulas, in float64: (theta, estimates of the gradient so far, lr, decay, settings) -> theta ---
+
+
+def mezo(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    return p - lr * (g[-1] + c.weight_decay * p)
+
+
+def momentum(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    window = g[-(c.window or len(g)) :]
+    m = sum(c.momentum**k * estimate for k, estimate in enumerate(reversed(window)))
+    return p - lr * (m + c.weight_decay * p)
+
+
+def adam(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    window, t = g[-(c.window or len(g)) :], len(g)
+    m = (1 - c.beta1) * sum(c.beta1**k * estimate for k, estimate in enumerate(reversed(window)))
+    v = (1 - c.beta2) * sum(c.beta2**k * estimate**2 for k, estimate in enumerate(reversed(g)))
+    step = (m / (1 - c.beta1**t)) / ((v / (1 - c.beta2**t)).sqrt() + c.adam_eps)
+    return p - lr * (step + c.weight_decay * p)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {"mezo": mezo, "mezo_momentum": momentum, "mezo_adam": adam}
+
+
+@every_case
+def test_it_is_the_formula_in_float64(words: list[str], roberta: Path) -> None:
+    ours = tuned(roberta, words)
+    settings = ours.config.optimizer
+    samples = [1 + settings.samples * step // STEPS if settings.samples > 1 else 1 for step in range(STEPS)]
+    want = {name: p.double() for name, p in theta(ours).items()}
+    start = dict(want)
+    seen: dict[str, list[Tensor]] = {name: [] for name in want}
+    for step, grads, lr in train(ours, 0, STEPS):
+        assert lr == pytest.approx(1e-3 * (1 - step / STEPS))
+        assert all(g != 0 for g in grads[: samples[step]])
+        assert grads[samples[step] :] == [0.0] * (len(grads) - samples[step])
+        for name, p in ours.params.tensors.items():
+            draw = partial(ours.params.noise.z, name=name, shape=p.shape, device="cpu")
+            z = [draw(Direction(42, step, i)).view(p.shape).double() for i in range(samples[step])]
+            seen[name].append(sum(g * d for g, d in zip(grads, z, strict=False)) / samples[step])  # type: ignore[arg-type]
+            want[name] = FORMULAS[settings.name](want[name], seen[name], lr, settings)
+    for name, p in ours.params.tensors.items():
+        moved = float((want[name] - start[name]).abs().max())
+        torch.testing.assert_close(p.detach().double(), want[name], rtol=2e-6, atol=2e-5 * moved)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("mezo_momentum", partial(torch.optim.SGD, momentum=0.9)), ("mezo_adam", torch.optim.AdamW)],
+)
+def test_it_is_torchs_own_fed_with_g_z(name: str, make: Any, noise: str, roberta: Path) -> None:
+    ours = tuned(roberta, [f"optimizer={name}", f"optimizer.noise={noise}", "optimizer.weight_decay=0"])
+    theirs = {key: torch.nn.Parameter(p.double()) for key, p in theta(ours).items()}
+    torchs = make(list(theirs.values()), lr=1.0, weight_decay=0.0)
+    for step, grads, lr in train(ours, 0, STEPS):
+        for key, p in theirs.items():
+            z = ours.params.noise.z(Direction(42, step), key, p.shape, "cpu").view(p.shape)
+            p.grad = grads[0] * z.double()
+        torchs.param_groups[0]["lr"] = lr
+        torchs.step()
+    for key, p in ours.params.tensors.items():
+        torch.testing.assert_close(p.detach().double(), theirs[key].detach(), rtol=2e-6, atol=2e-7)
+
+
+@every_method
+def test_without_a_gradient_only_the_decay_moves(words: list[str], roberta: Path) -> None:
+    ours = tuned(roberta, words)
+    want = {name: p.double() for name, p in theta(ours).items()}
+    for step in range(4):
+        result = ours.optimizer.step(ours.params, lambda: torch.tensor([0.7, 0.7]), step)
+        assert result.projected_grads == [0.0] * len(result.projected_grads)
+        want = {name: p * (1 - result.lr * 0.1) for name, p in want.items()}
+    for name, p in ours.params.tensors.items():
+        torch.testing.assert_close(p.detach().double(), want[name], rtol=1e-6, atol=0)
+
+
+@every_method
+def test_a_loss_that_is_not_finite_leaves_weights_and_state(words: list[str], roberta: Path) -> None:
+    other = tuned(roberta, words)
+    records, wanted = train(other, 0, 4), theta(other)
+    ours = tuned(roberta, words)
+    train(ours, 0, 2)
+    before = theta(ours)
+    ours.optimizer.step(ours.params, lambda: torch.tensor([float("nan"), 1.0]), 2)
+    assert same(theta(ours), before)
+    assert train(ours, 2, 4) == records[2:]
+    assert same(theta(ours), wanted)
+
+
+@every_method
+def test_forwards_are_counted_exactly(words: list[str], roberta: Path) -> None:
+    ours, calls = tuned(roberta, words), [0]
+
+    def loss() -> Tensor:
+        calls[0] += 2  # both sides
+        return torch.tensor([1.0, 1.0])
+
+    for step in range(STEPS):
+        ours.optimizer.step(ours.params, loss, step)
+    assert ours.optimizer.passes(STEPS) == {"forwards": calls[0], "backwards": 0}
+
+
+def test_samples_grow_from_one_to_n(roberta: Path) -> None:
+    ours = tuned(roberta, SAMPLES["three"])
+    assert isinstance(ours.optimizer, Mezo)
+    assert [ours.optimizer.samples(step) for step in range(STEPS)] == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_no_momentum_and_a_window_of_one_step_are_mezo(roberta: Path) -> None:
+    ends = []
+    for words in (
+        ["optimizer=mezo"],
+        ["optimizer=mezo_momentum", "optimizer.momentum=0"],
+        ["optimizer=mezo_momentum", "optimizer.window=1"],
+    ):
+        ours = tuned(roberta, [*words, "optimizer.weight_decay=0"])
+        train(ours, 0, STEPS)
+        ends.append(theta(ours))
+    for other in ends[1:]:
+        for name, p in ends[0].items():
+            torch.testing.assert_close(p, other[name], rtol=0, atol=1e-6)
+
+
+def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
+    ours = tuned(roberta, ["optimizer=mezo_momentum"])
+    with pytest.raises(AssertionError, match="a step is missing"):
+        train(ours, 3, 4)
+
+
+@pytest.mark.parametrize("words", [["optimizer=mezo_momentum"], ["optimizer=mezo_adam", "optimizer.noise=rademacher"]])
+def test_a_window_is_short_by_beta_to_its_length(words: list[str], roberta: Path) -> None:
+    """Random gradients, no loss: the last step's moment, exact and by a window."""
+    torch.manual_seed(0)
+    records = [(t, [float(torch.randn(()))], 1e-3) for t in range(40)]
+
+    def last_step(*more: str) -> Tensor:
+        ours = tuned(roberta, [*words, *more, "optimizer.weight_decay=0"])
+        ours.optimizer.recall(ours.params, records[:-1])  # type: ignore[attr-defined]
+        before = theta(ours)
+        ours.optimizer.apply(ours.params, records[-1:])  # type: ignore[attr-defined]
+        return torch.cat([(p - before[name]).flatten() for name, p in theta(ours).items()])
+
+    exact = last_step()
+    for window in (2, 4, 8, 16):
+        error = float((last_step(f"optimizer.window={window}") - exact).norm() / exact.norm())
+        assert 0.3 * 0.9**window < error < 3 * 0.9**window, window
+    assert float((last_step("optimizer.window=40") - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_what_has_no_window_is_refused() -> None:
+    for words in (["optimizer.noise=gaussian"], ["optimizer.noise=rademacher", "optimizer.samples=2"]):
+        with pytest.raises(UserError, match=r"optimizer.window=8: optimizer=mezo_adam has one number") as refusal:
+            configs.build(["optimizer=mezo_adam", "optimizer.window=8", *words])
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(UserError, match=r"optimizer.window=8: optimizer=mezo does not read it"):
+        configs.build(["optimizer.window=8"])
