@@ -7,7 +7,8 @@
 `reference` is the published step as its description has it: torch.normal for each tensor from a reseeded global
 generator, out of place, four passes over the weights, the stock forward with the vocabulary's head at the mask.
 `floor` is two bare forwards: body and mask-position head, inference mode, nothing else; in bfloat16 under autocast from
-float32 weights (as stored here too), and `floor bf16 weights` from weights already cast. Ratios, not seconds, count.
+float32 weights (as stored here too), and `floor bf16 weights` from weights already cast; with `lora`, of a model with
+adapters in its queries and values. `replay` is one step of `mezo replay`, sixteen at a time. Ratios, not seconds, count.
 """
 
 import argparse
@@ -30,12 +31,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli.batches import Batch
+from mezo_cli import adapters
+from mezo_cli.models import Loaded
 from mezo_cli.noise import make_noise
+from mezo_cli.batches import Batch
 from mezo_cli.objectives import LabelWords
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.params import Params
-from mezo_cli.schema import Encoded, OptimizerConfig
+from mezo_cli.schema import Encoded, ModelConfig, OptimizerConfig, PeftConfig
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
@@ -44,6 +47,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 LABELS = [6587, 372]  # " terrible", " great"
 MASK_ID = 50264
+REPLAYED = 16  # steps
+NOISES = ("gaussian", "rademacher")
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def model_of(shape: str) -> Any:
@@ -105,6 +111,14 @@ class Reference:
             p.data = p.data - self.lr * (g * z)
 
 
+def with_lora(model: Any) -> Any:
+    """Put the paper's LoRA (r 8, alpha 16, queries and values) into a model."""
+    loaded = Loaded(model, None, model.device, torch.float32)
+    settings = PeftConfig(name="lora", r=8, alpha=16, targets="attention")
+    adapters.attach(loaded, settings, ModelConfig(name="bench", path="demo"), "mlm", seed=0)
+    return loaded.model
+
+
 class Ours:
     """This project's step on a model of its own."""
 
@@ -128,6 +142,11 @@ class Ours:
         """Do one step."""
         self.optimizer.step(self.params, self.loss, self.count)
         self.count += 1
+
+    @torch.no_grad()
+    def replay(self, steps: int) -> None:
+        """Do the updates of that many steps, as `mezo replay` does."""
+        self.optimizer.apply(self.params, [(step, [1.0], 1e-9) for step in range(steps)])
 
 
 def one_row(batch: Batch) -> Batch:
@@ -160,19 +179,33 @@ def timed(work: Callable[[], None]) -> float:
 
 
 def contestants(shape: str, batch: Batch, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Return what is timed, by name. Models that only read their weights share them."""
-    stock, cast = model_of(shape).to(device), model_of(shape).to(device, torch.bfloat16)
-    reference = Reference(model_of(shape).to(device), batch)
-    found: dict[str, Callable[[], None]] = {
-        "reference": reference.step,
-        "floor fp32": partial(bare, stock, batch, torch.float32),
-        "floor bf16": partial(bare, stock, batch, torch.bfloat16),
-        "floor bf16 weights": partial(bare, cast, batch, torch.float32),
-    }
-    for noise in ("gaussian", "rademacher"):
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-            found[f"ours {name} {noise}"] = Ours(model_of(shape).to(device), batch, noise, dtype).step
+    """Return what is timed, by name."""
+    found: dict[str, Callable[[], None]] = {}
+    plain, lora = model_of(shape).to(device), with_lora(model_of(shape).to(device))
+    found["reference"] = Reference(model_of(shape).to(device), batch).step
+    for name, dtype in COMPUTE.items():
+        found[f"floor {name}"] = partial(bare, plain, batch, dtype)
+        found[f"floor {name} lora"] = partial(bare, lora, batch, dtype)
+    found["floor bf16 weights"] = partial(bare, model_of(shape).to(device, torch.bfloat16), batch, torch.float32)
+    for name, dtype in COMPUTE.items():
+        for noise in NOISES:
+            ours = Ours(model_of(shape).to(device), batch, noise, dtype)
+            found[f"ours {name} {noise}"] = ours.step
+            if name == "fp32":
+                found[f"replay {noise}"] = partial(ours.replay, REPLAYED)
+        found[f"ours {name} gaussian lora"] = Ours(with_lora(model_of(shape).to(device)), batch, "gaussian", dtype).step
     return found
+
+
+def floor_of(name: str) -> str:
+    """Return the bare forwards that a contestant is held against."""
+    words = name.split()
+    return " ".join(["floor", words[1] if words[0] == "ours" else "fp32", *(["lora"] if words[-1] == "lora" else [])])
+
+
+def per(name: str) -> int:
+    """Return how many steps one call of a contestant does."""
+    return REPLAYED if name.startswith("replay") else 1
 
 
 def measure(shape: str, spec: str, rounds: int, device: torch.device) -> dict[str, Any]:
@@ -181,16 +214,15 @@ def measure(shape: str, spec: str, rounds: int, device: torch.device) -> dict[st
     works = contestants(shape, batch, device)
     for work in works.values():
         work()  # compiles, allocates
-    taken = [{name: timed(work) for name, work in works.items()} for _ in range(rounds)]
+    taken = [{name: timed(work) / per(name) for name, work in works.items()} for _ in range(rounds)]
     result: dict[str, Any] = {"shape": shape, "batch": spec, "tokens": int(batch.attention.sum()), "rows": []}
     for name in works:
-        floor = f"floor {name.split()[1]}" if name.startswith("ours") else "floor fp32"
         result["rows"].append(
             {
                 "name": name,
                 "seconds": statistics.median(t[name] for t in taken),
                 "reference_over_this": statistics.median(t["reference"] / t[name] for t in taken),
-                "this_over_floor": statistics.median(t[name] / t[floor] for t in taken),
+                "this_over_floor": statistics.median(t[name] / t[floor_of(name)] for t in taken),
             }
         )
     return result
@@ -206,7 +238,9 @@ def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
     before = resident()
     batch = Batch.of(rows_of(spec), 1, device, False)
     model = model_of(shape).to(device)
-    kind, name, *noise = what.split()
+    kind, name, *noise = what.removesuffix(" lora").split()
+    if what.endswith("lora"):
+        model = with_lora(model)
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     work = partial(bare, model, batch, dtype, 1) if kind == "floor" else Ours(model, batch, noise[0], dtype).step
     if device.type == "cuda":
@@ -228,11 +262,10 @@ def resident(field: str = "VmRSS") -> int:
 
 def memory(shape: str, spec: str, device: torch.device) -> dict[str, int]:
     """Measure each peak in a fresh process."""
-    names = ["floor fp32", "floor bf16"] + [
-        f"ours {d} {n}" for d in ("fp32", "bf16") for n in ("gaussian", "rademacher")
-    ]
+    floors = [f"floor {name}{lora}" for name in COMPUTE for lora in ("", " lora")]
+    ours = [f"ours {name} {noise}" for name in COMPUTE for noise in (*NOISES, "gaussian lora")]
     found = {}
-    for name in names:
+    for name in floors + ours:
         command = [
             sys.executable,
             __file__,
@@ -257,7 +290,7 @@ def show(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         peak, memory = peaks.get(row["name"]), ""
         if peak is not None:
-            floor = peaks[f"floor {row['name'].split()[1]}"]
+            floor = peaks[floor_of(row["name"])]
             memory = f"{peak / 1e9:9.2f}{peak / floor:9.2f}"
         print(
             f"{row['name']:26}{row['seconds']:9.3f}{row['reference_over_this']:18.2f}{row['this_over_floor']:14.2f}{memory}"
