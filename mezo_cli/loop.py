@@ -34,6 +34,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         UserError: before training begins, for anything the user can mend.
         RunFailed: when the loss is not finite, or the run directory cannot be written.
     """
+    machine.give_back_large_blocks()
     splits = load_data(config)
     _check_same_data(run, splits)
     done = _done(config, run)

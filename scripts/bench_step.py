@@ -8,7 +8,7 @@
 generator, out of place, four passes over the weights, the stock forward with the vocabulary's head at the mask.
 `floor` is two bare forwards: body and mask-position head, inference mode, nothing else; in bfloat16 under autocast from
 float32 weights (as stored here too), and `floor bf16 weights` from weights already cast; with `lora`, of a model with
-adapters in its queries and values. `replay` is one step of `mezo replay`, sixteen at a time. Ratios, not seconds, count.
+adapters in its queries and values. `replay` is a step of `mezo replay`, sixteen at a time. Ratios, not seconds, count.
 """
 
 import argparse
@@ -31,10 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli import adapters
+from mezo_cli import adapters, machine
+from mezo_cli.batches import Batch
 from mezo_cli.models import Loaded
 from mezo_cli.noise import make_noise
-from mezo_cli.batches import Batch
 from mezo_cli.objectives import LabelWords
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.params import Params
@@ -309,6 +309,7 @@ def main() -> None:
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     args = parser.parse_args()
     device = torch.device(args.device)
+    machine.give_back_large_blocks()  # as `mezo train` does
     if args.peak:
         print(peak_of(args.shapes[0], args.batches[0], args.peak, device))
         return
