@@ -114,7 +114,7 @@ class Reference:
 def with_lora(model: Any) -> Any:
     """Put the paper's LoRA (r 8, alpha 16, queries and values) into a model."""
     loaded = Loaded(model, None, model.device, torch.float32)
-    settings = PeftConfig(name="lora", r=8, alpha=16, targets="attention")
+    settings = PeftConfig(name="lora", r=8, alpha=16, targets="query_value")
     adapters.attach(loaded, settings, ModelConfig(name="bench", path="demo"), "mlm", seed=0)
     return loaded.model
 
