@@ -17,6 +17,21 @@ SEEDS = ["seed=13,21,42,87,100"]
 # experiment -> (what its typed config holds beside the common part, the values of lr that it sweeps over)
 PAPER: dict[str, tuple[dict[str, Any], str]] = {
     "mezo": ({"optimizer.name": "mezo", "peft.name": "none"}, "1e-7,1e-6,1e-5"),
+    "mezo_lora": (
+        {
+            "optimizer.name": "mezo",
+            "optimizer.weight_decay": 0.1,
+            "peft.name": "lora",
+            "peft.r": 8,
+            "peft.alpha": 16,
+            "peft.targets": "query_value",
+        },
+        "1e-5,5e-5,1e-4",
+    ),
+    "mezo_prefix": (
+        {"optimizer.name": "mezo", "optimizer.eps": 0.1, "peft.name": "prefix", "peft.length": 5},
+        "1e-2,5e-3,1e-3",
+    ),
     "ft": (
         {
             "optimizer.name": "adamw",
