@@ -32,6 +32,16 @@ PAPER: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer.name": "mezo", "optimizer.eps": 0.1, "peft.name": "prefix", "peft.length": 5},
         "1e-2,5e-3,1e-3",
     ),
+    "mezo_adam": (
+        {
+            "optimizer.name": "mezo_adam",
+            "optimizer.beta1": 0.9,
+            "optimizer.beta2": 0.999,
+            "optimizer.window": None,
+            "peft.name": "none",
+        },
+        "1e-6,1e-5,1e-4,1e-3",
+    ),
     "ft": (
         {
             "optimizer.name": "adamw",

@@ -1,6 +1,7 @@
 """The paper's numbers, which groups they stand beside, and the whole table."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_an_experiment_of_the_papers_is_a_row_of_the_table(file: Path) -> None:
     for key, ends in paper.paper().grid(name).items():
         values = [float(value) for value in str(swept.get(key, given[key])).split(",")]
         assert (min(values), max(values)) == (min(ends), max(ends)), key
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_the_head_of_an_experiment_repeats_its_row(file: Path) -> None:
+    name = methods.method(config.build([f"experiment=paper/{file.stem}", "data.shots=16"]))
+    head = file.read_text().split("defaults:")[0]
+    rows = [row for row in paper.paper().rows if row.label == name]
+    assert rows
+    for row in rows:
+        (line,) = re.findall(rf"^#   {row.shots} shots +(.*)$" if row.shots else r"^# {10,}(\d.*)$", head, re.M)
+        assert re.findall(r"[\d.]+(?: \([\d.]+\))?\??", line) == [str(number) for number in row.numbers.values()]
 
 
 # --- beside a group ---
