@@ -5,6 +5,14 @@ from typing import Any
 from torch import nn
 
 
+def over_vocabulary(model: Any) -> nn.Linear | None:
+    """Return the layer that scores the vocabulary, where it is a linear one; the copy that computes of a tuned head."""
+    head = model.get_output_embeddings()
+    if hasattr(head, "original_module"):  # what `peft` puts around a whole module that is tuned
+        head = head.modules_to_save["default"]
+    return head if isinstance(head, nn.Linear) else None
+
+
 def untie(model: Any) -> list[str]:
     """Give a tied decoder a weight, and where it is tied a bias, of its own, and say so in the model's config.
 

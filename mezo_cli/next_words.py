@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli import decoders
+from mezo_cli import decoders, heads
 from mezo_cli.batches import CARRIED, Batch
 from mezo_cli.errors import UserError
 from mezo_cli.params import Params
@@ -31,8 +31,8 @@ class NextWords:
     """
 
     def __init__(self, model: Any, params: Params, label_ids: Sequence[Sequence[int]]) -> None:
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Linear):
+        head = heads.over_vocabulary(model)
+        if head is None:
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")
         self._model, self._params, self._head = model, params, head
         words = [tuple(word) for word in label_ids]

@@ -312,3 +312,24 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
     assert torch.equal(probed.get_input_embeddings().weight, base.get_input_embeddings().weight)
     with pytest.raises(UserError, match="needs label words of one token each"):
         ready(folder, "init=linear_probe", spoken(WORDS["mixed"])).objective.output()
+
+
+@pytest.mark.parametrize("kind", ["lora", "prefix", "head", "bias"])
+def test_adapters_on_every_family(kind: str, family: Path) -> None:
+    """What is tuned moves the scores, both sides go in one forward where they may, and all else keeps its bits."""
+    if kind == "bias" and any(family.name.startswith(name) for name in ("llama", "mistral", "qwen3")):
+        with pytest.raises(UserError, match="has no bias terms"):
+            ready(family, "peft=bias")
+        return
+    ours = ready(family, f"peft={kind}", "optimizer.eps=0.1", "optimizer.lr=0.1", "task=sst2")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    assert ours.params.keep_live(lambda: ours.objective.logits(batch)) == []
+    before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
+    with torch.no_grad(), ours.params.at(Direction(5, 3), 0.1, -0.1):
+        both = ours.params.each_side(lambda: ours.objective.logits(batch))
+        assert (both[0] - both[1]).abs().max() > 1e-3
+        if ours.objective.carries(batch):
+            torch.testing.assert_close(ours.objective.logits(batch), both, rtol=1e-4, atol=1e-5)
+    ours.optimizer.step(ours.params, lambda: ours.loss(batch), 0)
+    moved = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
+    assert moved == set(ours.params.tensors)

@@ -13,6 +13,9 @@ from mezo_cli.runs import Run
 from tests.compare.made import SEEDS, composed, config_of, grid, made
 
 FEW = {"data.shots": 16}
+LORA = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
+PREFIX = {"peft.name": "prefix", "peft.length": 5}
+MOMENTUM, ADAM = {"optimizer.name": "mezo_momentum"}, {"optimizer.name": "mezo_adam"}
 FIRST_ORDER = {"optimizer.name": "adamw", "optimizer.schedule": "linear"}
 
 
@@ -236,12 +239,56 @@ def test_prepared_folders_are_one_group(tmp_path: Path) -> None:
         (FIRST_ORDER, "FT"),
         ({**FIRST_ORDER, "optimizer.name": "sgd", "optimizer.momentum": 0.0}, "FT-SGD"),
         ({**FIRST_ORDER, "init": "linear_probe"}, "LP then FT"),
+        ({**LORA, "optimizer.weight_decay": 0.1}, "MeZO LoRA"),
+        (PREFIX, "MeZO prefix"),
+        ({"peft.name": "head"}, "MeZO head"),
+        ({"peft.name": "bias"}, "MeZO bias"),
+        ({"peft.name": "head", "init": "linear_probe"}, "LP then MeZO head"),
+        (MOMENTUM, "MeZO-momentum"),
+        (ADAM, "MeZO-Adam"),
+        ({**ADAM, **LORA}, "MeZO-Adam LoRA"),
+        ({**FIRST_ORDER, **PREFIX}, "FT prefix"),
+        ({"objective": "lm", **LORA}, "MeZO LoRA"),
     ],
 )
 def test_names_of_methods(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
     assert methods.method(config_of(settings)) == name
     made(tmp_path / "a", settings)
     assert only(tmp_path).label == name  # and nothing about it is unusual
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "label"),
+    [
+        ({}, {"optimizer.samples": 4}, "MeZO (samples=4)"),
+        (
+            {},
+            {"optimizer.samples": 4, "optimizer.sample_schedule": "linear"},
+            "MeZO (samples=4, sample_schedule=linear)",
+        ),
+        (LORA, {"peft.r": 4}, "MeZO LoRA (r=4)"),
+        (LORA, {"peft.alpha": 8}, "MeZO LoRA (alpha=8)"),
+        (LORA, {"peft.targets": "attention_feed_forward"}, "MeZO LoRA (targets=attention_feed_forward)"),
+        (PREFIX, {"peft.length": 2}, "MeZO prefix (length=2)"),
+        (MOMENTUM, {"optimizer.window": 8}, "MeZO-momentum (window=8)"),
+        (MOMENTUM, {"optimizer.momentum": 0.5}, "MeZO-momentum (momentum=0.5)"),
+        (ADAM, {"optimizer.beta1": 0.8}, "MeZO-Adam (beta1=0.8)"),
+        (ADAM, {"optimizer.beta2": 0.99}, "MeZO-Adam (beta2=0.99)"),
+        (ADAM, {"optimizer.adam_eps": 1e-6}, "MeZO-Adam (adam_eps=1e-06)"),
+        (
+            ADAM,
+            {"optimizer.noise": "rademacher", "optimizer.window": 4},
+            "MeZO-Adam (noise=rademacher, window=4)",
+        ),
+    ],
+)
+def test_a_setting_of_the_method_keeps_runs_apart_and_is_told_where_it_is_unusual(
+    method: dict[str, Any], setting: dict[str, Any], label: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "usual", method)
+    made(tmp_path / "other", {**method, **setting})
+    usual = methods.method(config_of(method))
+    assert [group.label for group in groups(tmp_path)] == [usual, label]
 
 
 def test_the_defaults_are_the_papers_so_nothing_is_unusual() -> None:

@@ -165,6 +165,72 @@ def test_what_is_not_as_in_the_paper_is_said(settings: dict[str, Any], said: str
     assert f"* unlike the paper: {'; '.join(beside.unlike(only(tmp_path)))}" in out
 
 
+ROWS = {
+    "mezo_lora": {
+        "peft.name": "lora",
+        "peft.r": 8,
+        "peft.alpha": 16,
+        "peft.targets": "query_value",
+        "optimizer.lr": 5e-5,
+        "optimizer.weight_decay": 0.1,
+    },
+    "mezo_prefix": {"peft.name": "prefix", "peft.length": 5, "optimizer.lr": 5e-3, "optimizer.eps": 0.1},
+    "mezo_adam": {"optimizer.name": "mezo_adam", "optimizer.lr": 1e-5},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "shots", "number"),
+    [
+        ("mezo_lora", "sst2", 16, "91.4 (0.9)"),
+        ("mezo_lora", "rte", 512, "77.6 (1.3)"),
+        ("mezo_prefix", "trec", 16, "80.3 (3.6)"),
+        ("mezo_prefix", "sst2", 512, "93.3 (0.1)"),
+        ("mezo_adam", "snli", 16, "74.1 (2.7)"),
+        ("mezo_adam", "rte", 16, "59.2 (11.1)?"),
+    ],
+)
+def test_the_papers_number_stands_beside_its_experiment(
+    name: str, task: str, shots: int, number: str, tmp_path: Path
+) -> None:
+    built = methods.flat(config.build([f"experiment=paper/{name}", f"task={task}", f"data.shots={shots}"]))
+    assert {key: built[key] for key in ROWS[name]} == ROWS[name]
+    for seed in SEEDS:
+        made(tmp_path / str(seed), {**ROWS[name], "task": task, "data.shots": shots, "seed": seed}, test=0.7)
+    group = only(tmp_path)
+    assert str(beside.number_for(group)) == number
+    assert beside.unlike(group) == []
+    mine = mezo("compare", tmp_path).out.splitlines()
+    assert any(f"{group.label} " in line and number in line and "*" not in line for line in mine)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("mezo_lora", {"peft.r": 4}, "r=4 not 8"),
+        ("mezo_lora", {"optimizer.weight_decay": 0.0}, "weight_decay=0 not 0.1"),
+        ("mezo_prefix", {"peft.length": 2}, "length=2 not 5"),
+        ("mezo_prefix", {"optimizer.eps": 1e-3}, "eps=0.001 not 0.1"),
+        ("mezo_adam", {"optimizer.beta2": 0.99}, "beta2=0.99 not 0.999"),
+        ("mezo_adam", {"optimizer.noise": "rademacher", "optimizer.window": 8}, "window=8 not null"),
+    ],
+)
+def test_what_is_not_as_in_its_experiment_is_said(
+    name: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "a", {**FEW, **ROWS[name], **settings})
+    assert said in beside.unlike(only(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"optimizer.name": "mezo_momentum"}, {"peft.name": "head"}, {"peft.name": "bias"}]
+)
+def test_a_method_that_the_paper_has_not_stands_alone(settings: dict[str, Any], tmp_path: Path) -> None:
+    made(tmp_path / "a", {**FEW, **settings})
+    assert beside.number_for(only(tmp_path)) is None
+    assert "yours: MeZO" in mezo("compare", "--paper", tmp_path).out
+
+
 def test_zero_shot_on_all_rows_says_so(tmp_path: Path) -> None:
     made(tmp_path / "a", {"steps": 0})
     assert beside.unlike(only(tmp_path)) == ["tested on all rows, the paper on at most 1000"]
