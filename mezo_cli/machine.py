@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 8 << 20  # malloc.h; bytes
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 2 << 20  # malloc.h; bytes: a huge page
 
 
 def versions() -> dict[str, str]:
@@ -44,7 +44,7 @@ def device_name(device: Any) -> str:
 
 
 def give_back_large_blocks() -> None:
-    """Let glibc's malloc map blocks from 8 MB on by themselves, so that freeing one gives its memory back.
+    """Let glibc's malloc map blocks from 2 MB on by themselves, so that freeing one gives its memory back.
 
     By default malloc soon keeps them in its heap, where activations of several sizes, freed in turn, leave holes: a
     step of MeZO then holds up to a quarter more than it uses (docs/step.md). Other C libraries are left alone.

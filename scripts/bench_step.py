@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads spoil timings on shared cores
+# As the command line sets them, before torch: threads that wait in peace, large blocks in huge pages.
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"} | os.environ
 
 import numpy as np
 import torch
@@ -231,17 +232,17 @@ def measure(shape: str, spec: str, rounds: int, device: torch.device) -> dict[st
 def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
     """Return the peak in bytes while `what` runs, over the imported libraries: loading excluded.
 
-    A small step comes first, so that the compiler, a library too, is among what is imported.
+    A small step comes first, so that the compiler and what it made, libraries too, are among what is imported.
     """
+    kind, name, *noise = what.removesuffix(" lora").split()
+    dtype = COMPUTE[name]
     small = Batch.of(rows_of("2x8"), 1, device, False)
-    Ours(model_of("tiny").to(device), small, "gaussian", torch.float32).step()
+    Ours(model_of("tiny").to(device), small, noise[0] if noise else "gaussian", dtype).step()
     before = resident()
     batch = Batch.of(rows_of(spec), 1, device, False)
     model = model_of(shape).to(device)
-    kind, name, *noise = what.removesuffix(" lora").split()
     if what.endswith("lora"):
         model = with_lora(model)
-    dtype = torch.bfloat16 if name == "bf16" else torch.float32
     work = partial(bare, model, batch, dtype, 1) if kind == "floor" else Ours(model, batch, noise[0], dtype).step
     if device.type == "cuda":
         work()
@@ -266,18 +267,8 @@ def memory(shape: str, spec: str, device: torch.device) -> dict[str, int]:
     ours = [f"ours {name} {noise}" for name in COMPUTE for noise in (*NOISES, "gaussian lora")]
     found = {}
     for name in floors + ours:
-        command = [
-            sys.executable,
-            __file__,
-            "--peak",
-            name,
-            "--shapes",
-            shape,
-            "--batches",
-            spec,
-            "--device",
-            str(device),
-        ]
+        command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--batches", spec]
+        command += ["--device", str(device)]
         found[name] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
     return found
 
