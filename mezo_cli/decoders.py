@@ -90,11 +90,6 @@ def _visible(n: Tensor, length: int, beginnings: Beginnings) -> Tensor:
     return seen.unsqueeze(1)
 
 
-def of_both(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a packed batch's arguments for a forward that carries both sides of a step."""
-    return {key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()}
-
-
 def pad(ids: Tensor, attention: Tensor, beginnings: Beginnings) -> tuple[dict[str, Any], Tensor]:
     """Lay a batch in right-padded rows, one for each prompt and chain of beginnings; as `pack` otherwise.
 

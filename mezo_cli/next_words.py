@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli import decoders, heads
+from mezo_cli import decoders, heads, packing
 from mezo_cli.batches import CARRIED, Batch
 from mezo_cli.errors import UserError
 from mezo_cli.params import Params
@@ -87,7 +87,7 @@ class NextWords:
         if self._params.sides == 1:
             return self._model(**inputs, use_cache=False).logits.float().squeeze(0)
         with self._params.together():
-            return self._model(**decoders.of_both(inputs), use_cache=False).logits
+            return self._model(**packing.of_both(inputs), use_cache=False).logits
 
     def output(self) -> tuple[nn.Linear, Tensor]:
         """Return the head, and which of its rows score the labels, in label order: a linear probe is written there.

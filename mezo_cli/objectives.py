@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli import packing
-from mezo_cli.batches import CARRIED, Batch
+from mezo_cli.batches import Batch
 from mezo_cli.errors import UserError
 from mezo_cli.next_words import NextWords
 from mezo_cli.params import Params
@@ -34,15 +34,10 @@ class LabelWords:
         self._model, self._params, self._decoder = model, params, decoder
         self._rows = torch.tensor(list(label_ids), device=decoder.weight.device)
         self._mask: Tensor | None = None
-        self._batch: Batch | None = None
-        self._inputs: tuple[dict[str, Any], Tensor] = ({}, self._rows)
-        self._packs = packing.serves(model)
+        self._packed = packing.Packed(model, params) if packing.serves(model) else None
         params.leave(decoder)
         decoder.forward = self._label_rows  # type: ignore[method-assign,assignment]
-        if self._packs:
-            packing.enable(model)
-            packing.block_behind_attention(model).register_forward_pre_hook(self._at_mask)
-        else:
+        if self._packed is None:
             body = getattr(model, model.base_model_prefix)
             for child in model.children():
                 if child is not body:
@@ -55,50 +50,50 @@ class LabelWords:
         return scores[torch.arange(len(batch.mask), device=scores.device), batch.mask][:, list(label_ids)]
 
     def carries(self, batch: Batch) -> bool:
-        """Whether one forward should carry both sides of a step: z is drawn once then, but activations take twice."""
-        return self._packs and self._params.carries and batch.ids.numel() <= CARRIED
+        """Whether one forward should carry both sides of a step."""
+        return self._packed is not None and self._packed.carries(batch)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the label words' scores, shape [rows, labels], or [2, rows, labels] for both sides; float32."""
-        if batch is not self._batch:  # the step may ask twice for the same batch
-            self._batch, self._inputs = batch, (batch.inputs(), batch.mask)
-            if self._packs:
-                self._inputs = packing.pack(self._model, batch.ids, batch.attention, batch.segments, batch.mask)
-        inputs, self._mask = self._inputs
-        if self._params.sides == 1:
-            return self._model(**inputs).logits.view(len(batch.mask), -1)
-        both = {key: value.repeat(2, 1) if key in packing.PER_TOKEN else value for key, value in inputs.items()}
-        with self._params.together():
-            return self._model(**both).logits
+        if self._packed is not None:
+            return self._packed.logits(batch, batch.mask)
+        self._mask = batch.mask
+        return self._model(**batch.inputs()).logits.view(len(batch.mask), -1)
 
     def output(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the layer that scores the labels, and which of its rows do, in label order (None: all of them)."""
         return self._decoder, self._rows
 
     def _at_mask(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Cut hidden states down to the mask position, where the rest of a row no longer reaches the head."""
+        """Cut a padded batch's hidden states down to the mask position: [rows, length, width] -> [rows, 1, width]."""
         if self._mask is None:
             return None
         mask, self._mask = self._mask, None
-        if self._packs:
-            return tuple(hidden[:, mask] for hidden in args)
         rows = torch.arange(len(mask), device=mask.device)
         return (args[0][rows, mask].unsqueeze(1), *args[1:])
 
     def _label_rows(self, hidden: Tensor) -> Tensor:
-        """[..., rows, width] -> [..., rows, labels], in float32 whatever the model computes in: it costs nothing."""
+        """Score the label words in float32, whatever the model computes in: it costs nothing.
+
+        [sides * rows, 1, width] -> [sides, rows, labels].
+        """
         weight = self._params.read(self._decoder.weight, self._rows, torch.float32)
-        scores = hidden.float() @ weight.mT
+        sides = weight.shape[0] if weight.dim() == 3 else 1
+        scores = hidden.float().view(sides, -1, hidden.shape[-1]) @ weight.mT
         if self._decoder.bias is not None:
             scores = scores + self._params.read(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
         return scores
 
 
 class ClassHead:
-    """Objective `cls`: transformers' sequence-classification head on the plain input."""
+    """Objective `cls`: transformers' sequence-classification head on the plain input.
+
+    The heads of families that are packed read a row's first token.
+    """
 
     def __init__(self, model: Any, params: Params, label_ids: Sequence[int]) -> None:
         self._model = model
+        self._packed = packing.Packed(model, params) if packing.serves(model) else None
 
     @staticmethod
     def stock(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
@@ -106,11 +101,13 @@ class ClassHead:
         return model(**batch.inputs()).logits
 
     def carries(self, batch: Batch) -> bool:
-        """Whether one forward should carry both sides of a step: batches are padded here, so no."""
-        return False
+        """Whether one forward should carry both sides of a step."""
+        return self._packed is not None and self._packed.carries(batch)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return the head's scores, shape [rows, labels], float32."""
+        """Return the head's scores, shape [rows, labels], or [2, rows, labels] for both sides; float32."""
+        if self._packed is not None:
+            return self._packed.logits(batch, torch.zeros_like(batch.mask)).float()
         return self._model(**batch.inputs()).logits.float()
 
     def output(self) -> tuple[nn.Linear, Tensor | None]:

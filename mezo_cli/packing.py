@@ -4,8 +4,9 @@
     attention           alone sees rows: queries, keys and values are spread to [rows, length] and gathered back
 
 Served are the encoders whose position ids and last layer are known (`FAMILIES`); their attention goes through
-transformers' own registry of attention functions. In the last layer only the mask position is computed beyond the
-attention: nothing else reaches the head. Everything here is exact: tests hold it against the padded forward.
+transformers' own registry of attention functions. In the last layer only one position of each row, the mask or the
+first token, is computed beyond the attention: nothing else reaches the head. Everything here is exact: tests hold it
+against the padded forward.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from mezo_cli.batches import CARRIED, Batch
+from mezo_cli.params import Params
+
 ATTENTION = "mezo_packed"
-PER_TOKEN = ("input_ids", "position_ids", "token_type_ids")  # of a packed batch: [1, tokens]
 # model_type -> (first position id, from the config; path of the last layer's block behind its attention)
 FAMILIES = {
     "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
@@ -53,6 +56,52 @@ class Spread:
         return tokens.flatten(1, 2) if self.mask is None else tokens[:, self.rows, self.places]
 
 
+class Packed:
+    """A served model's forwards of packed batches, of which only one position of each row reaches the head.
+
+    Args:
+        model: an encoder with a head, of a family in `FAMILIES`; its attention is replaced for good.
+        params: the lens that its weights are seen through.
+    """
+
+    def __init__(self, model: Any, params: Params) -> None:
+        self._model, self._params = model, params
+        self._laid: tuple[Batch, dict[str, Any], Tensor] | None = None  # the last batch, as `pack` laid it
+        self._reaching: Tensor | None = None  # [rows], where in the packed row; None: no forward of ours is running
+        enable(model)
+        block_behind_attention(model).register_forward_pre_hook(self._cut)
+
+    def carries(self, batch: Batch) -> bool:
+        """Whether one forward should carry both sides of a step: z is drawn once then, but activations take twice."""
+        return self._params.carries and batch.ids.numel() <= CARRIED
+
+    def logits(self, batch: Batch, places: Tensor) -> Tensor:
+        """Return the head's scores where each row is read.
+
+        Args:
+            batch: padded rows.
+            places: the position in each row that its head reads, [rows].
+
+        Returns:
+            shape [rows, labels], or [2, rows, labels] where both sides of a step are in force.
+        """
+        if self._laid is None or batch is not self._laid[0]:  # the step may ask twice for the same batch
+            self._laid = (batch, *pack(self._model, batch.ids, batch.attention, batch.segments))
+        _, inputs, starts = self._laid
+        self._reaching = starts + places
+        if self._params.sides == 1:
+            return self._model(**inputs).logits.view(len(places), -1)
+        with self._params.together():
+            return self._model(**of_both(inputs)).logits.view(2, len(places), -1)
+
+    def _cut(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """[sides, tokens, width] -> [sides * rows, 1, width]: rows of one token, as any head reads a padded batch."""
+        if self._reaching is None:
+            return None
+        reaching, self._reaching = self._reaching, None
+        return tuple(hidden[:, reaching].flatten(0, 1).unsqueeze(1) for hidden in args)
+
+
 def serves(model: Any) -> bool:
     """Whether batches for this model can be packed."""
     return model.config.model_type in FAMILIES
@@ -66,21 +115,20 @@ def enable(model: Any) -> None:
 
 
 def block_behind_attention(model: Any) -> nn.Module:
-    """Return the module that the last layer's attention output enters: from there on only the mask position counts."""
+    """Return the module that the last layer's attention output enters: beyond it a row's other tokens count no more."""
     path = FAMILIES[model.config.model_type][1].format(last=model.config.num_hidden_layers - 1)
     return getattr(model, model.base_model_prefix).get_submodule(path)
 
 
-def pack(model: Any, ids: Tensor, attention: Tensor, segments: Tensor | None, mask: Tensor) -> tuple[dict, Tensor]:
+def pack(model: Any, ids: Tensor, attention: Tensor, segments: Tensor | None) -> tuple[dict[str, Any], Tensor]:
     """Lay a padded batch end to end.
 
     Args:
         model: gives the family's first position id.
         ids, attention, segments: [rows, length], as for a padded forward.
-        mask: [rows], the mask position in each row.
 
     Returns:
-        The model's keyword arguments, and the mask positions in the packed row, [rows].
+        The model's keyword arguments, and where each row begins in the packed one, [rows].
     """
     first = FAMILIES[model.config.model_type][0](model.config)
     lengths = attention.sum(dim=1)
@@ -96,7 +144,12 @@ def pack(model: Any, ids: Tensor, attention: Tensor, segments: Tensor | None, ma
     }
     if segments is not None:
         inputs["token_type_ids"] = segments[real].unsqueeze(0)
-    return inputs, starts + mask
+    return inputs, starts
+
+
+def of_both(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return a packed batch's arguments for a forward that carries both sides of a step."""
+    return {key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()}
 
 
 def packed_attention(

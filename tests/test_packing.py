@@ -1,5 +1,6 @@
 """Packed batches give what padded ones give."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,14 +8,20 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli import packing
+from mezo_cli.errors import UserError
+from mezo_cli.noise import Direction
 from mezo_cli.schema import Example
-from tests.optim.test_mezo import SENTENCES, full_logits, ready
+from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
+from tests.test_models import SERVED, SHAPE, family
 
 EVEN = [Example(("same length here",), 0), Example(("same length here",), 1)]
+ROWS = {"uneven": SENTENCES, "one": SENTENCES[:1], "even": EVEN}
+OBJECTIVES = ["mlm", "cls"]
+BUILT = {"roberta": ("Roberta", SHAPE), "camembert": ("Camembert", SHAPE), **SERVED}  # a tokenizer without segments
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
-@pytest.mark.parametrize("rows", [SENTENCES, SENTENCES[:1], EVEN], ids=["uneven", "one", "even"])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_packed_equals_padded(kind: str, rows: list[Example], request: Any) -> None:
     folder = request.getfixturevalue(kind)
     ours = ready(folder)
@@ -25,21 +32,58 @@ def test_packed_equals_padded(kind: str, rows: list[Example], request: Any) -> N
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
 
 
-def test_only_real_tokens_are_computed(roberta: Any) -> None:
-    ours = ready(roberta)
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_a_packed_classification_head_equals_a_padded_one(kind: str, rows: list[Example], request: Any) -> None:
+    folder = request.getfixturevalue(kind)
+    ours = ready(folder, "objective=cls")
+    batch = ours.batch(ours.inputs.encode_all(rows))
+    with torch.no_grad():
+        want = stock_of(ours, folder)(**batch.inputs()).logits
+        torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", packing.FAMILIES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_family_of_the_table_sees_theta_and_both_sides_of_it(name: str, objective: str, tmp_path: Path) -> None:
+    folder = family(tmp_path, BUILT[name])
+    ours = ready(folder, f"objective={objective}")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    assert ours.objective.carries(batch)
+    stock, z = stock_of(ours, folder), Direction(3, 11)
+    noise = {n: ours.params.noise.z(z, n, p.shape, "cpu").view(p.shape) for n, p in ours.params.tensors.items()}
+    want = []
+    with torch.no_grad():
+        for way in (0.0, 0.05, -0.1):  # to theta, to theta + 0.05 z, from there to theta - 0.05 z
+            for p_name, p in stock.named_parameters():
+                p += way * noise.get(p_name, 0)
+            want.append(ours.objective.stock(stock, batch, ours.inputs.label_ids))
+        torch.testing.assert_close(ours.objective.logits(batch), want[0], rtol=1e-4, atol=1e-5)
+        with ours.params.at(z, 0.05, -0.05):
+            both = ours.objective.logits(batch)
+    torch.testing.assert_close(both, torch.stack(want[1:]), rtol=1e-4, atol=2e-5)
+    assert (both[0] - both[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+def test_only_real_tokens_are_computed(objective: str, kind: str, request: Any) -> None:
+    ours = ready(request.getfixturevalue(kind), f"objective={objective}")
     batch = ours.batch(ours.inputs.encode_all(SENTENCES))
     seen: list[tuple[str, int]] = []
-    layers = ours.loaded.model.roberta.encoder.layer
+    layers = ours.loaded.model.base_model.encoder.layer
     for name, module in (("first", layers[0].intermediate.dense), ("last", layers[-1].intermediate.dense)):
-        module.register_forward_pre_hook(lambda m, args, name=name: seen.append((name, args[0].shape[1])))
+        module.register_forward_pre_hook(lambda m, args, name=name: seen.append((name, args[0].shape[:-1].numel())))
     with torch.no_grad():
         ours.objective.logits(batch)
     assert seen == [("first", int(batch.attention.sum())), ("last", len(SENTENCES))]
     assert batch.attention.sum() < batch.attention.numel()
 
 
-def test_a_row_does_not_see_its_neighbours(roberta: Any) -> None:
-    ours = ready(roberta)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_row_does_not_see_its_neighbours(objective: str, roberta: Path) -> None:
+    ours = ready(roberta, f"objective={objective}")
     alone = ours.batch(ours.inputs.encode_all(SENTENCES[1:2]))
     among = ours.batch(ours.inputs.encode_all(SENTENCES))
     with torch.no_grad():
@@ -47,3 +91,24 @@ def test_a_row_does_not_see_its_neighbours(roberta: Any) -> None:
             ours.objective.logits(alone)[0], ours.objective.logits(among)[1], rtol=1e-4, atol=1e-6
         )
     assert packing.serves(ours.loaded.model)
+
+
+@pytest.mark.parametrize("name", ["electra", "distilbert"])
+def test_a_classification_head_of_another_family_takes_padded_batches(name: str, tmp_path: Path) -> None:
+    folder = family(tmp_path, SERVED[name])
+    ours = ready(folder, "objective=cls")
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    assert not packing.serves(ours.loaded.model)
+    assert not ours.objective.carries(batch)
+    with torch.no_grad():
+        want = stock_of(ours, folder)(**batch.inputs()).logits
+        torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-6)
+        with ours.params.at(Direction(3, 11), 0.05, -0.05):
+            assert ours.loss(batch).shape == (2,)
+
+
+def test_a_head_that_reads_another_token_is_noticed(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay = packing.pack
+    monkeypatch.setattr(packing, "pack", lambda *args: (lay(*args)[0], lay(*args)[1] + 1))
+    with pytest.raises(UserError, match="RobertaForSequenceClassification is a family that is not served"):
+        ready(roberta, "objective=cls")

@@ -140,9 +140,13 @@ def test_the_scratch_does_not_grow(untied: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
-def test_one_forward_of_both_sides_sees_what_two_forwards_see(kind: str, dtype: str, request: Any) -> None:
-    ours = ready(request.getfixturevalue(kind), f"model.compute_dtype={dtype}")
+@pytest.mark.parametrize(
+    ("kind", "objective"), [("roberta", "mlm"), ("untied", "mlm"), ("bert", "mlm"), ("roberta", "cls"), ("bert", "cls")]
+)
+def test_one_forward_of_both_sides_sees_what_two_forwards_see(
+    kind: str, objective: str, dtype: str, request: Any
+) -> None:
+    ours = ready(request.getfixturevalue(kind), f"model.compute_dtype={dtype}", f"objective={objective}")
     batch = ours.batch(ours.inputs.encode_all(SENTENCES))
     ours.params.keep_live(lambda: ours.objective.logits(batch))
     assert ours.objective.carries(batch)

@@ -13,7 +13,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.schema import METHODS
 from mezo_cli.session import Session
 from tests.door import mezo, refused, small
-from tests.optim.test_mezo import SENTENCES, full_logits, ready
+from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
 
 METHOD = [name for name, method in METHODS.items() if method.backward]
 
@@ -68,6 +68,21 @@ def test_it_is_the_stock_model_under_torchs_own_optimizer_in_float64(
         torch.testing.assert_close(p.detach().double(), theirs[key].detach(), rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["roberta", "bert"])
+def test_a_packed_classification_heads_gradients_are_the_padded_ones(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    ours = tuned(folder, "optimizer=sgd", "objective=cls")
+    stock = stock_of(ours, folder)
+    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    with torch.enable_grad():
+        ours.loss(batch).backward()
+        torch.nn.functional.cross_entropy(stock(**batch.inputs()).logits, batch.labels).backward()
+    theirs = dict(stock.named_parameters())
+    assert {key for key, p in theirs.items() if p.grad is not None} == set(ours.params.tensors)
+    for key, p in ours.params.tensors.items():
+        torch.testing.assert_close(p.grad, theirs[key].grad, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", METHOD)
 def test_gradients_are_of_live_tensors_alone_and_are_let_go(name: str, roberta: Path) -> None:
     ours = tuned(roberta, f"optimizer={name}", "objective=cls")
@@ -103,8 +118,9 @@ def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights(name: str, rob
     assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))
 
 
-def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(roberta: Path) -> None:
-    still = ["optimizer=sgd", "optimizer.lr=0"]
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(objective: str, roberta: Path) -> None:
+    still = ["optimizer=sgd", "optimizer.lr=0", f"objective={objective}"]
     ours = tuned(roberta, *still)
     generator = torch.get_rng_state()
     first, second = steps(ours, 2)

@@ -41,6 +41,13 @@ def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
     return scores[torch.arange(len(batch.mask)), batch.mask][:, label_ids]
 
 
+def stock_of(ours: session.Session, folder: Path) -> Any:
+    """The same weights in transformers' own model, which takes padded batches; a fresh head's are copied."""
+    stock = type(ours.loaded.model).from_pretrained(folder).eval()
+    stock.load_state_dict(ours.loaded.model.state_dict())
+    return stock
+
+
 def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> float:
     logits = full_logits(model, batch, label_ids)
     if kind == "accuracy":
