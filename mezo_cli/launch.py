@@ -14,11 +14,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from mezo_cli import checkpoints, terminal
 from mezo_cli import config as configs
+from mezo_cli import terminal
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.overrides import quoted
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, checkpoints
 from mezo_cli.schema import Config
 
 log = logging.getLogger("mezo")

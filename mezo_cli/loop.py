@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mezo_cli import adapters, data, loggers, machine, models, precision, probing, terminal, trajectory, weights
+from mezo_cli import data, loggers, machine, models, precision, probing, terminal, weights
 from mezo_cli.data.fewshot import limit
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.evaluation import Evaluation, evaluate
+from mezo_cli.models import adapters
 from mezo_cli.optim import FirstOrder, Mezo, StepResult, not_finite
 from mezo_cli.order import Order
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, trajectory
 from mezo_cli.schema import Config, Encoded, Splits
 from mezo_cli.session import Session, prepare
 

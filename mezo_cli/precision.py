@@ -9,8 +9,8 @@ import logging
 
 import torch
 
-from mezo_cli.batches import Batch
 from mezo_cli.noise import Direction
+from mezo_cli.objectives.batches import Batch
 from mezo_cli.session import Session
 
 log = logging.getLogger("mezo")

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezo_cli import adapters, models
-from mezo_cli.batches import Batch
+from mezo_cli import models
 from mezo_cli.dropout import dropout, set_rate
 from mezo_cli.errors import UserError
+from mezo_cli.models import adapters
 from mezo_cli.noise import make_noise
 from mezo_cli.objectives import LOSSES, OBJECTIVES, check_served
+from mezo_cli.objectives.batches import Batch
 from mezo_cli.optim import OPTIMIZERS, Optimizer, StepResult
 from mezo_cli.params import Params
 from mezo_cli.schema import Config, Encoded, Example

@@ -8,13 +8,13 @@ import logging
 
 import torch
 
-from mezo_cli import checkpoints, models, trajectory
+from mezo_cli import models
 from mezo_cli.errors import UserError, listed
 from mezo_cli.optim import FirstOrder, Mezo
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, checkpoints, trajectory
+from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.schema import Config
 from mezo_cli.session import Session, prepare
-from mezo_cli.trajectory import Trajectory
 
 log = logging.getLogger("mezo")
 

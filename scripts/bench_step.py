@@ -32,11 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli import adapters, machine
-from mezo_cli.batches import Batch
-from mezo_cli.models import Loaded
+from mezo_cli import machine
+from mezo_cli.models import Loaded, adapters
 from mezo_cli.noise import make_noise
 from mezo_cli.objectives import LabelWords
+from mezo_cli.objectives.batches import Batch
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.params import Params
 from mezo_cli.schema import Encoded, ModelConfig, OptimizerConfig, PeftConfig

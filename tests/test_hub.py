@@ -16,8 +16,9 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import endpoint, fetch, models
+from mezo_cli import endpoint, models
 from mezo_cli.errors import UserError
+from mezo_cli.models import fetch
 from mezo_cli.schema import ModelConfig
 from tests import tiny
 from tests.hub_server import COMMIT, Hub

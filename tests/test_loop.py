@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mezo_cli import config, evaluation, loop, trajectory
+from mezo_cli import config, evaluation, loop
 from mezo_cli import session as sessions
 from mezo_cli.optim import Mezo
 from mezo_cli.optim.mezo import MezoResult
 from mezo_cli.order import Order
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, trajectory
 from mezo_cli.schema import Encoded
 from tests import tiny
 from tests.door import mezo, refused, small

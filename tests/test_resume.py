@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mezo_cli import checkpoints, config, loop, session, trajectory, weights
-from mezo_cli.journal import Journal
+from mezo_cli import config, loop, session, weights
 from mezo_cli.optim import FirstOrder, Mezo
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, checkpoints, trajectory
+from mezo_cli.runs.journal import Journal
 from tests import tiny
 from tests.door import mezo, refused, small, start
 

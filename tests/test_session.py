@@ -9,8 +9,8 @@ import torch
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from mezo_cli import config, session
-from mezo_cli.adapters import METHODS
 from mezo_cli.errors import UserError
+from mezo_cli.models.adapters import METHODS
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.schema import Encoded

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli import trajectory
 from mezo_cli.compare.collect import Entry
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, trajectory
 
 ONE_ANSWER = 0.95  # share of the rows from which on a label is as good as the only answer
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mezo_cli import sealed
 from mezo_cli.errors import UserError, did_you_mean, listed
+from mezo_cli.runs import sealed
 
 SHORT = 14  # characters of a cell that is never folded
 

@@ -10,8 +10,8 @@ from typing import Any
 from mezo_cli import config as configs
 from mezo_cli.errors import RunFailed
 from mezo_cli.runs import Run
+from mezo_cli.runs.trajectory import Header, Writer
 from mezo_cli.schema import Config
-from mezo_cli.trajectory import Header, Writer
 
 SEEDS = (13, 21, 42, 87, 100)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli import sealed
+from mezo_cli.runs import sealed
 from tests import tiny
 from tests.compare.made import SEEDS, cells_of, grid, made
 from tests.door import environment, mezo, refused, small

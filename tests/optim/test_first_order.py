@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import packing
 from mezo_cli.errors import UserError
+from mezo_cli.objectives import packing
 from mezo_cli.schema import METHODS
 from mezo_cli.session import Session
 from tests.door import mezo, refused, small

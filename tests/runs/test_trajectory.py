@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezo_cli import trajectory
 from mezo_cli.errors import UserError
+from mezo_cli.runs import trajectory
 
 
 def header(samples: int = 1, tensors: int = 3) -> trajectory.Header:

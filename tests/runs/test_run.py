@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli import checkpoints, config, runs, sealed
+from mezo_cli import config, runs
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, checkpoints, sealed
 from tests.door import environment, mezo, refused
 
 CONFIG = config.to_yaml(config.build(["steps=3"]))
@@ -217,7 +217,7 @@ def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: p
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(runs.fcntl, "flock", no_locks)
+    monkeypatch.setattr("mezo_cli.runs.run.fcntl.flock", no_locks)
     run = born(tmp_path)
     assert run.status() == "running"
     with pytest.raises(UserError, match="already holds a run"):

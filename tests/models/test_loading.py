@@ -14,10 +14,11 @@ import torch
 import transformers
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import models, packing
+from mezo_cli import models
 from mezo_cli.api import finetune
 from mezo_cli.errors import UserError
 from mezo_cli.noise import Direction
+from mezo_cli.objectives import packing
 from mezo_cli.schema import ModelConfig
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mezo_cli.packing import Spread, packed_attention
+from mezo_cli.objectives.packing import Spread, packed_attention
 
 ATTENTION = "mezo_packed_decoder"
 PACKED = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox")

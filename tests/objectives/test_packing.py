@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import packing
 from mezo_cli.errors import UserError
 from mezo_cli.noise import Direction
+from mezo_cli.objectives import packing
 from mezo_cli.schema import Example
+from tests.models.test_loading import SERVED, SHAPE, family
 from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
-from tests.test_models import SERVED, SHAPE, family
 
 EVEN = [Example(("same length here",), 0), Example(("same length here",), 1)]
 ROWS = {"uneven": SENTENCES, "one": SENTENCES[:1], "even": EVEN}

@@ -39,6 +39,11 @@ class Batch:
             labels=torch.tensor([r.label for r in rows], device=device),
         )
 
+    @property
+    def tokens(self) -> int:
+        """The number of real tokens."""
+        return int(self.attention.sum())
+
     def inputs(self) -> dict[str, Tensor]:
         """Return the model's keyword arguments."""
         named = {"input_ids": self.ids, "attention_mask": self.attention, "token_type_ids": self.segments}

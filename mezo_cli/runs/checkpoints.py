@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mezo_cli import sealed
 from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.runs import sealed
 
 NAMES = ("best", "last")
 SEAL = "mezo.json"

@@ -26,11 +26,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from mezo_cli import prefix
 from mezo_cli.errors import UserError
-from mezo_cli.models import Loaded
+from mezo_cli.models import Loaded, prefix
+from mezo_cli.models.starts import fingerprint
 from mezo_cli.schema import ModelConfig, PeftConfig
-from mezo_cli.starts import fingerprint
 
 WEIGHTS, BASE = "adapter_model.safetensors", "mezo_base"  # the file, and its note of what it stands on
 TASK_TYPES = {"cls": "SEQ_CLS", "lm": "CAUSAL_LM"}  # as `peft` calls them; it has none for masked LMs

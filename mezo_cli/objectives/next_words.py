@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli import decoders, heads, packing
-from mezo_cli.batches import CARRIED, Batch
 from mezo_cli.errors import UserError
+from mezo_cli.models import heads
+from mezo_cli.objectives import decoders, packing
+from mezo_cli.objectives.batches import CARRIED, Batch
 from mezo_cli.params import Params
 
 _VOCABULARY_AT_ONCE = 8192  # rows of the head displaced and multiplied at a time: bounds the memory for a normaliser
@@ -76,7 +77,7 @@ class NextWords:
 
     def carries(self, batch: Batch) -> bool:
         """Whether one forward should carry both sides of a step: z is drawn once then, but activations take twice."""
-        return self._packs and self._params.carries and batch.ids.numel() <= CARRIED
+        return self._packs and self._params.carries and batch.tokens <= CARRIED
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, shape [rows, labels], or [2, rows, labels] for both sides; float32."""

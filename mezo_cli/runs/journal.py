@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mezo_cli import sealed
 from mezo_cli.errors import UserError
+from mezo_cli.runs import sealed
 
 
 class Journal:

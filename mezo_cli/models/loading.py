@@ -18,10 +18,10 @@ import transformers
 from torch import nn
 
 from mezo_cli.errors import UserError, listed
-from mezo_cli.fetch import fetch
-from mezo_cli.heads import untie
+from mezo_cli.models.fetch import fetch
+from mezo_cli.models.heads import untie
+from mezo_cli.models.starts import check_fingerprint, fingerprint, keep, restore
 from mezo_cli.schema import ModelConfig
-from mezo_cli.starts import check_fingerprint, fingerprint, keep, restore
 
 __all__ = [
     "Loaded",

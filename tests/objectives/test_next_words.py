@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mezo_cli import config as configs
-from mezo_cli import decoders, models, probing, session
-from mezo_cli.batches import Batch
+from mezo_cli import models, probing, session
 from mezo_cli.errors import UserError
 from mezo_cli.noise import Direction
+from mezo_cli.objectives import decoders
+from mezo_cli.objectives.batches import Batch
 from mezo_cli.schema import Example
 from tests import door, tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES
@@ -191,7 +192,7 @@ def test_shared_beginnings_are_fed_once() -> None:
 def test_the_vocabulary_in_pieces_is_the_vocabulary(gpt2: Path, monkeypatch: Any) -> None:
     ours = ready(gpt2, spoken(WORDS["mixed"]))
     whole = scores(ours, SENTENCES)
-    monkeypatch.setattr("mezo_cli.next_words._VOCABULARY_AT_ONCE", 17)
+    monkeypatch.setattr("mezo_cli.objectives.next_words._VOCABULARY_AT_ONCE", 17)
     torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
 
 

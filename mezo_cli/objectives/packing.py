@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from mezo_cli.batches import CARRIED, Batch
+from mezo_cli.objectives.batches import CARRIED, Batch
 from mezo_cli.params import Params
 
 ATTENTION = "mezo_packed"
@@ -73,7 +73,7 @@ class Packed:
 
     def carries(self, batch: Batch) -> bool:
         """Whether one forward should carry both sides of a step: z is drawn once then, but activations take twice."""
-        return self._params.carries and batch.ids.numel() <= CARRIED
+        return self._params.carries and batch.tokens <= CARRIED
 
     def logits(self, batch: Batch, places: Tensor) -> Tensor:
         """Return the head's scores where each row is read.

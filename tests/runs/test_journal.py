@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.journal import Journal
+from mezo_cli.runs.journal import Journal
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mezo_cli import checkpoints, machine, sealed
+from mezo_cli import machine
 from mezo_cli.errors import RunFailed, UserError, did_you_mean
-from mezo_cli.journal import Journal
+from mezo_cli.runs import checkpoints, sealed
+from mezo_cli.runs.journal import Journal
 from mezo_cli.signals import sigterm_interrupts
 
 log = logging.getLogger("mezo")

@@ -22,8 +22,9 @@ from transformers import (
     OPTConfig,
 )
 
-from mezo_cli import adapters, config, models, weights
+from mezo_cli import config, models, weights
 from mezo_cli.errors import UserError
+from mezo_cli.models import adapters
 from mezo_cli.noise import Direction
 from mezo_cli.optim import Mezo
 from mezo_cli.runs import Run
