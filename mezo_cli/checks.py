@@ -80,6 +80,8 @@ def check_together(config: Config) -> None:
         if config.steps:
             other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
             raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
+    if config.probe_c is not None and config.init != "linear_probe":
+        raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
     if config.init == "linear_probe" and config.objective.name != "cls" and config.peft.name not in ("none", "head"):
         why = f"peft={config.peft.name} neither tunes nor saves the decoder that the probe is written into"
         raise SettingError("init", f"init=linear_probe: {why}; take peft=none or head, or objective=cls")

@@ -184,6 +184,7 @@ def test_a_class_without_rows_ends_the_run_in_one_line(roberta: Path, movies: Pa
         (["optimizer.name=linear_probe"], "needs init=linear_probe"),
         (["init=probe"], "init=probe: not one of none, linear_probe"),
         (["probe_c=0"], "probe_c=0: out of range"),
+        (["probe_c=0.5"], "probe_c=0.5: only init=linear_probe reads it"),
     ],
 )
 def test_what_does_not_go_together_is_told(words: list[str], told: str) -> None:
