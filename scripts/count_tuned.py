@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
+import mezo_cli
 from mezo_cli import config as configs
 from mezo_cli import models
 from mezo_cli.schema import Example
 from mezo_cli.session import prepare
 
-DEMO = Path(models.__file__).parent / "demo" / "model"
+DEMO = Path(mezo_cli.__file__).parent / "demo" / "model"
 LARGE: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,

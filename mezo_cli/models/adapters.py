@@ -191,6 +191,9 @@ def _prefix(loaded: Loaded, config: PeftConfig, task_type: str | None, name: str
             f"{name} is a family that is not served by peft=prefix: its layers take no keys and values from outside; "
             "take peft=lora, or a model like RoBERTa, BERT, OPT, GPT-2 or Llama"
         )
+    if config.length >= tokenizer.model_max_length:
+        most = f"takes {tokenizer.model_max_length} tokens"
+        raise UserError(f"peft.length={config.length}: {name} {most}, so none would be left for the text")
     with torch.no_grad():
         start, shape = prefix.activations(body, ids)
     settings = peft.PrefixTuningConfig(

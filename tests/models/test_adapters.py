@@ -331,6 +331,13 @@ def test_a_family_that_a_kind_does_not_serve_is_one_line(movies: Path, tmp_path:
     assert mezo("train", *small(folder, movies, tmp_path / "lora", "peft=lora", "steps=1")).code == 0
 
 
+@pytest.mark.parametrize("beyond", [0, 500])
+def test_a_prefix_that_leaves_no_room_for_the_text_is_refused(beyond: int, roberta: Path) -> None:
+    most = models.load(config.build([f"model.path={roberta}"]).model, "mlm", ["a", "b"], 1).tokenizer.model_max_length
+    with pytest.raises(UserError, match=rf"peft.length={most + beyond}: .* takes {most} tokens"):
+        ready(roberta, "peft=prefix", f"peft.length={most + beyond}")
+
+
 # --- decoder models ---
 
 SIZE: dict[str, Any] = {"vocab_size": 60}
