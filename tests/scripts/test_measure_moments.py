@@ -1,0 +1,39 @@
+"""The script behind docs/methods.md: what it calls the error of a window is one."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_moments.py"
+GIVEN = ["model=demo", "data=demo", "batch_size=4"]
+GRADS = [3.0, -1.0, 2.0, 0.5, -4.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measure_moments", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["mezo_momentum", "mezo_adam"])
+def test_a_window_over_all_steps_has_no_error_and_a_short_one_the_sum_of_what_it_lacks(
+    name: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    words, records = script.MOMENTS[name], [(step, [g], 1e-3) for step, g in enumerate(GRADS)]
+
+    def errors(window: int) -> list[float]:
+        ours = script.displaced([*words, f"optimizer.window={window}"], GIVEN, records, 1)
+        return [float((a - b).norm() / b.norm()) for a, b in zip(ours, exact, strict=True)]
+
+    exact = script.displaced(words, GIVEN, records, 1)
+    assert max(errors(len(GRADS))) < 1e-6
+    _, single = errors(2)
+    kept = [(0.9**age * g) ** 2 for age, g in enumerate(reversed(GRADS))]  # the directions are orthogonal, nearly
+    assert single == pytest.approx((sum(kept[2:]) / sum(kept)) ** 0.5, rel=0.02)
