@@ -24,7 +24,7 @@ def runs(folder: Path) -> None:
     if not found:
         print(f"no runs under {folder}")
         return
-    table, ailing = terminal.table("run", "status", "task", "objective", "optimizer", "model", *NUMBERS), []
+    table, ailing = terminal.table("run", "status", "task", "objective", "method", "model", *NUMBERS), []
     for column in table.columns[1 : -len(NUMBERS)]:
         column.justify = "left"
     for run in found:
@@ -52,7 +52,8 @@ def _row(run: run_dirs.Run) -> list[str]:
     percent = ["-" if value is None else f"{100 * value:.1f}" for value in (dev, test)]
     loss = config.objective.loss
     objective = config.objective.name if loss == "cross_entropy" else f"{config.objective.name} {loss}"
-    names = [config.task.name, objective, config.optimizer.name, Path(config.model.path).name]
+    method = " ".join(name for name in (config.optimizer.name, config.peft.name) if name != "none")
+    names = [config.task.name, objective, method, Path(config.model.path).name]
     return [status, *names, str(config.seed), f"{step}/{config.steps}", *percent]
 
 

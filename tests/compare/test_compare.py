@@ -232,3 +232,10 @@ def test_real_runs_from_end_to_end(roberta: Path, tmp_path: Path) -> None:
     assert cells["g = 0 in"][2] == "100.0%"
     assert cells["forwards"] == ["6"] * 4
     assert "-" not in cells["train accuracy"]
+
+
+def test_the_list_of_runs_tells_an_adapter_from_the_whole_model(tmp_path: Path) -> None:
+    made(tmp_path / "a", {})
+    made(tmp_path / "b", {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"})
+    said = mezo("runs", tmp_path).out.splitlines()
+    assert [line.split("mlm")[1].split("roberta")[0].strip() for line in said if "mlm" in line] == ["mezo", "mezo lora"]
