@@ -142,7 +142,7 @@ def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
     # Before torch is loaded: threads that wait by spinning take the cores from each other when a machine is shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # And large blocks in huge pages: machine.give_back_large_blocks gives and takes them at every layer (docs/step.md).
+    # And large blocks in huge pages: activations are allocated and freed at every layer (docs/step.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -35,7 +35,6 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         UserError: before training begins, for anything the user can mend.
         RunFailed: when the loss is not finite, or the run directory cannot be written.
     """
-    machine.give_back_large_blocks()
     splits = load_data(config)
     _check_same_data(run, splits)
     done = _done(config, run)
@@ -119,6 +118,7 @@ class Course:
                 self._log(step + 1, result)
             if self._writer is not None:
                 self._writer.append(step, result.projected_grads, result.lr)
+            machine.give_back_freed_memory()
             self.done = step + 1
             meter.step(self.done, result.loss)
             self._evaluate(meter)
@@ -282,12 +282,13 @@ def _announce(session: Session, splits: Splits, dead: list[str]) -> None:
     log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     tuned = session.tuned()
     log.info(
-        "model  %s on %s: %s parameters (%.3g%%) in %d tensors are tuned",
+        "model  %s on %s: %s parameters (%.3g%%) in %d tensor%s tuned",
         config.model.path,
         machine.device_name(session.loaded.device),
         f"{tuned['count']:,}",
         100 * tuned["share"],
         len(params.tensors),
+        " is" if len(params.tensors) == 1 else "s are",
     )
     if config.peft.name != "none":
         log.info("peft   %s: %s", config.peft.name, adapters.told(tuned["names"]))

@@ -140,8 +140,9 @@ class Ours:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Do one step."""
+        """Do one step, as `mezo train` does."""
         self.optimizer.step(self.params, self.loss, self.count)
+        machine.give_back_freed_memory()
         self.count += 1
 
     @torch.no_grad()
@@ -300,7 +301,6 @@ def main() -> None:
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     args = parser.parse_args()
     device = torch.device(args.device)
-    machine.give_back_large_blocks()  # as `mezo train` does
     if args.peak:
         print(peak_of(args.shapes[0], args.batches[0], args.peak, device))
         return
