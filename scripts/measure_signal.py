@@ -2,7 +2,7 @@
 
     python scripts/measure_signal.py                                       the embedded demo, 100 directions
     python scripts/measure_signal.py task=sst2 model=roberta-large data.shots=16
-    python scripts/measure_signal.py --directions 200 --eps 1e-3 1e-2 model=demo data=files data.dir=GLUE/SST-2
+    python scripts/measure_signal.py model=demo data=files data.dir=GLUE/SST-2 --directions 200 --eps 1e-3 1e-2
 
 Prints, for each eps: the correlation of g in bfloat16 with g in float32, the relative error |g' - g|_2 / |g|_2, the
 share of directions whose sign agrees, and mean |g|. theta is not moved.
