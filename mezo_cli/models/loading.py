@@ -19,22 +19,7 @@ from torch import nn
 
 from mezo_cli.errors import UserError, listed
 from mezo_cli.models.fetch import fetch
-from mezo_cli.models.heads import untie
-from mezo_cli.models.starts import check_fingerprint, fingerprint, keep, restore
 from mezo_cli.schema import ModelConfig
-
-__all__ = [
-    "Loaded",
-    "at",
-    "check_fingerprint",
-    "fingerprint",
-    "keep",
-    "load",
-    "load_tokenizer",
-    "restore",
-    "save",
-    "untie",
-]
 
 log = logging.getLogger("mezo")
 
