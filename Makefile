@@ -2,18 +2,28 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+OLDEST ?= .venv-oldest
 
-.PHONY: help run test check bench clean
+.PHONY: help run test test-fast test-oldest campaign check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 run: $(VENV)/.user ## install, then train on the embedded demo (about a minute and a half on 2 cores, offline)
 	$(BIN)/mezo train task=sst2 objective=mlm experiment=demo
 
-test: check ## install, check, then run every test
+test: check ## install, check, then run every test (what .ci/run does)
 	$(BIN)/python -m pytest -n auto
+
+test-fast: $(VENV)/.dev ## install, then run the ordinary tests: at most 5 minutes on 2 cores
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
+	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"
+
+campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, signals, flips, mistakes (about 25 minutes)
+	$(BIN)/python scripts/campaign.py
 
 check: $(VENV)/.dev ## install, then ruff and mypy
 	$(BIN)/ruff check .
@@ -24,7 +34,7 @@ bench: $(VENV)/.dev ## install, then time the step against the reference's and a
 	$(BIN)/python scripts/bench_step.py
 
 clean: ## remove the virtual environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDEST)
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -36,3 +46,8 @@ $(VENV)/.user: $(VENV)/bin/pip pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	touch $@ $(VENV)/.user
+
+$(OLDEST)/.dev: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install -q --disable-pip-version-check -e ".[dev]" -c constraints-oldest.txt
+	touch $@

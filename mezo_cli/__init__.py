@@ -1,14 +1,13 @@
 """MeZO fine-tuning with forward passes only: `mezo` on the command line, `finetune(...)` from Python."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # mypy knows the name; the import of typing would delay the handling of Ctrl-C
 if TYPE_CHECKING:
     from mezo_cli.api import Finetuned, finetune
 
 __all__ = ["Finetuned", "finetune"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the API only when asked for: `mezo --help` has to answer at once."""
     if name in __all__:
         from mezo_cli import api

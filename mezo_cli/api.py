@@ -1,6 +1,7 @@
 """`finetune(...)`: a run in one call, by the same path as the command line."""
 
 import json
+import logging
 import os
 import sys
 import uuid
@@ -10,7 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mezo_cli import system
 from mezo_cli.errors import UserError
+
+log = logging.getLogger("mezo")
+
+TOO_LATE = system.set_library_defaults()  # here, so that `from mezo_cli import finetune` before torch is enough
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,9 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model and return the summary and the run directory.
 
+    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line when this
+    function is imported. If torch was imported before, they have been loaded without it, and the log says so.
+
     Args:
         model: a choice of `model=` (roberta-large, demo, ...), a hub id, or a local folder.
         task: a choice of `task=`.
@@ -53,41 +62,48 @@ def finetune(
         output_dir: the run directory; a fresh one under `outputs/` when None.
 
     Raises:
-        UserError: for settings or data that do not hold; its text is one line.
+        UserError: for settings or data that are not valid; its text is one line.
+        RunStopped: when training has taken `max_seconds`; `mezo resume` goes on with the run.
         RunFailed: when the run fails after training began.
     """
-    from mezo_cli import config as configs
-    from mezo_cli import launch, terminal
-    from mezo_cli.overrides import quoted
+    from mezo_cli.commands.execute import execute
+    from mezo_cli.config.choices import find_choices
+    from mezo_cli.config.compose import build_config
+    from mezo_cli.config.overrides import quote
+    from mezo_cli.config.stored import to_yaml
+    from mezo_cli.console import console_logging, make_console
     from mezo_cli.runs import Run
 
     folder = (Path(output_dir).expanduser() if output_dir is not None else _fresh_folder(task)).absolute()
     further = None if config_dir is None else str(config_dir)
-    chosen = model in configs.choices(further)["model"]
-    words = [f"task={task}", f"objective={objective}", f"model={model}" if chosen else f"model.path={quoted(model)}"]
+    chosen = model in find_choices(further)["model"]
+    words = [f"task={task}", f"objective={objective}", f"model={model}" if chosen else f"model.path={quote(model)}"]
     if train_dataset is None and eval_dataset is not None:
-        raise UserError("eval_dataset needs train_dataset rows beside it")
+        raise UserError("eval_dataset needs train_dataset rows")
     from_memory = train_dataset is not None and not isinstance(train_dataset, (str, os.PathLike))
     if train_dataset is not None:
         if eval_dataset is not None and not from_memory:
-            raise UserError("eval_dataset goes with train_dataset rows; a folder holds its own dev and test files")
+            raise UserError("eval_dataset goes with train_dataset rows; a folder has its own dev and test files")
         where = folder / "data" if from_memory else Path(train_dataset).expanduser().absolute()  # type: ignore[arg-type]
-        words += ["data=files", f"data.dir={quoted(where)}"]
+        words += ["data=files", f"data.dir={quote(where)}"]
     given = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = configs.build([*words, *overrides], further)
+    config = build_config([*words, *overrides], further)
     rows = {}
     if from_memory:
         rows = {"train": _lines("train_dataset", train_dataset)}  # type: ignore[arg-type]
         rows |= {} if eval_dataset is None else {"test": _lines("eval_dataset", eval_dataset)}
-    run = Run.create(folder, configs.to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
+    run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
+        if TOO_LATE:
+            log.info("torch was imported before mezo_cli.finetune, so without %s: it may be slower", " ".join(TOO_LATE))
         for split, lines in rows.items():
-            run.store_rows(split, lines)
+            run.save_rows(split, lines)
 
-    with terminal.telling(launch.console):
-        return Finetuned(launch.start(config, run, before=store), folder)
+    console = make_console()
+    with console_logging(console):
+        return Finetuned(execute(run, config, console, prepare=store), folder)
 
 
 def _fresh_folder(task: str) -> Path:
@@ -99,22 +115,19 @@ def _lines(name: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names.
 
     Raises:
-        UserError: for a row that is no mapping, or holds what JSON cannot.
+        UserError: for a row that is no mapping, or that JSON cannot store.
     """
+    from mezo_cli.data.files import class_name
+
     features = getattr(rows, "features", None) or {}
     classes = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
     lines = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise UserError(f"{name}, row {number}: a {type(row).__name__} where a mapping of columns is wanted")
-        named = {k: _class(classes[k], v) if k in classes else v for k, v in row.items()}
+            raise UserError(f"{name}, row {number}: a {type(row).__name__} where a mapping of columns is expected")
+        named = {k: class_name(v, classes[k]) if k in classes else v for k, v in row.items()}
         try:
             lines.append(json.dumps(named, ensure_ascii=False))
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}, row {number}: {error}") from error
     return lines
-
-
-def _class(names: Sequence[str], value: Any) -> Any:
-    """Return a class's name; datasets write -1 for a row without a label."""
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

@@ -1,7 +1,9 @@
-"""The doors: Typer commands. They parse, print and exit; nothing heavy is imported before a command runs."""
+"""The command line: Typer parses it, a module of `commands` does the work, the exit status says how it ended.
+
+Nothing heavy is imported before a command runs.
+"""
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mezo_cli.completion import complete
-from mezo_cli.errors import RunFailed, UserError, listed
-from mezo_cli.signals import interrupt
+from mezo_cli.config.completion import complete
+from mezo_cli.errors import RunFailed, RunStopped, UserError, is_interruption, join
+from mezo_cli.system import discard_output, package_version, set_library_defaults, termination_as_keyboard_interrupt
 
 app = typer.Typer(
     name="mezo",
@@ -33,8 +35,26 @@ Overrides = Annotated[
     ),
 ]
 ConfigDir = Annotated[str | None, typer.Option("--config-dir", help="A folder with your own task/, model/... YAMLs.")]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", help="best, last, or a step number (replayed).")]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        typer.echo(f"mezo {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that are given before a command."""
 
 
 @app.command()
@@ -43,42 +63,56 @@ def train(
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")] = False,
     cfg: Annotated[str | None, typer.Option("--cfg", help="Print the composed config (job) and stop.")] = None,
     config_dir: ConfigDir = None,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Run one training, or a sweep with -m."""
     if cfg is not None and cfg not in ("job", "hydra", "all"):
         raise UserError(f"--cfg {cfg}: allowed are job, hydra, all")
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
-    from mezo_cli import launch
+    if retry_failed and not multirun:
+        raise UserError("--retry-failed goes with a sweep: add -m")
+    if multirun:
+        from mezo_cli.commands import sweep
+
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed))
+    from mezo_cli.commands import train as command
 
     if cfg is not None:
-        launch.show(overrides or [], config_dir, cfg)
-    elif multirun:
-        raise typer.Exit(launch.sweep(overrides or [], config_dir))
+        command.show_config(overrides or [], config_dir, cfg)
     else:
-        launch.single(overrides or [], config_dir)
+        command.train(overrides or [], config_dir)
 
 
 @app.command("eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a checkpoint in it, or a Hugging Face folder.")],
     overrides: Overrides = None,
-    checkpoint: Checkpoint = "best",
+    checkpoint: Checkpoint = None,
     split: Annotated[str, typer.Option("--split", help="test, dev or train.")] = "test",
     config_dir: ConfigDir = None,
 ) -> None:
     """Evaluate a run's checkpoint on a split; or any Hugging Face folder, with task=... data=... given."""
-    from mezo_cli import launch
+    from mezo_cli.commands import evaluate as command
 
-    launch.evaluate(run, overrides or [], checkpoint, split, config_dir)
+    command.evaluate(run, overrides or [], checkpoint, split, config_dir)
 
 
 @app.command()
-def resume(run: RunDir) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or sweep directory.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="When it ends: steps, patience, max_seconds.")
+    ] = None,
+    retry_failed: RetryFailed = False,
+    from_sound_prefix: Annotated[
+        bool, typer.Option("--from-sound-prefix", help="Of a run with damaged files: go back to before the damage.")
+    ] = False,
+) -> None:
     """Go on after a stop or a crash, to the same result as if it had never stopped."""
-    from mezo_cli import launch
+    from mezo_cli.commands import resume as command
 
-    launch.resume(run)
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, from_sound_prefix))
 
 
 @app.command()
@@ -88,34 +122,44 @@ def replay(
     out: Annotated[Path, typer.Option("--out", help="A new folder for the Hugging Face model.")],
 ) -> None:
     """Rebuild the weights of a step from the base model and the trajectory."""
-    from mezo_cli import launch
+    from mezo_cli.commands import replay as command
 
-    launch.replay(run, step, out)
+    command.replay(run, step, out)
+
+
+@app.command()
+def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
+    """Remove full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
+    from mezo_cli.commands import prune as command
+
+    command.prune(folder)
 
 
 @app.command()
 def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("outputs")) -> None:
     """List the runs under a folder."""
-    from mezo_cli import show
+    from mezo_cli.commands import runs as command
 
-    show.runs(folder)
+    command.runs(folder)
 
 
 @app.command()
 def compare(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
-    objectives: Annotated[bool, typer.Option("--objectives", help="Objectives and losses, run beside run.")] = False,
+    objectives: Annotated[
+        bool, typer.Option("--objectives", help="Objectives and losses, one column per run.")
+    ] = False,
     seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
 ) -> None:
-    """Mean and std over seeds, the best dev score picked for each, beside the paper's numbers."""
+    """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
     views = [name for name, on in (("paper", paper), ("objectives", objectives), ("seeds", seeds)) if on]
     if len(views) > 1:
         raise UserError(f"--{views[0]} and --{views[1]} are two views: ask for one at a time")
-    from mezo_cli import compare as comparing
+    from mezo_cli.commands import compare as command
 
-    comparing.compare(folders or [], views[0] if views else "groups", out)
+    command.compare(folders or [], views[0] if views else "groups", out)
 
 
 @app.command()
@@ -125,38 +169,50 @@ def data(
     config_dir: ConfigDir = None,
 ) -> None:
     """Show what the model sees: class balance, lengths, prompts; or write the few-shot splits."""
-    from mezo_cli import show
+    from mezo_cli.commands import data as command
 
-    show.data(overrides or [], export, config_dir)
+    command.data(overrides or [], export, config_dir)
+
+
+@app.command()
+def fetch(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Bring model and data into the local cache, for a node without a network: task=... model=..."""
+    from mezo_cli.commands import fetch as command
+
+    command.fetch(overrides or [], config_dir)
 
 
 @app.command()
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
-    from mezo_cli import show
+    from mezo_cli.commands import env as command
 
-    show.env()
+    command.env()
 
 
 def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
-    # Before torch is loaded: threads that wait by spinning take the cores from each other when a machine is shared.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # And large blocks in huge pages: activations are allocated and freed at every layer (docs/step.md).
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    signal.signal(signal.SIGTERM, interrupt)
+    set_library_defaults()
+    with termination_as_keyboard_interrupt():
+        _run(run)
+
+
+def _run(run: Callable[..., Any]) -> NoReturn:
     try:
+        _check_working_directory()
         status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
     except RunFailed as error:
         _fail(str(error), 1)
+    except RunStopped as stop:
+        _fail(str(stop), 130)
     except UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains once more
+        discard_output(sys.stdout)  # or the flush at exit complains once more
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
         _fail(str(error), 2)
@@ -165,14 +221,29 @@ def main(run: Callable[..., Any] = app) -> None:
     sys.exit(status or 0)
 
 
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the working directory does not exist any more; change to one that does (cd)") from error
+
+
 def _usage(error: Any) -> str:
-    """Return what is wrong with the command line; Typer says it, but not which commands there are."""
+    """Return what is wrong with the command line, with the commands that exist where one is unknown."""
     commands = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
-    return f"{message} Commands: {listed(commands)}" if commands and "command" in message else message
+    return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
 
 
 def _fail(text: str, status: int) -> NoReturn:
-    sys.stdout.flush()
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    from mezo_cli.console import print_line
+
+    if is_interruption(sys.exception()):
+        text, status = "interrupted", 130
+    try:
+        sys.stdout.flush()
+        print_line(f"error: {' '.join(text.split())}", sys.stderr)
+    except OSError:  # the terminal is gone; the flush at exit would end with another status
+        discard_output(sys.stdout)
+        discard_output(sys.stderr)
     sys.exit(status)

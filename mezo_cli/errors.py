@@ -1,6 +1,6 @@
-"""The user's mistakes, as one clear line each.
+"""Errors that are reported to the user as one clear line.
 
-Every room raises `UserError` for what its user can mend; the doors (cli.py) print it and exit with 2.
+Every module raises `UserError` for what the user can correct; cli.py prints it and exits with 2.
 """
 
 import difflib
@@ -8,19 +8,30 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake of the user's: its text says what was wrong, where, and what is allowed. Exit status 2."""
+    """A mistake of the user. Its text says what was wrong, where, and what is allowed. Exit status 2."""
 
 
-class RunFailed(Exception):  # noqa: N818 (it names a state, as run.json does)
+class RunFailed(Exception):  # noqa: N818 (it names a status of run.json)
     """A run that failed after training began (a loss that is not finite, a full disk). Exit status 1."""
 
 
+class RunStopped(Exception):  # noqa: N818 (it names what happened)
+    """A run that its own config stopped before the last step (`max_seconds`). It can be resumed. Exit status 130."""
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Return whether an error is a KeyboardInterrupt or was raised during one: a library's clean-up can fail then."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the known spelling nearest to `word`, or `""` when none is near."""
+    """Return `" (did you mean 'x'?)"` for the known word nearest to `word`, or `""` if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
-def listed(known: Iterable[str]) -> str:
-    """Join the allowed spellings for an error line."""
+def join(known: Iterable[str]) -> str:
+    """Return the words separated by commas, for an error line."""
     return ", ".join(known)

@@ -1,9 +1,9 @@
-"""Measure the noise: ns an element of each pass, beside torch's own generator and a plain copy, interleaved.
+"""Time the noise: ns per element of each operation, of torch's own generator and of a plain copy, interleaved.
 
     python scripts/bench_noise.py [--threads 2] [--rounds 15] [--json FILE]
 
-Ratios within one run are what counts on a shared machine. The median of the rounds is printed and the best one beside
-it. The last table is one pass over the tensors of roberta-large, tensor by tensor, as a training step makes it.
+The median and the best of the rounds are printed. On a shared machine compare only figures of one run. The last table
+is one pass over the tensors of roberta-large, one tensor at a time, as in a training step.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from mezo_cli.noise import Direction, make_noise
+from mezo_cli.perturb.noise import Direction, make_noise
 
 SHAPES = ((1024, 1024), (1024, 4096), (50265, 1024))
 KINDS = ("gaussian", "rademacher")
-AT = Direction(seed=1, step=2)
+Z = Direction(seed=1, step=2)
 
 
 def roberta_large() -> list[tuple[str, int]]:
-    """Return (name, number of elements) of the tensors that training moves: 355 million in 394 tensors."""
+    """Return (name, number of elements) of the trainable tensors: 355 million in 394 tensors."""
     hidden, inner = 1024, 4096
     sizes = [("words", 50265 * hidden), ("positions", 514 * hidden), ("types", hidden)]
     sizes += [("norm.weight", hidden), ("norm.bias", hidden), ("head.dense", hidden * hidden), ("head.bias", hidden)]
@@ -39,7 +39,7 @@ def roberta_large() -> list[tuple[str, int]]:
 
 
 def interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each piece of work, one after another in each round, after two rounds to warm up."""
+    """Run every piece of work once per round, after two rounds of warm-up; return the seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(rounds + 2):
         for name, run in work.items():
@@ -51,7 +51,7 @@ def interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def single(shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
-    """Every pass over one matrix."""
+    """Time every operation on one matrix."""
     theta = torch.randn(shape)
     outs = {"fp32": torch.empty(shape), "bf16": torch.empty(shape, dtype=torch.bfloat16)}
     work: dict[str, Callable[[], object]] = {
@@ -62,16 +62,16 @@ def single(shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
     for kind in KINDS:
         noise = make_noise(kind)
         for short, out in outs.items():
-            work[f"{kind} shift {short}"] = lambda n=noise, o=out: n.shift(AT, "w", theta, 1e-3, o)  # type: ignore[misc]
-        work[f"{kind} update"] = lambda n=noise: n.update_("w", theta, [(AT, 1e-9)], [1.0])  # type: ignore[misc]
-        work[f"{kind} update, decay"] = lambda n=noise: n.update_("w", theta, [(AT, 1e-9)], [0.999999])  # type: ignore[misc]
+            work[f"{kind} perturb {short}"] = lambda n=noise, o=out: n.perturb(Z, "w", theta, 1e-3, o)  # type: ignore[misc]
+        work[f"{kind} update"] = lambda n=noise: n.update_("w", theta, [(Z, 1e-9)], [1.0])  # type: ignore[misc]
+        work[f"{kind} update, decay"] = lambda n=noise: n.update_("w", theta, [(Z, 1e-9)], [0.999999])  # type: ignore[misc]
         terms = [(Direction(1, step), 1e-9) for step in range(16)]
         work[f"{kind} 16 updates"] = lambda n=noise, t=terms: n.update_("w", theta, t, [1.0] * 16)  # type: ignore[misc]
     return interleaved(work, rounds)
 
 
 def whole_model(rounds: int) -> dict[str, list[float]]:
-    """One pass over roberta-large, into one scratch buffer for shift."""
+    """Time one pass over roberta-large; perturbed weights go to one scratch buffer."""
     tensors: list[tuple[str, Tensor]] = [(name, torch.randn(size)) for name, size in roberta_large()]
     largest = max(theta.numel() for _, theta in tensors)
     scratch = {"fp32": torch.empty(largest), "bf16": torch.empty(largest, dtype=torch.bfloat16)}
@@ -84,22 +84,22 @@ def whole_model(rounds: int) -> dict[str, list[float]]:
         for _, theta in tensors:
             scratch["fp32"][: theta.numel()].normal_()
 
-    def shift(kind: str, out: Tensor) -> None:
+    def perturb(kind: str, out: Tensor) -> None:
         noise = make_noise(kind)
         for name, theta in tensors:
-            noise.shift(AT, name, theta, 1e-3, out[: theta.numel()])
+            noise.perturb(Z, name, theta, 1e-3, out[: theta.numel()])
 
     def update(kind: str) -> None:
         noise = make_noise(kind)
         for name, theta in tensors:
-            noise.update_(name, theta, [(AT, 1e-9)], [1.0])
+            noise.update_(name, theta, [(Z, 1e-9)], [1.0])
 
     work: dict[str, Callable[[], object]] = {"torch normal_": normal}
     for short, out in scratch.items():
         work[f"copy {short}"] = lambda o=out: copy(o)  # type: ignore[misc]
     for kind in KINDS:
         for short, out in scratch.items():
-            work[f"{kind} shift {short}"] = lambda k=kind, o=out: shift(k, o)  # type: ignore[misc]
+            work[f"{kind} perturb {short}"] = lambda k=kind, o=out: perturb(k, o)  # type: ignore[misc]
         work[f"{kind} update"] = lambda k=kind: update(k)  # type: ignore[misc]
     return interleaved(work, rounds)
 
@@ -114,7 +114,7 @@ def table(title: str, seconds: dict[str, list[float]], scale: float, unit: str) 
 
 
 def main() -> None:
-    """Print the tables; write them as JSON where asked."""
+    """Print the tables; write them to --json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
@@ -126,7 +126,7 @@ def main() -> None:
     result: dict[str, dict[str, dict[str, float]]] = {}
     if args.only != "model":
         for shape in SHAPES:
-            title = f"{shape[0]} x {shape[1]}, ns an element"
+            title = f"{shape[0]} x {shape[1]}, ns per element"
             result[title] = table(title, single(shape, args.rounds), 1e9 / (shape[0] * shape[1]), "ns")
     if args.only != "single":
         title = "one pass over roberta-large (355M), seconds"

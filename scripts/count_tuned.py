@@ -1,9 +1,9 @@
-"""How much each kind of `peft` tunes, and how large its checkpoint is: on the embedded demo and on RoBERTa-large.
+"""Count the trainable parameters of each `peft`, and the bytes of its checkpoint, on the demo model and RoBERTa-large.
 
     python scripts/count_tuned.py
 
-RoBERTa-large is a random model of its shape with the demo's tokenizer (1.4 GB in a temporary folder); what is counted
-is what a run announces: the tensors that reach the loss, objective mlm, label words of SST-2.
+RoBERTa-large is a random model of its shape with the demo's tokenizer (1.4 GB in a temporary folder). Counted are the
+parameters that a run trains: those that reach the loss of objective mlm with the label words of SST-2.
 """
 
 import tempfile
@@ -14,10 +14,10 @@ import torch
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
 import mezo_cli
-from mezo_cli import config as configs
 from mezo_cli import models
-from mezo_cli.schema import Example
-from mezo_cli.session import prepare
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.training.setup import prepare
 
 DEMO = Path(mezo_cli.__file__).parent / "demo" / "model"
 LARGE: dict[str, Any] = {
@@ -45,30 +45,30 @@ def large(folder: Path) -> Path:
     return folder
 
 
-def counted(words: list[str], folder: Path) -> str:
-    """Return three cells: scalars, share of the model, bytes of a checkpoint."""
-    session = prepare(configs.build(["data=demo", "model.device=cpu", *words]))
-    batch = session.batch(session.inputs.encode_all([Example(("a fine film",), 0)]))
-    session.params.keep_live(lambda: session.objective.logits(batch))
-    tuned = session.tuned()
+def count(words: list[str], folder: Path) -> str:
+    """Return three table cells: trainable parameters, share of the model, size of a checkpoint."""
+    session = prepare(build_config(["data=demo", "model.device=cpu", *words]))
+    batch = session.batch(session.encoder.encode_all([Example(("a fine film",), 0)]))
+    session.forward.select_reachable(lambda: session.objective.logits(batch))
+    trained = session.trainable()
     models.save(session.loaded, folder)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    return f"{tuned['count']:,} | {100 * tuned['share']:.3g}% | {size / 1e6:,.2f} MB"
+    return f"{trained['count']:,} | {100 * trained['share']:.3g}% | {size / 1e6:,.2f} MB"
 
 
 def main() -> None:
     """Count and print a table."""
-    with tempfile.TemporaryDirectory() as given:
-        home = Path(given)
-        path = large(home / "large")
-        print("| peft | demo: tuned | share | checkpoint | roberta-large: tuned | share | checkpoint |")
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        path = large(root / "large")
+        print("| peft | demo: trained | share | checkpoint | roberta-large: trained | share | checkpoint |")
         print(f"|{'---|' * 7}")
-        for name, words in KINDS.items():
+        for peft, words in KINDS.items():
             cells = []
             for model in (["model=demo"], [f"model.path={path}"]):
-                with tempfile.TemporaryDirectory(dir=home) as folder:
-                    cells.append(counted([*model, *words], Path(folder)))
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+                with tempfile.TemporaryDirectory(dir=root) as folder:
+                    cells.append(count([*model, *words], Path(folder)))
+            print(f"| {peft} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What the moments of `mezo_momentum` and `mezo_adam` cost: the error of a bounded window, and the time of an update.
+"""Measure the moments of `mezo_momentum` and `mezo_adam`: the error of a bounded window, and the time of an update.
 
-    python scripts/measure_moments.py error     how far a window's steps are from those of the whole moment
-    python scripts/measure_moments.py cost      how long an update takes, as a ratio to MeZO's
+    python scripts/measure_moments.py error     difference between steps with a window and with the exact moment
+    python scripts/measure_moments.py cost      time of an update, as a ratio to MeZO's
     python scripts/measure_moments.py cost --rounds 50 model=demo data=files data.dir=GLUE/SST-2 batch_size=16
 
-`error` takes `--steps` real steps of each method (experiment=demo batch_size=64, unless settings are given) and holds
-what those projected gradients move by a window against what they move by the whole moment, starting from 0 so that no
-rounding of theta comes in; on one layer's tensors, as elements of z are alike. Told are the mean over single steps, the
-last and four before it, and all steps together. `cost` takes real steps of all methods in turn, each on a model of its
-own, and tells medians.
+`error` takes `--steps` steps of each method (experiment=demo batch_size=64, unless settings are given). It applies the
+recorded projected gradients twice, with a window and with the exact moment, and compares how far theta has moved. It
+does so from theta = 0, to leave out the rounding of theta, and for one layer's tensors, as all elements of z have the
+same distribution. Printed are the mean over five single steps (the last one and four before it) and the error of all
+steps together. `cost` takes steps of all methods in turn, each with its own model, and prints medians.
 """
 
 import argparse
@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezo_cli import config as configs
-from mezo_cli.loop import load_data
-from mezo_cli.optim.mezo import Mezo, Record
-from mezo_cli.order import Order
-from mezo_cli.session import Session, prepare
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import StepRecord
+from mezo_cli.data import load_splits
+from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.training.setup import Session, prepare
 
 WINDOWS = (4, 8, 16, 32, 64)
 RADEMACHER = "optimizer.noise=rademacher"
@@ -45,23 +46,23 @@ METHODS = {  # what `cost` compares
 }
 
 
-class Stepping:
-    """A session that takes real steps of train, one after the other, and times its updates."""
+class TimedSession:
+    """A session that takes training steps in order and times the updates."""
 
     def __init__(self, words: Sequence[str], given: Sequence[str]) -> None:
-        config = configs.build([*given, *words])
+        config = build_config([*given, *words])
         self.session: Session = prepare(config)
-        self.rows = self.session.inputs.encode_all(load_data(config).train)
-        self.order = Order(len(self.rows), config.batch_size, config.seed)
+        self.rows = self.session.encoder.encode_all(load_splits(config).train)
+        self.sampler = BatchSampler(len(self.rows), config.batch_size, config.seed)
         batch = self.session.batch(self.rows[:2])
-        self.session.params.keep_live(lambda: self.session.objective.logits(batch))
+        self.session.forward.select_reachable(lambda: self.session.objective.logits(batch))
         self.count, self.update_seconds = 0, 0.0
         optimizer: Any = self.session.optimizer
-        self._apply, optimizer.apply = optimizer.apply, self._timed
+        self._apply, optimizer.apply_updates = optimizer.apply_updates, self._timed
 
-    def step(self) -> Record:
-        """Take one step; return its record."""
-        result = self.session.step([self.rows[i] for i in self.order.batch(self.count)], self.count)
+    def step(self) -> StepRecord:
+        """Take the next step; return its record."""
+        result = self.session.step([self.rows[i] for i in self.sampler.batch(self.count)], self.count)
         self.count += 1
         return self.count - 1, result.projected_grads, result.lr
 
@@ -72,9 +73,9 @@ class Stepping:
 
 
 @torch.no_grad()
-def displaced(words: Sequence[str], given: Sequence[str], records: Sequence[Record], last: int) -> list[Tensor]:
-    """Return how far records move one layer: all of them, and the last `last` ones, each flat; theta starts at 0."""
-    session = prepare(configs.build([*given, *words]))
+def movement(words: Sequence[str], given: Sequence[str], records: Sequence[StepRecord], last: int) -> list[Tensor]:
+    """Return by how much the records move one layer from theta = 0, flat: all of them, and the last `last` ones."""
+    session = prepare(build_config([*given, *words]))
     params, optimizer = session.params, session.optimizer
     assert isinstance(optimizer, Mezo)
     params.tensors = {name: p for name, p in params.tensors.items() if ".layer.0." in name}
@@ -82,27 +83,27 @@ def displaced(words: Sequence[str], given: Sequence[str], records: Sequence[Reco
     for part in (records[:-last], records[-last:]):
         for p in params.tensors.values():
             p.data.zero_()
-        optimizer.apply(params, list(part))
+        optimizer.apply_updates(params, list(part))
         moved.append(torch.cat([p.data.flatten() for p in params.tensors.values()]).double())
     return [moved[0] + moved[1], moved[1]]
 
 
 def error(args: argparse.Namespace) -> None:
-    """Print how far a window's steps are from the whole moment's."""
+    """Print the relative error of steps with a window."""
     heads = [f"{name}: {what}" for name in MOMENTS for what in ("one step", f"{args.steps} steps")]
     errors: dict[int, list[float]] = {window: [] for window in WINDOWS}
     for words in MOMENTS.values():
         given = args.overrides or ["experiment=demo", "batch_size=64"]
-        stepping = Stepping(words, [*given, f"steps={args.steps}"])
-        records = [stepping.step() for _ in range(args.steps)]
+        session = TimedSession(words, [*given, f"steps={args.steps}"])
+        records = [session.step() for _ in range(args.steps)]
         singles: dict[int, list[float]] = {window: [] for window in WINDOWS}
-        for at in range(args.steps - 4 * args.apart, args.steps + 1, args.apart):
-            exact = displaced(words, given, records[:at], 1)
+        for step in range(args.steps - 4 * args.apart, args.steps + 1, args.apart):
+            exact = movement(words, given, records[:step], 1)
             for window in WINDOWS:
-                ours = displaced([*words, f"optimizer.window={window}"], given, records[:at], 1)
+                ours = movement([*words, f"optimizer.window={window}"], given, records[:step], 1)
                 whole, one = (float((a - b).norm() / b.norm()) for a, b in zip(ours, exact, strict=True))
                 singles[window].append(one)
-                if at == args.steps:
+                if step == args.steps:
                     errors[window] += [statistics.fmean(singles[window]), whole]
     print(f"| window | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
     for window, row in errors.items():
@@ -110,17 +111,17 @@ def error(args: argparse.Namespace) -> None:
 
 
 def cost(args: argparse.Namespace) -> None:
-    """Print what an update and a whole step of each method cost beside MeZO's of the same noise."""
+    """Print the time of an update and of a step of each method, and their ratios to MeZO's with the same noise."""
     given = [*(args.overrides or ["model=demo", "data=demo", "batch_size=16"]), "optimizer.lr=1e-7"]
-    all_of_them = {name: Stepping([*words, "steps=1000"], given) for name, words in METHODS.items()}
+    sessions = {name: TimedSession([*words, "steps=1000"], given) for name, words in METHODS.items()}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
-    for number in range(args.rounds + 10):  # by which the windows are full
-        for name, stepping in all_of_them.items():
+    for number in range(args.rounds + 10):  # the windows are full after ten
+        for name, session in sessions.items():
             start = time.perf_counter()
-            stepping.step()
+            session.step()
             whole = time.perf_counter() - start
             if number >= 10:
-                times[name].append((stepping.update_seconds, whole))
+                times[name].append((session.update_seconds, whole))
     medians = {name: [statistics.median(column) for column in zip(*seen, strict=True)] for name, seen in times.items()}
     print("| method | update, ms | / mezo's | step / mezo's |\n|---|---|---|---|")
     for name, (update, step) in medians.items():
@@ -133,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["error", "cost"])
     parser.add_argument("--steps", type=int, default=200, help="of `error`")
-    parser.add_argument("--apart", type=int, default=20, help="of `error`: steps between the five that are looked at")
+    parser.add_argument("--apart", type=int, default=20, help="of `error`: steps between the five single steps")
     parser.add_argument("--rounds", type=int, default=20, help="of `cost`")
     parser.add_argument("overrides", nargs="*", help="settings as for `mezo train`")
     args = parser.parse_intermixed_args()

@@ -1,33 +1,25 @@
-"""How well bfloat16 keeps the projected gradient: the same directions, batches and weights in both compute dtypes.
+"""Measure the error of the projected gradient in bfloat16: same directions, batches and weights as in float32.
 
     python scripts/measure_signal.py                                       the embedded demo, 100 directions
     python scripts/measure_signal.py task=sst2 model=roberta-large data.shots=16
     python scripts/measure_signal.py model=demo data=files data.dir=GLUE/SST-2 --directions 200 --eps 1e-3 1e-2
 
 Prints, for each eps: the correlation of g in bfloat16 with g in float32, the relative error |g' - g|_2 / |g|_2, the
-share of directions whose sign agrees, and mean |g|. theta is not moved.
+share of directions with the same sign, and mean |g|. theta is not changed.
 """
 
 import argparse
 import dataclasses
-from typing import Any
+from functools import partial
 
 import numpy as np
-import torch
 
-from mezo_cli import config as configs
-from mezo_cli.loop import load_data
-from mezo_cli.noise import Direction
-from mezo_cli.order import Order
-from mezo_cli.session import Session, prepare
-
-
-@torch.no_grad()
-def gradient(session: Session, batch: Any, direction: Direction, eps: float) -> float:
-    """Return (L(theta + eps z) - L(theta - eps z)) / (2 eps)."""
-    with session.params.at(direction, eps, -eps):
-        plus, minus = session.loss(batch).tolist()
-    return (plus - minus) / (2 * eps)
+from mezo_cli.config.compose import build_config
+from mezo_cli.data import load_splits
+from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.optim.mezo import spsa
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.training.setup import prepare
 
 
 def main() -> None:
@@ -37,18 +29,18 @@ def main() -> None:
     parser.add_argument("--eps", type=float, nargs="+", default=[1e-4, 1e-3, 1e-2])
     parser.add_argument("overrides", nargs="*", help="settings as for `mezo train`")
     args = parser.parse_intermixed_args()
-    config = configs.build(args.overrides or ["experiment=demo", "batch_size=64"])
+    config = build_config(args.overrides or ["experiment=demo", "batch_size=64"])
     low = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype="bfloat16"))
     exact, rounded = prepare(config), prepare(low)
-    rows = exact.inputs.encode_all(load_data(config).train)
-    order = Order(len(rows), config.batch_size, config.seed)
+    rows = exact.encoder.encode_all(load_splits(config).train)
+    sampler = BatchSampler(len(rows), config.batch_size, config.seed)
     print(f"{config.model.path}, {config.task.name}, batch {config.batch_size}, {args.directions} directions")
     print("| eps | correlation | relative error | same sign | mean abs g |\n|---|---|---|---|---|")
     for eps in args.eps:
         pairs = []
         for step in range(args.directions):
-            direction, chosen = Direction(config.seed, step), [rows[i] for i in order.batch(step)]
-            pairs.append([gradient(s, s.batch(chosen), direction, eps) for s in (exact, rounded)])
+            z, chosen = Direction(config.seed, step), [rows[i] for i in sampler.batch(step)]
+            pairs.append([spsa(s.forward, partial(s.loss, s.batch(chosen)), z, eps)[2] for s in (exact, rounded)])
         g, r = np.array(pairs).T
         correlation, error = np.corrcoef(g, r)[0, 1], np.linalg.norm(r - g) / np.linalg.norm(g)
         same = np.mean(np.sign(g) == np.sign(r))

@@ -13,6 +13,12 @@ import pytest
 from tests import tiny
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs: the tests compare bits and messages of a CPU. Only `pytest -m cuda` sees them."""
+    if config.getoption("markexpr") != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and the demo model that lies beside the repository (or in MEZO_SHARED)."""
@@ -44,3 +50,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def movies(tmp_path: Path) -> Path:
     """A folder of small train, dev and test files."""
     return tiny.movie_folder(tmp_path / "movies")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all but n evenly spaced cases of each test that is marked `sample(n)`."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in groups.values():
+        marker = cases[0].get_closest_marker("sample")
+        assert marker is not None
+        ordinary = {len(cases) * i // marker.args[0] for i in range(marker.args[0])}
+        for number, item in enumerate(cases):
+            if number not in ordinary:
+                item.add_marker(pytest.mark.slow)

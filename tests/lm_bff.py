@@ -1,4 +1,4 @@
-"""What the tests of templates and tasks share: LM-BFF's strings and rules, and tokenizers of three kinds."""
+"""Shared by the tests of templates and tasks: LM-BFF's templates and rules, and tokenizers of three kinds."""
 
 import re
 import string
@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mezo_cli.schema import Encoded, Example, TaskConfig
+from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 
 ROOT = Path(__file__).resolve().parents[1]
 YES_NO = "*cls**sent-_0*?*mask*,*+sentl_1**sep+*"
@@ -59,7 +59,7 @@ CORPUS = [f"{w} . It was {w} . This is {w} , {w.lower()} ? no : yes a gripping ,
 
 
 def byte_bpe() -> PreTrainedTokenizerFast:
-    """RoBERTa's kind: bytes, a space belongs to the word after it, no segments."""
+    """Return a tokenizer like RoBERTa's: bytes, a space belongs to the word after it, no segments."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -89,7 +89,7 @@ def _bert_like(tok: Tokenizer, names: list[str]) -> PreTrainedTokenizerFast:
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    """BERT's kind: words, lower-cased, with segments."""
+    """Return a tokenizer like BERT's: lower-cased words, with segments."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tok.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -100,7 +100,7 @@ def wordpiece() -> PreTrainedTokenizerFast:
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
-    """ALBERT's and XLM-R's kind: a unigram model in which every text begins with a space."""
+    """Return a tokenizer like ALBERT's and XLM-R's: a unigram model in which every text starts with a space."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = sorted({word for line in CORPUS for word in line.split()})
     characters = sorted({*"\u2581", *string.printable.strip(), *"Üï☃"})
@@ -112,8 +112,10 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     return _bert_like(tok, ["input_ids", "token_type_ids", "attention_mask"])
 
 
-def oracle(lm_bff: str, example: Example, task: TaskConfig, tokenizer: PreTrainedTokenizerFast) -> Encoded | None:
-    """LM-BFF's rules, read part by part from the string, one row at a time; None where the mask is cut off."""
+def oracle(
+    lm_bff: str, example: Example, task: TaskConfig, tokenizer: PreTrainedTokenizerFast
+) -> TokenizedExample | None:
+    """Encode one row by LM-BFF's rules, part by part from the string; return None where the mask is cut off."""
 
     def plain(text: str) -> list[int]:
         ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -151,12 +153,12 @@ def oracle(lm_bff: str, example: Example, task: TaskConfig, tokenizer: PreTraine
     if tokenizer.mask_token_id not in ids:
         return None
     has_segments = "token_type_ids" in tokenizer.model_input_names
-    return Encoded(
+    return TokenizedExample(
         ids, segments[:limit] if has_segments else [0] * len(ids), ids.index(tokenizer.mask_token_id), example.label
     )
 
 
 def rows(task: TaskConfig, texts: list[str]) -> list[Example]:
-    """Every text in every column at least once, neighbours paired."""
+    """Return rows with every text in every column at least once."""
     turned = [texts[i:] + texts[:i] for i in range(len(task.columns))]
     return [Example(row, i % len(task.labels), f"rows:{i + 1}") for i, row in enumerate(zip(*turned, strict=True))]

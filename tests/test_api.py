@@ -1,6 +1,7 @@
 """`finetune(...)`: the command line's own path in one call."""
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 import transformers
 
 import mezo_cli
+from mezo_cli import api
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.door import mezo, small
+from tests.command_line import environment, mezo, small
 
 SETTINGS: dict[str, Any] = {"steps": 4, "batch_size": 8, "lr": 1e-2, "overrides": ["eval_every=2", "log_every=2"]}
 
@@ -36,7 +38,7 @@ def test_a_path_is_the_same_run_as_on_the_command_line(roberta: Path, movies: Pa
     more = ["task=sst2", "steps=4", "eval_every=2", "seed=7", "optimizer.eps=2e-3"]
     assert mezo("train", *small(roberta, movies, tmp_path / "cli", *more)).code == 0
     assert done.run_dir == tmp_path / "api"
-    assert done.summary == Run(done.run_dir).results()
+    assert done.summary == Run(done.run_dir).read_summary()
     assert (tmp_path / "api" / "config.yaml").read_text() == (tmp_path / "cli" / "config.yaml").read_text()
     assert weights(tmp_path / "api") == weights(tmp_path / "cli")
     assert Run(done.run_dir).info()["status"] == "finished"
@@ -174,6 +176,20 @@ def test_the_callers_program_is_left_as_it_was(roberta: Path, movies: Path, caps
     assert transformers.logging.is_progress_bar_enabled()
     assert any("dev accuracy" in line for line in seen)
     assert "dev accuracy" in capsys.readouterr().out
+
+
+def test_the_libraries_settings_are_those_of_the_command_line(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are set when the function is imported; where torch came before, the log says that it is too late."""
+    code = "import os; from mezo_cli import finetune; print(os.environ['OMP_WAIT_POLICY'])"
+    env = {key: value for key, value in environment().items() if key not in api.system.LIBRARY_DEFAULTS}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "PASSIVE\n"
+    monkeypatch.setattr(api, "TOO_LATE", ["OMP_WAIT_POLICY=PASSIVE"])
+    mezo_cli.finetune(str(roberta), "sst2", movies, output_dir="run", **{**SETTINGS, "steps": 1})
+    line = "torch was imported before mezo_cli.finetune, so without OMP_WAIT_POLICY=PASSIVE"
+    assert line in Path("run/train.log").read_text()
 
 
 def test_the_package_offers_it_and_nothing_else() -> None:

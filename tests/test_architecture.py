@@ -1,4 +1,4 @@
-"""The drawing of the house, kept: which way the arrows between the rooms point, and how large a file may be."""
+"""The layers of docs/design.md: which package may import which, and what is imported only when it is needed."""
 
 import ast
 import subprocess
@@ -9,25 +9,46 @@ from pathlib import Path
 import pytest
 
 import mezo_cli
-from tests.door import environment
+from tests.command_line import environment
 
-HOME = Path(mezo_cli.__file__).resolve().parent
-DOORS = {"__main__", "cli", "completion", "launch", "show", "compare", "api"}
-BRIDGE = {"config", "overrides"}
-PACKAGES_OF_THE_BRIDGE = {"hydra", "omegaconf", "yaml"}
+PACKAGE = Path(mezo_cli.__file__).resolve().parent
+
+# From the bottom up. A module imports modules of lower layers, and of its own package.
+LAYERS = [
+    {"errors"},
+    {"config.schema", "config.registry", "system", "hub", "runs.files"},
+    {"console"},
+    {"runs", "data", "tasks"},
+    {"models", "perturb"},
+    {"objectives", "optim"},
+    {"training"},
+    {"config"},
+    {"report"},
+    {"commands"},
+    {"api"},
+    {"testing", "cli"},
+    {"__init__", "__main__"},
+]
+ALLOWED_USERS = {
+    "hydra": {"config.compose", "commands.sweep"},
+    "omegaconf": {"config.compose", "commands.sweep"},
+    "typer": {"cli", "commands"},
+    "peft": {"models"},
+}
+OPENS_RUNS = {"training", "report", "config", "commands", "api", "testing"}
 
 
-def files() -> list[Path]:
-    return sorted(HOME.rglob("*.py"))
+def modules() -> dict[str, Path]:
+    """Return module name inside the package -> file: `training.loop`, `optim` (its __init__)."""
+    names = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
 
 
-def room(path: Path) -> str:
-    """A module, or a package as a whole, by its name inside mezo_cli."""
-    return path.relative_to(HOME).parts[0].removesuffix(".py")
+MODULES = modules()
 
 
-def imported(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in it, type checking's included."""
+def imports(path: Path) -> set[str]:
+    """Return every module that a file imports anywhere, TYPE_CHECKING included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -38,94 +59,78 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def arrows() -> dict[str, set[str]]:
-    """Room -> the rooms that it imports."""
-    rooms = {room(path) for path in files()}
-    found: dict[str, set[str]] = {name: set() for name in rooms}
-    for path in files():
-        for name in imported(path):
-            parts = name.split(".")
-            if parts[0] == "mezo_cli" and len(parts) > 1 and parts[1] in rooms:
-                found[room(path)].add(parts[1])
-    return {name: others - {name} for name, others in found.items()}
+def own_imports(name: str) -> set[str]:
+    """Return the modules of this package that a module imports."""
+    inside = {full.removeprefix("mezo_cli.") for full in imports(MODULES[name]) if full.startswith("mezo_cli.")}
+    return ({one if one in MODULES else one.rpartition(".")[0] for one in inside} & set(MODULES)) - {name}
 
 
-MIDDLE = sorted({room(path) for path in files()} - DOORS - BRIDGE - {"__init__"})
+def layer_of(name: str) -> int:
+    """Return the number of a module's layer: its own, or else its package's."""
+    names = next((one for one in (name, name.split(".")[0]) if any(one in layer for layer in LAYERS)), name)
+    return next(i for i, layer in enumerate(LAYERS) if names in layer)
 
 
-def test_the_rooms_are_found() -> None:
-    assert {"data", "tasks", "models", "objectives", "optim", "noise", "loop", "runs", "loggers"} <= set(MIDDLE)
-    assert {"data", "models", "runs", "evaluation", "loggers"} <= arrows()["loop"]
+def test_the_top_level_holds_at_most_six_modules() -> None:
+    assert (
+        len([name for name in MODULES if "." not in name and MODULES[name].name != "__init__.py"]) <= 6 + 1
+    )  # __main__
 
 
-@pytest.mark.parametrize("name", MIDDLE)
-def test_the_middle_knows_neither_the_doors_nor_hydra(name: str) -> None:
-    assert not arrows()[name] & (DOORS | BRIDGE)
-    for path in files():
-        if room(path) == name:
-            packages = {module.split(".")[0] for module in imported(path)}
-            assert not packages & (PACKAGES_OF_THE_BRIDGE | {"typer", "click"}), path
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_down(name: str) -> None:
+    package = name.split(".")[0]
+    for other in own_imports(name):
+        assert layer_of(other) < layer_of(name) or other.split(".")[0] == package, f"{name} imports {other}"
 
 
-def test_only_the_doors_know_typer() -> None:
-    users = {room(path) for path in files() for module in imported(path) if module.split(".")[0] == "typer"}
-    assert users == {"cli"}
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    TopologicalSorter({name: own_imports(name) for name in MODULES}).prepare()  # CycleError names the circle
 
 
-def test_no_arrow_comes_back() -> None:
-    TopologicalSorter(arrows()).prepare()  # raises CycleError, which names the circle
+@pytest.mark.parametrize(("package", "users"), ALLOWED_USERS.items())
+def test_a_library_is_known_only_where_it_is_needed(package: str, users: set[str]) -> None:
+    found = {name for name, path in MODULES.items() for full in imports(path) if full.split(".")[0] == package}
+    assert found
+    assert all(name in users or name.split(".")[0] in users for name in found), found
 
 
-def test_nor_within_a_room() -> None:
-    named = {".".join(path.relative_to(HOME.parent).with_suffix("").parts): path for path in files()}
-    named = {name.removesuffix(".__init__"): path for name, path in named.items()}
-    found: dict[str, set[str]] = {}
-    for name, path in named.items():
-        told = imported(path)  # a module, or a name in it; of a package's own names, the package
-        found[name] = {whole if whole in named else whole.rpartition(".")[0] for whole in told} & set(named) - {name}
-    TopologicalSorter(found).prepare()
+def test_only_upper_layers_open_run_directories() -> None:
+    opening = {name for name in MODULES if name.split(".")[0] == "runs"} - {"runs.files"}
+    users = {name.split(".")[0] for name in MODULES if own_imports(name) & opening}
+    assert users - {"runs"} <= OPENS_RUNS
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"),
-    [
-        ("errors", set()),
-        ("schema", set()),
-        ("noise", {"errors", "schema"}),
-        ("params", {"lens", "noise", "errors", "schema"}),
-        ("optim", {"noise", "params", "errors", "schema"}),
-        ("data", {"schema", "errors", "endpoint"}),
-        ("tasks", {"templates", "schema", "errors"}),
-        ("signals", set()),
-        ("models", {"endpoint", "errors", "schema"}),
-        ("objectives", {"models", "params", "errors", "schema"}),
-        ("runs", {"machine", "errors", "signals"}),
-        ("loggers", {"schema", "errors"}),
-    ],
-)
-def test_a_room_needs_no_more_than_this(name: str, allowed: set[str]) -> None:
-    assert arrows()[name] <= allowed
+def test_only_the_console_prints() -> None:
+    """`console.print_line` and the tables escape what a terminal would act on."""
+    users = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+    }
+    assert users == {"console", "__main__", "commands.train"}  # `--cfg` prints YAML, which escapes by its own rules
 
 
-def test_nobody_but_the_run_directorys_rooms_and_the_loop_opens_runs() -> None:
-    users = {name for name, others in arrows().items() if "runs" in others}
-    assert users <= {"loop", "weights", *DOORS}
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_has_a_first_line_and_a_name(name: str) -> None:
+    docstring = ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    assert docstring
+    assert name.split(".")[-1] not in ("utils", "util", "helpers", "common", "misc")
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(HOME).as_posix())
-def test_a_file_is_about_300_lines_and_has_a_name(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
-    assert path.stem not in ("utils", "util", "helpers", "common", "misc")
+def imported_by(statement: str, watched: set[str], folder: Path) -> list[str]:
+    """Run an import in a process of its own and return which of the watched packages it loaded."""
+    code = f"import sys; {statement}; print(*sorted({watched!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
-def test_peft_waits_until_a_run_asks_for_it(tmp_path: Path) -> None:
-    code = "import sys, mezo_cli.loop; print(sorted({'peft', 'sklearn.linear_model'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.stdout == "[]\n", done
+def test_peft_and_sklearn_are_imported_when_a_run_asks_for_them(tmp_path: Path) -> None:
+    assert imported_by("import mezo_cli.training.loop", {"peft", "sklearn.linear_model"}, tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["launch", "show", "compare", "api", "runs", "config"])
-def test_the_doors_wait_with_torch_until_it_is_needed(name: str, tmp_path: Path) -> None:
-    code = f"import sys, mezo_cli.{name}; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.stdout == "[]\n", done
+@pytest.mark.parametrize("name", ["commands", "report", "api", "runs", "config.compose", "config.validation"])
+def test_what_needs_no_model_imports_no_torch(name: str, tmp_path: Path) -> None:
+    assert imported_by(f"import mezo_cli.{name}", {"torch", "transformers", "datasets"}, tmp_path) == []

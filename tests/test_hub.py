@@ -16,17 +16,20 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import endpoint, models
+from mezo_cli import models
+from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
-from mezo_cli.models import fetch
-from mezo_cli.schema import ModelConfig
+from mezo_cli.hub import hub_url, is_reachable
+from mezo_cli.models import download as fetch
 from tests import tiny
+from tests.command_line import error_line as line_of
+from tests.command_line import mezo as run_in_process
 from tests.hub_server import COMMIT, Hub
 
 CLOSED = "http://127.0.0.1:9"  # the discard port: nobody listens
 PLAIN = ["train", "task=sst2", "objective=mlm"]
 SHORT = ["steps=2", "batch_size=4", "eval_every=0", "data.eval_limit=8", "model.device=cpu"]
-RUN_FILES = ["config.yaml", "metrics.jsonl", "run.json", "summary.json", "train.log", "trajectory.bin"]
+RUN_FILES = [".lock", "config.yaml", "metrics.jsonl", "run.json", "summary.json", "train.log", "trajectory.bin"]
 NAMES = ["negative", "positive"]
 
 
@@ -118,7 +121,9 @@ def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path
         first = tmp_path / "first"
         assert [name for name in RUN_FILES if not (first / name).is_file()] == []
         assert all((first / "checkpoints" / name / fetch.WEIGHTS).is_file() for name in ("best", "last"))
-        assert json.loads((first / "run.json").read_text())["status"] == "finished"
+        info = json.loads((first / "run.json").read_text())
+        assert info["status"] == "finished"
+        assert info["model_revision"] == info["data_revision"] == COMMIT
         summary = json.loads((first / "summary.json").read_text())
         assert (summary["steps"], summary["forwards"]) == (2, 4)
         assert {"accuracy", "loss"} <= set(summary["test"])
@@ -135,9 +140,29 @@ def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path
     assert again.returncode == 0, again.stderr
     assert "Retrying" not in again.stderr
     assert losses(tmp_path / "second") == losses(first)
+    log = (tmp_path / "second/train.log").read_text()
+    for what in ("data set nyu-mll/glue", "FacebookAI/roberta-large"):
+        assert f"{hub.url} does not answer: {what} is read from the local cache, at commit {COMMIT}" in log
+    info = json.loads((tmp_path / "second/run.json").read_text())
+    assert info["model_revision"] == info["data_revision"] == COMMIT
     offline = mezo(tmp_path, hub.url, home, *PLAIN, *SHORT, "steps=0", "hydra.run.dir=third", HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     assert losses(tmp_path / "third")[0] == losses(first)[0]
+
+
+def test_fetch_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path) -> None:
+    home, words = tmp_path / "home", ["task=sst2", "model=roberta-large"]
+    with Hub(root) as hub:
+        done = mezo(tmp_path, hub.url, home, "fetch", *words)
+    assert done.returncode == 0, done.stderr
+    model, data = done.stdout.splitlines()
+    assert model.startswith(f"model  FacebookAI/roberta-large  {COMMIT}  ")
+    assert data.startswith(f"data   nyu-mll/glue sst2  {COMMIT}  ")
+    for line in (model, data):
+        assert " MB  " in line
+        assert str(home) in line
+    offline = mezo(tmp_path, hub.url, home, *PLAIN, *SHORT, "steps=0", "hydra.run.dir=run", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
 
 
 @pytest.mark.parametrize("missing", ["data set", "model"])
@@ -174,11 +199,11 @@ def config(path: str, revision: str | None = None) -> ModelConfig:
     return ModelConfig(name="tiny", path=path, revision=revision, device="cpu")
 
 
-def load(path: str, revision: str | None = None) -> models.Loaded:
-    return models.load(config(path, revision), "mlm", NAMES, 0)
+def load(path: str, revision: str | None = None) -> models.LoadedModel:
+    return models.load(config(path, revision), models.MASKED_LM, NAMES, 0)
 
 
-def refused(path: str, words: str, revision: str | None = None) -> str:
+def error_line(path: str, words: str, revision: str | None = None) -> str:
     with pytest.raises(UserError, match=re.escape(words)) as caught:
         load(path, revision)
     said = str(caught.value)
@@ -201,7 +226,7 @@ def test_a_second_load_asks_one_thing(hub: Hub) -> None:
 
 
 def test_the_tokenizer_alone_does_not_fetch_the_weights(hub: Hub) -> None:
-    assert models.load_tokenizer(config("FacebookAI/roberta-large"), "mlm").mask_token == "<mask>"
+    assert models.load_tokenizer(config("FacebookAI/roberta-large"), models.MASKED_LM).mask_token == "<mask>"
     assert not [path for path in hub.seen if "safetensors" in path]
 
 
@@ -212,55 +237,64 @@ def test_shards_come_from_the_hub(hub: Hub, root: Path) -> None:
 
 
 def test_repositories_that_cannot_be_had(hub: Hub) -> None:
-    said = refused("FacebookAI/roberta-larg", "there is no such model, or it is private: check the spelling")
-    assert f"model=tiny: cannot load 'FacebookAI/roberta-larg' from {hub.url}" in said
-    refused("roberta-larg", "there is no such model, or it is private")
-    said = refused("meta/gated", f"it is gated: accept its terms at {hub.url}/meta/gated")
+    said = error_line("FacebookAI/roberta-larg", "there is no such model, or it is private: check the spelling")
+    assert f"model.path=FacebookAI/roberta-larg: cannot load it from {hub.url}" in said
+    error_line("roberta-larg", "there is no such model, or it is private")
+    said = error_line("meta/gated", f"it is gated: accept its terms at {hub.url}/meta/gated")
     assert "HF_TOKEN" in said
-    refused("FacebookAI/roberta-large", "at revision v9 from", "v9")
-    refused("FacebookAI/roberta-large", "the model has no such revision (model.revision)", "v9")
-    refused("no/config", "the repository lacks a file that is needed")
-    refused("not a/hub id", "HFValidationError")
+    error_line("FacebookAI/roberta-large", "at revision v9 from", "v9")
+    error_line("FacebookAI/roberta-large", "the model has no such revision (model.revision)", "v9")
+    error_line("no/config", "the repository lacks a file that is needed")
+    error_line("not a/hub id", "HFValidationError")
     assert not [path for path in hub.seen if path.endswith(("safetensors", ".bin"))]
 
 
 def test_pickles_are_neither_fetched_nor_sent_to_conversion(hub: Hub) -> None:
-    refused("old/pickled", "there is no model.safetensors; weights are read from safetensors alone")
+    error_line("old/pickled", "there is no model.safetensors; weights are read from safetensors alone")
     time.sleep(0.2)  # a thread that asks for a conversion would have begun
     assert not [path for path in hub.seen if path.endswith(".bin") or path.startswith("api/models")]
     assert {host.split(":")[0] for host in hub.hosts} == {"127.0.0.1"}
 
 
 def test_code_is_refused_before_anything_else_is_fetched(hub: Hub) -> None:
-    refused("own/code", "its config.json asks for code that comes with the checkpoint (auto_map)")
+    error_line("own/code", "its config.json asks for code that comes with the checkpoint (auto_map)")
     assert {path.rsplit("/", 1)[-1] for path in hub.seen} == {"config.json"}
 
 
 def test_cut_weights_are_named_and_a_cut_download_is_not_kept(hub: Hub) -> None:
-    assert "model.safetensors is damaged or missing" in refused("sad/cut", "model.path=sad/cut")
+    assert "model.safetensors is damaged or missing" in error_line("sad/cut", "model.path=sad/cut")
     hub.cut["model.safetensors"] = 50
-    refused("FacebookAI/roberta-large", "Consistency check failed: file should be of size")
+    error_line("FacebookAI/roberta-large", "Consistency check failed: file should be of size")
     hub.cut.clear()
     assert load("FacebookAI/roberta-large").fresh == []
 
 
 def test_a_cache_without_the_weights_says_so(hub: Hub, monkeypatch: Any) -> None:
-    models.load_tokenizer(config("FacebookAI/roberta-large"), "mlm")
+    models.load_tokenizer(config("FacebookAI/roberta-large"), models.MASKED_LM)
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
-    refused("FacebookAI/roberta-large", "the cache has config.json but not the weights")
-    refused("FacebookAI/roberta-base", "the server does not answer, and the local cache does not have it")
+    said = error_line("FacebookAI/roberta-large", "the local cache lacks model.safetensors of FacebookAI/roberta-large")
+    assert "with a network: mezo fetch task=... model.path=FacebookAI/roberta-large;" in said
+    error_line("FacebookAI/roberta-base", "the server does not answer, and the local cache lacks config.json of")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused("FacebookAI/roberta-base", "HF_HUB_OFFLINE is set, and the local cache does not have it")
+    error_line("FacebookAI/roberta-base", "HF_HUB_OFFLINE is set, and the local cache lacks config.json of")
+
+
+def test_fetch_without_a_network_is_one_line(hub: Hub, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", CLOSED)
+    said = run_in_process("fetch", "task=sst2")
+    assert f"mezo fetch downloads from the hub, and {CLOSED} does not answer" in line_of(said)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set; run it where there is a network" in line_of(run_in_process("fetch", "task=sst2"))
 
 
 def test_whether_the_server_answers(hub: Hub, monkeypatch: Any) -> None:
-    assert endpoint.answers()
+    assert is_reachable()
     monkeypatch.setenv("HF_ENDPOINT", CLOSED + "/")
-    assert endpoint.address() == CLOSED
-    assert not endpoint.answers()
+    assert hub_url() == CLOSED
+    assert not is_reachable()
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert endpoint.answers()  # behind a proxy nobody can tell
+    assert is_reachable()  # behind a proxy nobody can tell
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert not endpoint.answers()
+    assert not is_reachable()
     monkeypatch.setenv("HF_ENDPOINT", "")
-    assert endpoint.address() == "https://huggingface.co"
+    assert hub_url() == "https://huggingface.co"

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints and data, built on the spot: no network, no files from elsewhere."""
+"""Make tiny random checkpoints and small data files for tests, without a network."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 
 
 def bpe(folder: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in which every label word is one token."""
+    """Return a byte-level BPE tokenizer in which every label word is one token."""
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = ByteLevelBPETokenizer()
     trainer.train_from_iterator(
@@ -70,7 +70,7 @@ def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0
     torch.manual_seed(seed)
     model = (RobertaForSequenceClassification if head == "cls" else RobertaForMaskedLM)(config)
     with torch.no_grad():
-        for p in model.parameters():  # livelier than the usual start, so that losses differ visibly
+        for p in model.parameters():  # larger than the usual initial weights, so that losses differ
             p.add_(0.05 * torch.randn_like(p))
     (model.roberta if head == "none" else model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -99,7 +99,7 @@ def bert(folder: Path) -> Path:
     return folder
 
 
-# family -> (the name of its transformers classes, its shape)
+# family -> (prefix of its transformers classes, its config)
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 300}
 GATED = WIDE | {"intermediate_size": 64, "num_key_value_heads": 2}  # two query heads share their keys
 DECODERS: dict[str, tuple[str, dict[str, object]]] = {
@@ -110,15 +110,18 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2": ("Qwen2", GATED),
     "qwen3": ("Qwen3", GATED | {"head_dim": 8}),
     "gpt_neox": ("GPTNeoX", WIDE | {"intermediate_size": 64}),
-    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),  # positions in its attention: padded
-    "gptj": ("GPTJ", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300, "rotary_dim": 4}),  # a head's bias
+    "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),  # ALiBi instead of position ids: not packed
+    "gptj": (
+        "GPTJ",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300, "rotary_dim": 4},
+    ),  # its head has a bias
 }
 
 
 def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 0) -> Path:
-    """Save a random decoder with a tokenizer of its family's kind: OPT's begins with </s>, Llama's with <s>."""
+    """Save a random decoder with a tokenizer like its family's: OPT's starts with </s>, Llama's with <s>."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = metaspace() if kind == "llama" else next_bytes(folder, kind)
+    tokenizer = metaspace() if kind == "llama" else decoder_bpe(folder, kind)
     name, size = DECODERS[kind]
     config = getattr(transformers, f"{name}Config")(
         vocab_size=len(tokenizer), tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0, pad_token_id=None, **size
@@ -133,8 +136,8 @@ def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 
     return folder
 
 
-def next_bytes(folder: Path, kind: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: OPT's with a padding token and a start token, every other's (GPT-2, SmolLM) with neither."""
+def decoder_bpe(folder: Path, kind: str) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE: OPT's with a padding and a start token, every other (GPT-2, SmolLM) with neither."""
     end = "</s>" if kind == "opt" else "<|endoftext|>"
     trainer = ByteLevelBPETokenizer()
     special = [end, "<pad>"] if kind == "opt" else [end]
@@ -148,7 +151,7 @@ def next_bytes(folder: Path, kind: str) -> PreTrainedTokenizerFast:
 
 
 def metaspace() -> PreTrainedTokenizerFast:
-    """Llama's kind: a text begins with a space of its own, spaces are letters, other bytes have tokens of theirs."""
+    """Return a tokenizer like Llama's: a text starts with an added space, and other bytes have own tokens."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     special = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -161,7 +164,7 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 
 def movie_rows(n: int, seed: int = 0) -> list[dict[str, str]]:
-    """Balanced rows that a tiny model can tell apart."""
+    """Return balanced rows that a tiny model can separate."""
     good = ["a joy from start to end", "the cast is lovely", "i laughed and cried", "what a fine film"]
     bad = ["a bore from start to end", "the cast is lost", "i yawned and left", "what a poor film"]
     rows = []
@@ -178,7 +181,7 @@ def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
 
 
 def movie_folder(folder: Path, train: int = 24, dev: int = 12, test: int = 12) -> Path:
-    """A folder of train/dev/test JSONL."""
+    """Write train, dev and test as JSONL files and return their folder."""
     rows = movie_rows(train + dev + test)
     write_jsonl(folder / "train.jsonl", rows[:train])
     write_jsonl(folder / "dev.jsonl", rows[train : train + dev])

@@ -1,10 +1,10 @@
-"""Data: from the hub, from files or the embedded demo to the rows of train, dev and test.
+"""Load the train, dev and test rows of a task from the hub, from files or from the embedded demo data.
 
-`load` gives a run its examples, `export` writes few-shot splits as files, `describe` counts what is there.
+`load` returns a run's examples, `export` writes few-shot splits as files, `describe` counts rows and lengths.
 """
 
 from mezo_cli.data.describe import describe
 from mezo_cli.data.export import export
-from mezo_cli.data.splits import load
+from mezo_cli.data.splits import load, load_splits
 
-__all__ = ["describe", "export", "load"]
+__all__ = ["describe", "export", "load", "load_splits"]

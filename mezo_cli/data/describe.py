@@ -1,4 +1,4 @@
-"""Figures about the splits, for `mezo data`."""
+"""Count the rows and words of the splits, for `mezo data`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli.schema import Example, Splits, TaskConfig
+from mezo_cli.config.schema import Example, Splits, TaskConfig
 
 
 def describe(splits: Splits, task: TaskConfig) -> dict[str, Any]:
-    """Count rows and lengths.
+    """Return the number of rows, rows per label, and words per row of each split.
 
-    Returns `{"train" | "dev" | "test": {"rows": int, "labels": {label: rows}, "words": {"min", "median", "p95",
-    "max"}}}`; "test" is None when there is none. Lengths are in words (parts between white space) of all of a row's
-    texts together.
+    The result is `{"train" | "dev" | "test": {"rows": int, "labels": {label: rows}, "words": {"min", "median", "p95",
+    "max"}}}`; "test" is None if there is none. A word is a part between white space; the words of all texts of a row
+    are counted together.
     """
     return {
-        "train": _figures(splits.train, task),
-        "dev": _figures(splits.dev, task),
-        "test": None if splits.test is None else _figures(splits.test, task),
+        "train": _describe_split(splits.train, task),
+        "dev": _describe_split(splits.dev, task),
+        "test": None if splits.test is None else _describe_split(splits.test, task),
     }
 
 
-def _figures(examples: Sequence[Example], task: TaskConfig) -> dict[str, Any]:
+def _describe_split(examples: Sequence[Example], task: TaskConfig) -> dict[str, Any]:
     counts = Counter(example.label for example in examples)
     lengths = [sum(len(text.split()) for text in example.texts) for example in examples] or [0]
     return {

@@ -1,7 +1,7 @@
-"""Which rows go where: the reference's few-shot rules, a held-out dev set, and the cap on evaluation rows.
+"""Sample row numbers: the reference's few-shot splits, a held-out dev set, and a cap on evaluation rows.
 
-Functions of row numbers and label indices only. The reference draws from numpy's legacy global generator;
-`RandomState(seed)` gives the same stream without touching it.
+All functions take row counts or label indices only. The reference draws from numpy's legacy global generator;
+`RandomState(seed)` gives the same numbers and leaves the global generator alone.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import numpy as np
 
 Row = TypeVar("Row")
 
-TEST_ROWS = 1000  # the reference evaluates on at most so many test rows,
-TEST_SEED = 42  # drawn with this seed whatever the data seed
+TEST_ROWS = 1000  # the reference evaluates on at most this many test rows
+TEST_SEED = 42  # and draws them with this seed, whatever the data seed
 
 
 def few_shot(labels: Sequence[int], shots: int, seed: int) -> tuple[list[int], list[int]]:
-    """Draw `shots` rows per class for train and the next `shots` for dev (LM-BFF, `k-shot` protocol).
+    """Return the row numbers of train (`shots` rows per class) and of dev (the next `shots`): LM-BFF's k-shot protocol.
 
-    One shuffle over all rows in file order; classes in the order in which they first appear after it, one after
-    another; a class with too few rows is not topped up. Returns row numbers (train, dev).
+    All rows are shuffled once. Then the classes follow each other, in the order of their first row after the shuffle.
+    A class with too few rows gives what it has.
     """
     order = list(range(len(labels)))
     np.random.RandomState(seed).shuffle(order)
@@ -32,10 +32,10 @@ def few_shot(labels: Sequence[int], shots: int, seed: int) -> tuple[list[int], l
 
 
 def reference_test(count: int) -> list[int]:
-    """Give the rows of the reference's test set out of `count`: all, or the first 1,000 after a shuffle with seed 42.
+    """Return the row numbers of the reference's test set out of `count` rows.
 
-    For .tsv the reference shuffles the lines, for .csv it calls pandas' `sample(n=1000, random_state=42)`: a shuffle
-    in place and a permutation, which are one and the same draw.
+    They are all rows, or the first 1,000 after a shuffle with seed 42. For .tsv the reference shuffles the lines, for
+    .csv it calls pandas' `sample(n=1000, random_state=42)`; both give the same rows.
     """
     if count <= TEST_ROWS:
         return list(range(count))
@@ -43,10 +43,10 @@ def reference_test(count: int) -> list[int]:
 
 
 def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], list[int]]:
-    """Split off a stratified dev set of min(size, a tenth of the rows) rows, at least 1.
+    """Return the row numbers of train and of a stratified dev set of min(size, a tenth of the rows) rows, at least 1.
 
-    Every class gives its share (largest remainders first) and keeps one row where it can. Both parts stay in file
-    order. Returns row numbers (train, dev). Needs at least 2 rows.
+    Each class gives its share, largest remainders first, and keeps at least one row if possible. Both parts are in
+    file order. There must be at least 2 rows.
     """
     members: dict[int, list[int]] = {}
     for row, label in enumerate(labels):
@@ -66,21 +66,20 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
     return [row for row in range(len(labels)) if row not in dev], sorted(dev)
 
 
-def draw(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list[int]]:
-    """Draw `train` rows, and `dev` others, out of `count`, whatever their class (the paper's OPT runs).
+def sample(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list[int]]:
+    """Return `train` row numbers and `dev` others out of `count`, whatever their class (the paper's OPT runs).
 
-    One permutation gives both, the dev rows behind the train rows. Returns row numbers (train, dev). Needs
-    `count >= train + dev`.
+    One permutation gives both: first the train rows, then the dev rows. `count` must be at least train + dev.
     """
     order = np.random.RandomState(seed).permutation(count)[: train + dev].tolist()
     return order[:train], order[train:]
 
 
 def limit(rows: list[Row], cap: int | None) -> list[Row]:
-    """Keep a uniform subset of `cap` rows, in their order.
+    """Return a uniform sample of `cap` rows, in their order; all rows if there are no more than that.
 
-    The draw has a fixed seed, so that runs with different seeds are held against the same rows, and a smaller cap
-    gives a subset of a larger one's.
+    The seed is fixed, so that runs with different seeds are evaluated on the same rows. The sample of a smaller cap is
+    a subset of that of a larger cap.
     """
     if cap is None or len(rows) <= cap:
         return rows

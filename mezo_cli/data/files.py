@@ -1,7 +1,7 @@
-"""Readers of one file each: .tsv (GLUE), .csv, .jsonl, .json and .parquet become a `Table`.
+"""Read a .tsv (GLUE), .csv, .jsonl, .json or .parquet file into a `Table`.
 
-Every reader raises `UserError` with file and line for bytes that are not UTF-8, NUL bytes, and rows whose number of
-fields is not the header's.
+All readers raise `UserError` with file and line for bytes that are not UTF-8, for NUL bytes, and for rows that have
+another number of fields than the header.
 """
 
 import csv
@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data.table import ABSENT, Table
-from mezo_cli.errors import UserError, listed
-from mezo_cli.schema import TaskConfig
+from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 
 
-def read(paths: Sequence[Path], task: TaskConfig) -> Table:
-    """Read one file (or the shards of one parquet split) into a table. Labels are not looked at yet."""
+def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
+    """Return the table of one file, or of all shards of a parquet split. Labels are not checked here."""
     path = paths[0]
     if path.suffix == ".parquet":
         return _parquet(paths, task)
@@ -31,34 +31,38 @@ def read(paths: Sequence[Path], task: TaskConfig) -> Table:
         return _csv(path, text, task)
     text = text.removeprefix("\ufeff")
     array = path.suffix == ".json" and text.lstrip().startswith("[")
-    return _records(path, _json_array(path, text) if array else _jsonl(path, text), task, by_line=not array)
+    return _json_table(path, _json_array(path, text) if array else _jsonl(path, text), task, has_lines=not array)
 
 
-def from_records(
-    name: str, path: str, columns: list[str], rows: Sequence[Sequence[Any]], extra_labels: tuple[tuple[str, ...], ...]
+def table_from_rows(
+    name: str,
+    path: str,
+    columns: list[str],
+    rows: Sequence[Sequence[Any]],
+    label_spellings: tuple[tuple[str, ...], ...],
 ) -> Table:
-    """Make a table of rows that have no file lines (parquet, hub); an export of them is JSONL."""
+    """Return a table of rows that have no file lines (parquet, hub). Their export is JSONL."""
     return Table(
         name=name,
         path=path,
         suffix=".jsonl",
         columns=columns,
         rows=rows,
-        places=range(1, len(rows) + 1),
-        split=_same,
+        line_numbers=range(1, len(rows) + 1),
+        split=_identity,
         line=lambda row: _json_line(columns, row),
-        by_line=False,
-        extra_labels=extra_labels,
+        has_lines=False,
+        label_spellings=label_spellings,
     )
 
 
-def named_labels(task: TaskConfig) -> tuple[tuple[str, ...], ...]:
-    """Spellings of the labels that hold in files with named columns, whose origin is not known."""
+def all_spellings(task: TaskConfig) -> tuple[tuple[str, ...], ...]:
+    """Return the spellings of the labels in files and on the hub, for files that may come from either."""
     return (tuple(task.files.labels), tuple(task.hub.labels))
 
 
 def _text(path: Path) -> str:
-    """Read UTF-8 strictly; a byte order mark stays, for exports keep the bytes."""
+    """Return the text of a UTF-8 file. A byte order mark is kept, since exports keep the bytes."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -80,13 +84,13 @@ def _text(path: Path) -> str:
 
 
 def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
-    """GLUE's form: split at tabs, no quoting, lines end in LF or CRLF (a lone CR or U+2028 is part of a text)."""
+    """Read GLUE's format: fields between tabs, no quoting. Lines end in LF or CRLF; a lone CR or U+2028 is text."""
     rows = text.split("\n")
-    while not rows[-1].strip("\r"):  # empty lines at the end are no rows
+    while not rows[-1].strip("\r"):  # empty lines at the end are not rows
         rows.pop()
-    columns, guessed = _columns(path, rows[0].lstrip("\ufeff").rstrip("\r").split("\t"), task)
-    header, first = ("", 1) if guessed else (rows[0] + "\n", 2)
-    rows = [rows[0].removeprefix("\ufeff"), *rows[1:]] if guessed else rows[1:]
+    columns, has_header = _columns(path, rows[0].lstrip("\ufeff").rstrip("\r").split("\t"), task)
+    header, first = (rows[0] + "\n", 2) if has_header else ("", 1)
+    rows = rows[1:] if has_header else [rows[0].removeprefix("\ufeff"), *rows[1:]]
     tabs = len(columns) - 1
     for i, row in enumerate(rows):
         if row.count("\t") != tabs:
@@ -97,12 +101,12 @@ def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
         suffix=".tsv",
         columns=columns,
         rows=rows,
-        places=range(first, first + len(rows)),
+        line_numbers=range(first, first + len(rows)),
         split=_tsv_fields,
         line=lambda row: row + "\n",
         header=header,
-        guessed=guessed,
-        extra_labels=(tuple(task.files.labels),),
+        default_columns=not has_header,
+        label_spellings=(tuple(task.files.labels),),
     )
 
 
@@ -111,36 +115,36 @@ def _tsv_fields(row: str) -> list[str]:
 
 
 def _csv(path: Path, text: str, task: TaskConfig) -> Table:
-    """Standard quoting; a field may run over lines. Exports are written anew with least quoting, as pandas does."""
+    """Read CSV with standard quoting; a field may span lines. Exports use minimal quoting, as pandas does."""
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    rows, places, start = [], [], 1
+    rows, line_numbers, start = [], [], 1
     try:
         for row in reader:
             if row:
                 rows.append(row)
-                places.append(start)
+                line_numbers.append(start)
             start = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}:{start}: damaged quoting in the row that starts here ({error})") from None
-    columns, guessed = _columns(path, rows[0], task)
-    if not guessed:
-        rows, places = rows[1:], places[1:]
-    for row, place in zip(rows, places, strict=True):
+    columns, has_header = _columns(path, rows[0], task)
+    if has_header:
+        rows, line_numbers = rows[1:], line_numbers[1:]
+    for row, number in zip(rows, line_numbers, strict=True):
         if len(row) != len(columns):
-            raise UserError(_damaged(f"{path}:{place}", len(row), columns))
+            raise UserError(_damaged(f"{path}:{number}", len(row), columns))
     return Table(
         name=path.name,
         path=str(path),
         suffix=".csv",
         columns=columns,
         rows=rows,
-        places=places,
-        split=_same,
+        line_numbers=line_numbers,
+        split=_identity,
         line=_csv_line,
-        header="" if guessed else _csv_line(columns),
-        guessed=guessed,
-        extra_labels=(tuple(task.files.labels),) if guessed else named_labels(task),
-        numbers_mean=not guessed,
+        header=_csv_line(columns) if has_header else "",
+        default_columns=not has_header,
+        label_spellings=all_spellings(task) if has_header else (tuple(task.files.labels),),
+        ambiguous_numbers=has_header,
     )
 
 
@@ -151,32 +155,34 @@ def _csv_line(row: Sequence[str]) -> str:
 
 
 def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str], bool]:
-    """Decide whether the first line is a header: it is when it names the task's columns, or when the task knows no
-    header-less form. Returns (names of the columns, whether they came from task.files.columns)."""
+    """Return the column names, and whether the first line is a header.
+
+    It is one if it names the task's columns, or if the task has no format without a header (`task.files.columns`).
+    """
     needed = {*task.columns, task.label_column}
     renamed = {*first, *(task.rename[name] for name in first if name in task.rename)}
     if not task.files.columns or needed <= renamed:
-        return first, False
+        return first, True
     if len(first) == len(task.files.columns):
-        return list(task.files.columns), True
+        return list(task.files.columns), False
     if needed & renamed:
-        return first, False  # a header that lacks columns: the caller says which
+        return first, True  # a header that lacks columns: the caller names them
     raise UserError(_damaged(f"{path}:1", len(first), task.files.columns))
 
 
 def _damaged(place: str, count: int, columns: list[str]) -> str:
-    shown = listed(columns) if len(columns) <= 6 else f"{listed(columns[:5])}, ... {columns[-1]}"
-    return f"{place}: damaged row: {count} field{'s' * (count != 1)} where {len(columns)} belong ({shown})"
+    names = join(columns) if len(columns) <= 6 else f"{join(columns[:5])}, ... {columns[-1]}"
+    return f"{place}: damaged row: {count} field{'s' * (count != 1)}, expected {len(columns)} ({names})"
 
 
 def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
-    """One JSON object a line; empty lines are passed over."""
+    """Read one JSON object per line; empty lines are skipped."""
     found = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 found.append((number, json.loads(line)))
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
                 raise UserError(f"{path}:{number}: not a JSON object: {error}") from None
     return found
 
@@ -184,15 +190,15 @@ def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
 def _json_array(path: Path, text: str) -> list[tuple[int, Any]]:
     try:
         return list(enumerate(json.loads(text), start=1))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{getattr(error, 'lineno', 1)}: not a JSON array: {error}") from None
 
 
-def _records(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, by_line: bool) -> Table:
-    columns: dict[str, None] = {}  # an ordered set: every key that some row has
+def _json_table(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, has_lines: bool) -> Table:
+    columns: dict[str, None] = {}  # an ordered set: every key of any row
     for number, record in objects:
         if not isinstance(record, dict):
-            place = f"{path}:{number}" if by_line else f"{path} row {number}"
+            place = f"{path}:{number}" if has_lines else f"{path} row {number}"
             raise UserError(f"{place}: damaged row: a JSON object is needed, not {type(record).__name__}")
         columns.update(dict.fromkeys(record))
     names = list(columns)
@@ -202,12 +208,12 @@ def _records(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, by_li
         suffix=".jsonl",
         columns=names,
         rows=[tuple(record.get(name, ABSENT) for name in names) for _, record in objects],
-        places=[number for number, _ in objects],
-        split=_same,
+        line_numbers=[number for number, _ in objects],
+        split=_identity,
         line=lambda row: _json_line(names, row),
-        by_line=by_line,
-        extra_labels=named_labels(task),
-        numbers_mean=True,
+        has_lines=has_lines,
+        label_spellings=all_spellings(task),
+        ambiguous_numbers=True,
     )
 
 
@@ -217,8 +223,8 @@ def _json_line(columns: Sequence[str], row: Sequence[Any]) -> str:
 
 
 def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
-    """Integers of a ClassLabel column become their names (the hub's integers have another order than the tasks)."""
-    import pyarrow as pa  # heavy, and here only
+    """Read Parquet. Integers of a ClassLabel column become names, since the hub's class order is not the task's."""
+    import pyarrow as pa  # slow to import, and needed here only
     import pyarrow.parquet as pq
 
     try:
@@ -233,16 +239,16 @@ def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
     name = paths[0].name if len(paths) == 1 else f"{paths[0].name} ... {paths[-1].name}"
     path = str(paths[0].with_name(name))
     rows = list(zip(*values, strict=True))
-    return replace(from_records(name, path, table.column_names, rows, named_labels(task)), numbers_mean=True)
+    return replace(table_from_rows(name, path, table.column_names, rows, all_spellings(task)), ambiguous_numbers=True)
 
 
 def class_name(value: Any, names: Sequence[str]) -> Any:
-    """Turn a ClassLabel's integer into its name; what is no such integer (-1, null) stays."""
+    """Return the name of a ClassLabel's integer; any other value (-1 for a row without a label, null) as it is."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def _class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | None:
-    """Read a column's class names from the metadata that the `datasets` library writes into its Parquet files."""
+    """Return a column's class names from the metadata that the `datasets` library writes into Parquet files."""
     try:
         feature = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"][column]
     except (ValueError, KeyError, TypeError):
@@ -250,5 +256,5 @@ def _class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | None:
     return feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
 
 
-def _same(row: Sequence[Any]) -> Sequence[Any]:
+def _identity(row: Sequence[Any]) -> Sequence[Any]:
     return row

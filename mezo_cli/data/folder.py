@@ -1,33 +1,43 @@
-"""Finding a task's train, dev and test files in a folder, or taking one file for all."""
+"""Open a task's data from `data.dir`: a folder with train, dev and test files, or a single file."""
 
+import os
 import re
 from pathlib import Path
 
+from mezo_cli.config.schema import DataConfig, TaskConfig
 from mezo_cli.data import files
-from mezo_cli.data.source import Source
-from mezo_cli.data.table import Rows, bind, label_texts
-from mezo_cli.errors import UserError, did_you_mean, listed
-from mezo_cli.schema import DataConfig, TaskConfig
+from mezo_cli.data.table import LabelledRows, Source, label_rows, label_texts
+from mezo_cli.errors import UserError, did_you_mean, join
 
 
 def open_source(task: TaskConfig, data: DataConfig) -> Source:
-    """Open `data.dir`: a folder with train, dev (or validation) and test files, or one single file.
+    """Return the labelled rows of `data.dir`: a folder with train, dev (or validation) and test files, or one file.
 
-    With `data.shots` null a test file without labels (GLUE's own) is passed over with a note. With shots the official
-    dev file of a .tsv task is the test set (reference), and its test file is not opened. A folder without a train
-    file is searched for the task's own folder (`task.files.folder`), so that one `data.dir` serves several tasks.
-    Raises `UserError` for whatever is missing, ambiguous or damaged.
+    Without `data.shots`, a test file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official
+    dev file of a .tsv task is the test set, as in the reference, and the test file is not opened. If the folder has no
+    train file, the task's own folder in it (`task.files.folder`) is opened, so one `data.dir` serves several tasks.
+
+    Raises:
+        UserError: for files that are missing, ambiguous or damaged, and for what may not be read.
     """
     if data.dir is None:
         raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
-    root = Path(data.dir).expanduser()
+    try:
+        return _open(Path(data.dir).expanduser(), task, data)
+    except PermissionError as error:
+        raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
+
+
+def _open(root: Path, task: TaskConfig, data: DataConfig) -> Source:
     if root.is_file():
         if root.suffix not in files.SUFFIXES:
-            raise UserError(f"{root}: files of this kind are not read; allowed: {listed(files.SUFFIXES)}")
-        return Source(bind(files.read([root], task), task))
+            raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
+        return Source(_open_rows([root], task))
     if not root.exists():
         near = did_you_mean(root.name, [p.name for p in root.parent.iterdir()]) if root.parent.is_dir() else ""
-        raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is looked up from {Path.cwd()}")
+        raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is relative to {Path.cwd()}")
+    if not root.is_dir():
+        raise UserError(f"data.dir={data.dir}: this is neither a folder nor a regular file")
     return _open_folder(_task_folder(root, task), task, data)
 
 
@@ -36,16 +46,20 @@ def _task_folder(root: Path, task: TaskConfig) -> Path:
     return own if own is not None and own.is_dir() and not _find(root, ["train"]) else root
 
 
+def _open_rows(paths: list[Path], task: TaskConfig) -> LabelledRows:
+    return label_rows(files.read_table(paths, task), task)
+
+
 def _open_folder(folder: Path, task: TaskConfig, data: DataConfig) -> Source:
     train_paths = _find(folder, ["train"])
     if not train_paths:
-        there = listed(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-        wanted = listed(f"train{suffix}" for suffix in files.SUFFIXES)
+        there = join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        wanted = join(f"train{suffix}" for suffix in files.SUFFIXES)
         raise UserError(f"{folder}: no training file ({wanted}); there is: {there}")
     dev_paths = _find(folder, _dev_stems(task))
     test_paths = _find(folder, list(dict.fromkeys([task.files.test, "test"])))
-    train = bind(files.read(train_paths, task), task)
-    dev = bind(files.read(dev_paths, task), task) if dev_paths else None
+    train = _open_rows(train_paths, task)
+    dev = _open_rows(dev_paths, task) if dev_paths else None
     notes: list[str] = []
     if dev is not None and data.shots is not None and dev.table.suffix == ".tsv":
         if test_paths:
@@ -53,21 +67,21 @@ def _open_folder(folder: Path, task: TaskConfig, data: DataConfig) -> Source:
                 f"{test_paths[0].name} is not used: with data.shots the test set is the official {dev.table.name}"
             )
         return Source(train, dev, None, notes)
-    test = _labelled(test_paths, task, notes) if test_paths else None
+    test = _open_test(test_paths, task, notes) if test_paths else None
     return Source(train, dev, test, notes)
 
 
-def siblings(task: TaskConfig, official: Rows) -> dict[str, Rows]:
-    """Open the further test sets beside the official one: for `dev_matched.tsv` also `dev_mismatched.tsv`.
+def open_other_tests(task: TaskConfig, official: LabelledRows) -> dict[str, LabelledRows]:
+    """Return the other test sets in the folder of the official one: `dev_mismatched.tsv` for `dev_matched.tsv`.
 
-    Returns them by the part of the stem behind `dev_` or `test_`.
+    The keys are what follows `dev_` or `test_` in the file names.
     """
     path = Path(official.table.path)
     prefix = path.stem.partition("_")[0] + "_"
     if not path.is_file() or not path.stem.startswith(prefix):
         return {}
-    beside = [p for p in sorted(path.parent.glob(f"{prefix}*{path.suffix}")) if p != path]
-    return {p.stem.removeprefix(prefix): bind(files.read([p], task), task) for p in beside}
+    others = [p for p in sorted(path.parent.glob(f"{prefix}*{path.suffix}")) if p != path]
+    return {p.stem.removeprefix(prefix): _open_rows([p], task) for p in others}
 
 
 def _dev_stems(task: TaskConfig) -> list[str]:
@@ -75,24 +89,28 @@ def _dev_stems(task: TaskConfig) -> list[str]:
     return list(dict.fromkeys([stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]))
 
 
-def _labelled(paths: list[Path], task: TaskConfig, notes: list[str]) -> Rows | None:
-    """Open a test file; one without labels is no test set, and said so."""
-    table = files.read(paths, task)
-    at = table.find(task.label_column, task.rename)
-    if at is None:
+def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> LabelledRows | None:
+    """Return the rows of a test file; None, with a note, if it has no labels."""
+    table = files.read_table(paths, task)
+    column = table.find_column(task.label_column, task.rename)
+    if column is None:
         notes.append(f"{table.name} has no column '{task.label_column}': without labels it is no test set")
         return None
-    if table.rows and set(label_texts(table, at)) == {"-1"}:
+    if table.rows and set(label_texts(table, column)) == {"-1"}:
         notes.append(f"{table.name} has the label -1 in every row: without labels it is no test set")
         return None
-    return bind(table, task)
+    return label_rows(table, task)
 
 
 def _find(folder: Path, stems: list[str]) -> list[Path]:
-    """Find the one file with one of the stems, or all shards of one (`train-00000-of-00002.parquet`)."""
-    found = [p for stem in stems for suffix in files.SUFFIXES if (p := folder / f"{stem}{suffix}").is_file()]
+    """Return the file with one of the stems, or all shards of one (`train-00000-of-00002.parquet`)."""
+    there = [p for stem in stems for suffix in files.SUFFIXES if os.path.lexists(p := folder / f"{stem}{suffix}")]
+    found = [p for p in there if p.is_file()]
+    if there and not found:
+        what = "a folder" if there[0].is_dir() else "a link that leads nowhere" if there[0].is_symlink() else "no file"
+        raise UserError(f"{there[0]}: this is {what}; a file is needed")
     if len(found) > 1:
-        raise UserError(f"{folder}: {listed(p.name for p in found)}: only one of these can be meant; remove the others")
+        raise UserError(f"{folder}: {join(p.name for p in found)}: only one of these may be there; remove the others")
     return found or [p for stem in stems for p in _shards(folder, stem)]
 
 

@@ -1,35 +1,58 @@
-"""Rows from the Hugging Face hub (or a hub-like server named by HF_ENDPOINT), or from its local cache."""
+"""Load rows from the Hugging Face hub, a server with its interface (HF_ENDPOINT), or the local cache."""
 
+import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mezo_cli import endpoint
-from mezo_cli.data.files import class_name, from_records
-from mezo_cli.data.source import Source
-from mezo_cli.data.table import Rows, bind
+from mezo_cli.config.schema import TaskConfig
+from mezo_cli.data.files import class_name, table_from_rows
+from mezo_cli.data.table import LabelledRows, Source, label_rows
 from mezo_cli.errors import UserError
-from mezo_cli.schema import TaskConfig
+from mezo_cli.hub import hub_url, is_offline, is_reachable
+
+log = logging.getLogger("mezo")
 
 
 def open_source(task: TaskConfig) -> Source:
-    """Load the splits that `task.hub` names; ClassLabel integers become their names at once.
+    """Return the splits that `task.hub` names. ClassLabel integers are replaced by their names.
 
-    Raises `UserError` when the data set cannot be had, with what was looked for and how to run without it.
+    Raises:
+        UserError: when the data set cannot be loaded; the line says what was tried and how to run without it.
     """
     hub = task.hub
     if hub.path is None:
         raise UserError(f"task '{task.name}' has no data set on the hub (task.hub.path); use data=files data.dir=PATH")
-    train = _rows(task, hub.train)
-    dev = _rows(task, hub.dev) if hub.dev else None
-    test = _rows(task, hub.test) if hub.test else None
-    return Source(train, dev, test)
+    cache_only = is_offline() or not (Path(hub.path).is_dir() or is_reachable())
+    loaded = {split: _load(task, split, cache_only) for split in (hub.train, hub.dev, hub.test) if split}
+    revision = _find_commit(loaded[hub.train])
+    if cache_only and not is_offline():
+        log.warning(
+            "warning: %s does not answer: data set %s is read from the local cache, at commit %s",
+            hub_url(),
+            hub.path,
+            revision or "unknown",
+        )
+    rows = {split: _rows(task, split, dataset) for split, dataset in loaded.items()}
+    return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
 
 
-def _rows(task: TaskConfig, split: str) -> Rows:
-    dataset = _load(task, split)
+def cached_files(task: TaskConfig) -> list[Path]:
+    """Return the files in the local cache of the splits that `task.hub` names."""
+    splits = [split for split in (task.hub.train, task.hub.dev, task.hub.test) if split]
+    return [Path(file["filename"]) for split in splits for file in _load(task, split, cache_only=True).cache_files]
+
+
+def _find_commit(dataset: Any) -> str | None:
+    """Return the commit that a loaded data set came from, which names its folder in the cache; None if unknown."""
+    names = [Path(file["filename"]).parent.name for file in dataset.cache_files]
+    return next((name for name in names if re.fullmatch("[0-9a-f]{40}", name)), None)
+
+
+def _rows(task: TaskConfig, split: str, dataset: Any) -> LabelledRows:
     columns = list(dataset.column_names)
     batch = dataset.with_format(None)[:]
     values = []
@@ -38,36 +61,35 @@ def _rows(task: TaskConfig, split: str) -> Rows:
         values.append([class_name(value, names) for value in batch[column]] if names else batch[column])
     name = "/".join(part for part in (task.hub.path, task.hub.name, split) if part)
     rows = list(zip(*values, strict=True))
-    return bind(from_records(name, f"hub data set {name}", columns, rows, (tuple(task.hub.labels),)), task)
+    return label_rows(table_from_rows(name, f"hub data set {name}", columns, rows, (tuple(task.hub.labels),)), task)
 
 
-def _load(task: TaskConfig, split: str) -> Any:
-    """Call `datasets.load_dataset`; every failure of it is one of the surroundings, told in one line."""
-    import datasets  # heavy, and needed for this source only
+def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:
+    """Call `datasets.load_dataset`, and raise a `UserError` of one line for any failure of it."""
+    import datasets  # slow to import, and needed here only
 
     hub = task.hub
     assert hub.path is not None
-    cache_only = endpoint.switched_off() or not (Path(hub.path).is_dir() or endpoint.answers())
     try:
-        with _quiet(datasets), _switched_offline(datasets) if cache_only else nullcontext():
+        with _no_progress_bars(datasets), _offline_mode(datasets) if cache_only else nullcontext():
             return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
-    except Exception as error:  # the families of datasets, huggingface_hub, httpx and pyarrow all arrive here
+    except Exception as error:  # exceptions of datasets, huggingface_hub, httpx and pyarrow
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         if cache_only and isinstance(error, OSError):  # ConnectionError, FileNotFoundError
-            reason = "HF_HUB_OFFLINE is set" if endpoint.switched_off() else "the server does not answer"
-            reason += ", and the cache does not have it"
+            reason = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
+            reason += f", and the local cache lacks {hub.path}; with a network: mezo fetch task={task.name} model=..."
         what = hub.path + (f" ({hub.name})" if hub.name else "") + (f" at {hub.revision}" if hub.revision else "")
         raise UserError(
-            f"data=hub: cannot load data set {what}, split {split}, from {endpoint.address()}: {reason}; "
+            f"data=hub: cannot load data set {what}, split {split}, from {hub_url()}: {reason}; "
             "to run offline: experiment=demo, or data=files data.dir=PATH"
         ) from error
 
 
 @contextmanager
-def _switched_offline(datasets: Any) -> Iterator[None]:
-    """Set the libraries' own offline switches, for a server that does not answer.
+def _offline_mode(datasets: Any) -> Iterator[None]:
+    """Set the libraries' offline switches, for a server that does not answer.
 
-    Without this they try again for half a minute, with a page of warnings, before they turn to the cache.
+    Without them the libraries retry for half a minute, with many warnings, before they use the cache.
     """
     from huggingface_hub import constants
 
@@ -80,8 +102,8 @@ def _switched_offline(datasets: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars where nobody watches."""
+def _no_progress_bars(datasets: Any) -> Iterator[None]:
+    """Turn the progress bars of `datasets` off if stderr is no terminal."""
     if sys.stderr.isatty() or datasets.are_progress_bars_disabled():
         yield
         return

@@ -1,99 +1,118 @@
-"""From a source to the rows of train, dev and test: one plan, which `load` reads and `export` writes."""
+"""Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them."""
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
 from mezo_cli.data import demo, fewshot, folder, hub
-from mezo_cli.data.source import Source
-from mezo_cli.data.table import Rows
-from mezo_cli.errors import UserError, listed
-from mezo_cli.schema import DataConfig, Example, Splits, TaskConfig
+from mezo_cli.data.table import LabelledRows, Source
+from mezo_cli.errors import UserError, join
+
+log = logging.getLogger("mezo")
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """Some rows of a table, in the order in which they are used."""
 
-    rows: Rows
-    chosen: list[int]
+    rows: LabelledRows
+    indices: list[int]
 
     def examples(self) -> list[Example]:
-        """Build the examples of this part only."""
-        return [self.rows.example(i) for i in self.chosen]
+        """Return the examples of the subset."""
+        return [self.rows.example(i) for i in self.indices]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which rows are train, dev and test; `official` is the table that test was taken from."""
+class Selection:
+    """The rows of train, dev and test; `test` is None if there is none. `revision` is that of the source."""
 
-    train: Part
-    dev: Part
-    test: Part | None
+    train: Subset
+    dev: Subset
+    test: Subset | None
     notes: list[str] = field(default_factory=list)
+    revision: str | None = None
 
 
-def plan(task: TaskConfig, data: DataConfig, seed: int) -> Plan:
-    """Open the source and choose the rows.
+def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
+    """Open the data source and select the rows of train, dev and test.
 
-    - `data.shots` given: the reference's few-shot rules on train; test is the official dev set (.tsv) or the test set.
-    - a source with labelled train, dev and test: used as it is (a prepared k-shot folder, the demo).
-    - otherwise: dev is held out of train, test is the test set or else the official dev set, or there is none.
+    - With `data.shots`: the reference's few-shot rules on train; test is the official dev set (.tsv) or the test set.
+    - A source with labelled train, dev and test rows is used as it is (a prepared k-shot folder, the demo).
+    - Otherwise dev is held out of train; test is the test set, else the official dev set, else there is none.
 
-    `data.train_size` rows of train are drawn uniformly, with dev beside them where it comes out of train;
-    `data.eval_limit` then caps dev and test. Raises `UserError` for whatever is wrong with the data.
+    With `data.train_size`, that many rows of train are drawn uniformly, and dev with them if it comes from train.
+    `data.eval_limit` caps dev and test at the end.
+
+    Raises:
+        UserError: for settings that exclude each other, and for missing or damaged data.
     """
     if data.shots is not None and data.train_size is not None:
         raise UserError(
             f"data.shots={data.shots} and data.train_size={data.train_size}: give one of them; shots counts the rows "
             "of each class, train_size those of all"
         )
-    source = _open(task, data)
+    source = _open_source(task, data)
     notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
-        chosen = fewshot.few_shot(source.train.labels, data.shots, seed)
-        train, dev = (Part(source.train, rows) for rows in chosen)
+        splits = fewshot.few_shot(source.train.labels, data.shots, seed)
+        train, dev = (Subset(source.train, indices) for indices in splits)
         official = source.test if source.test is not None else source.dev
-        test = Part(official, fewshot.reference_test(len(official))) if official is not None else None
-        notes += [*_short(task, "train", train, data.shots), *_short(task, "dev", dev, data.shots)]
+        test = Subset(official, fewshot.reference_test(len(official))) if official is not None else None
+        notes += [*_short_classes(task, "train", train, data.shots), *_short_classes(task, "dev", dev, data.shots)]
     elif source.dev is not None and source.test is not None:
-        train, dev, test = _whole(source.train), _whole(source.dev), _whole(source.test)
+        train, dev, test = _all_rows(source.train), _all_rows(source.dev), _all_rows(source.test)
         if data.train_size is not None:
-            train, _ = _drawn(source.train, data.train_size, 0, seed)
+            train, _ = _sample(source.train, data.train_size, 0, seed)
     else:
         if data.train_size is None:
             train, dev = _held_out(source.train, data.dev_size, seed)
         else:
-            train, dev = _drawn(source.train, data.train_size, data.dev_size, seed)
+            train, dev = _sample(source.train, data.train_size, data.dev_size, seed)
         official = source.test if source.test is not None else source.dev
-        test = _whole(official) if official is not None else None
+        test = _all_rows(official) if official is not None else None
         origin = official.table.name if official is not None else "none"
-        notes.append(f"dev: {len(dev.chosen)} rows held out of {source.train.table.name}; test: {origin}")
+        notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
     if data.shots is None:
-        notes += _missing(task, train)
-    dev = Part(dev.rows, fewshot.limit(dev.chosen, data.eval_limit))
-    test = Part(test.rows, fewshot.limit(test.chosen, data.eval_limit)) if test is not None else None
-    return Plan(train, dev, test, notes)
+        notes += _missing_classes(task, train)
+    dev = Subset(dev.rows, fewshot.limit(dev.indices, data.eval_limit))
+    test = Subset(test.rows, fewshot.limit(test.indices, data.eval_limit)) if test is not None else None
+    return Selection(train, dev, test, notes, source.revision)
 
 
 def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
-    """Read the rows of a run as `Example`s: texts in the order of `task.columns`, the label's index.
+    """Return the rows of a run as `Example`s: texts in the order of `task.columns`, and the label's index.
 
-    `seed` is `data.seed`, or the run's where that is null. Warnings are in `Splits.notes`.
-    Raises `UserError` (file, line, what is allowed) for everything that is wrong with the data, and when dev or train
-    would be empty.
+    `seed` is the config's `data_seed`. Warnings are in `Splits.notes`.
+
+    Raises:
+        UserError: for missing or damaged data, and if train or dev would be empty; the line names file and line number.
     """
-    planned = plan(task, data, seed)
-    for name, part in (("train", planned.train), ("dev", planned.dev)):
-        if not part.chosen:
-            why = f" (data.shots={data.shots}; {'; '.join(planned.notes)})" if data.shots else ""
-            raise UserError(f"{part.rows.table.path}: no rows are left for {name}, which training needs{why}")
-    train, dev = planned.train.examples(), planned.dev.examples()
-    test = planned.test.examples() if planned.test is not None else None
-    return Splits(train, dev, test, _fingerprint(train, dev, test), planned.notes)
+    selected = select_rows(task, data, seed)
+    for name, subset in (("train", selected.train), ("dev", selected.dev)):
+        if not subset.indices:
+            why = f" (data.shots={data.shots}; {'; '.join(selected.notes)})" if data.shots else ""
+            raise UserError(f"{subset.rows.table.path}: no rows are left for {name}, which training needs{why}")
+    train, dev = selected.train.examples(), selected.dev.examples()
+    test = selected.test.examples() if selected.test is not None else None
+    return Splits(train, dev, test, _fingerprint(train, dev, test), selected.notes, selected.revision)
 
 
-def _open(task: TaskConfig, data: DataConfig) -> Source:
+def load_splits(config: Config) -> Splits:
+    """Load the splits of a run, and log their notes as warnings.
+
+    Raises:
+        UserError: as `load`.
+    """
+    splits = load(config.task, config.data, config.data_seed)
+    for note in splits.notes:
+        log.warning("note   %s", note)
+    return splits
+
+
+def _open_source(task: TaskConfig, data: DataConfig) -> Source:
     if data.name != "files" and data.dir is not None:
         raise UserError(f"data.dir={data.dir} is read by data=files only, not by data={data.name}")
     if data.name == "files":
@@ -101,48 +120,48 @@ def _open(task: TaskConfig, data: DataConfig) -> Source:
     return demo.open_source(task) if data.name == "demo" else hub.open_source(task)
 
 
-def _whole(rows: Rows) -> Part:
-    return Part(rows, list(range(len(rows))))
+def _all_rows(rows: LabelledRows) -> Subset:
+    return Subset(rows, list(range(len(rows))))
 
 
-def _held_out(rows: Rows, size: int, seed: int) -> tuple[Part, Part]:
+def _held_out(rows: LabelledRows, size: int, seed: int) -> tuple[Subset, Subset]:
     if len(rows) < 2:
-        raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold a dev set out of it")
+        raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
     train, dev = fewshot.hold_out(rows.labels, size, seed)
-    return Part(rows, train), Part(rows, dev)
+    return Subset(rows, train), Subset(rows, dev)
 
 
-def _drawn(rows: Rows, train: int, dev: int, seed: int) -> tuple[Part, Part]:
+def _sample(rows: LabelledRows, train: int, dev: int, seed: int) -> tuple[Subset, Subset]:
     if len(rows) < train + dev:
-        beside = f" and data.dev_size={dev}" if dev else ""
-        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for data.train_size={train}{beside}")
-    chosen = fewshot.draw(len(rows), train, dev, seed)
-    return Part(rows, chosen[0]), Part(rows, chosen[1])
+        more = f" and data.dev_size={dev}" if dev else ""
+        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for data.train_size={train}{more}")
+    splits = fewshot.sample(len(rows), train, dev, seed)
+    return Subset(rows, splits[0]), Subset(rows, splits[1])
 
 
-def _short(task: TaskConfig, name: str, part: Part, shots: int) -> list[str]:
-    """Name the classes with fewer rows than were asked for."""
-    labels = [part.rows.labels[i] for i in part.chosen]
+def _short_classes(task: TaskConfig, name: str, subset: Subset, shots: int) -> list[str]:
+    """Return a note that names the classes with fewer than `shots` rows."""
+    labels = [subset.rows.labels[i] for i in subset.indices]
     counts = [(label, labels.count(i)) for i, label in enumerate(task.labels)]
     short = [f"'{label}' {count}" for label, count in counts if count < shots]
-    return [f"{name}: fewer than {shots} rows for class {listed(short)}"] if short else []
+    return [f"{name}: fewer than {shots} rows for class {join(short)}"] if short else []
 
 
-def _missing(task: TaskConfig, train: Part) -> list[str]:
-    seen = {train.rows.labels[i] for i in train.chosen}
+def _missing_classes(task: TaskConfig, train: Subset) -> list[str]:
+    seen = {train.rows.labels[i] for i in train.indices}
     missing = [f"'{label}'" for i, label in enumerate(task.labels) if i not in seen]
-    return [f"train: no rows for class {listed(missing)}"] if missing else []
+    return [f"train: no rows for class {join(missing)}"] if missing else []
 
 
 def _fingerprint(*splits: list[Example] | None) -> str:
-    """Digest texts and labels of all splits with sha256; no text contains NUL, so that no two data sets collide."""
+    """Return the sha256 over the texts and labels of all splits. No text contains NUL: the encoding is unambiguous."""
     digest = hashlib.sha256()
     for examples in splits:
-        digest.update(_digestible(examples).encode())
+        digest.update(_encode(examples).encode())
     return digest.hexdigest()
 
 
-def _digestible(examples: Iterable[Example] | None) -> str:
+def _encode(examples: Iterable[Example] | None) -> str:
     if examples is None:
         return "none\0\0"
     return "".join("\0".join(e.texts) + f"\0{e.label}\0" for e in examples) + "\0"

@@ -1,16 +1,16 @@
-"""The rows of one file or hub split, and what a task makes of them: texts, and a label for each row."""
+"""Hold the rows of one file or hub split, and find the task's texts and labels in them."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mezo_cli.errors import UserError, did_you_mean, listed
-from mezo_cli.schema import Example, TaskConfig
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.errors import UserError, did_you_mean, join
 
 
 class _Absent:
-    """The value of a key that a JSON object does not have; null is another matter."""
+    """The value of a key that a JSON object does not have, as opposed to null."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -21,55 +21,57 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as they were read, in file order; a row is cut into fields only when one of them is wanted.
+    """Rows as they were read, in file order. A row is split into fields only when a field is needed.
 
-    `split(row)` gives the row's fields in the order of `columns`, `line(row)` its line in an export, with its line
-    end. `places` counts lines of the file (or rows, where a format has no lines) from 1.
+    `split(row)` returns the row's fields in the order of `columns`, `line(row)` its line in an export, with its line
+    end. `line_numbers` are those in the file (or row numbers, if the format has no lines), from 1.
     """
 
     name: str  # short, for Example.where: "train.tsv"
     path: str  # as the user gave it, for error lines
-    suffix: str  # of the file an export writes: .tsv, .csv or .jsonl
+    suffix: str  # of an exported file: .tsv, .csv or .jsonl
     columns: list[str]
     rows: Sequence[Any]
-    places: Sequence[int]
+    line_numbers: Sequence[int]
     split: Callable[[Any], Sequence[Any]]
     line: Callable[[Any], str]
-    header: str = ""  # the line an export starts with
-    by_line: bool = True
-    numbers_mean: bool = False  # label numbers could follow another order than the task's: say how they are read
-    guessed: bool = False  # the columns were not read but taken from task.files.columns
-    extra_labels: tuple[tuple[str, ...], ...] = ()  # spellings of the labels that hold besides task.labels
+    header: str = ""  # the first line of an export
+    has_lines: bool = True
+    ambiguous_numbers: bool = False  # label numbers may follow another order than the task's: note how they are read
+    default_columns: bool = False  # the columns are task.files.columns, since the file has no header
+    label_spellings: tuple[tuple[str, ...], ...] = ()  # of the labels in this source, besides task.labels
 
-    def where(self, i: int) -> str:
-        """Name row `i` shortly: `train.tsv:17`, or `train.parquet row 17`."""
-        return self.name + (f":{self.places[i]}" if self.by_line else f" row {self.places[i]}")
+    def location(self, i: int) -> str:
+        """Return where row `i` is, in short: `train.tsv:17`, or `train.parquet row 17`."""
+        return self.name + (f":{self.line_numbers[i]}" if self.has_lines else f" row {self.line_numbers[i]}")
 
-    def place(self, i: int) -> str:
-        """Name row `i` in an error line, with the path as the user gave it."""
-        return self.path + (f":{self.places[i]}" if self.by_line else f" row {self.places[i]}")
+    def error_location(self, i: int) -> str:
+        """Return where row `i` is, for an error line: with the path as the user gave it."""
+        return self.path + (f":{self.line_numbers[i]}" if self.has_lines else f" row {self.line_numbers[i]}")
 
-    def find(self, column: str, rename: dict[str, str]) -> int | None:
-        """Give the position of the first source column that `rename` maps to `column`, or else of `column` itself.
+    def find_column(self, column: str, rename: dict[str, str]) -> int | None:
+        """Return the index of the first source column that `rename` maps to `column`, or else of `column` itself.
 
-        The renamed one wins: a hub data set may hold class numbers in `label` beside the names in `label_text`.
-        Raises `UserError` when the name stands twice in the header.
+        The renamed one wins: a hub data set may have class numbers in `label` and the names in `label_text`.
+
+        Raises:
+            UserError: when the name occurs twice in the header.
         """
         sources = [source for source, target in rename.items() if target == column]
         for name in [*sources, column]:
             if self.columns.count(name) > 1:
-                raise UserError(f"{self.path}: column '{name}' stands {self.columns.count(name)} times in the header")
+                raise UserError(f"{self.path}: column '{name}' occurs {self.columns.count(name)} times in the header")
             if name in self.columns:
                 return self.columns.index(name)
         return None
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A table seen through a task: a label index for every row, and the positions of the texts."""
+class LabelledRows:
+    """A table with the label index of every row, and the columns of the texts."""
 
     table: Table
-    text_at: list[int]
+    text_columns: list[int]
     labels: list[int]
     notes: list[str] = field(default_factory=list)
 
@@ -77,100 +79,121 @@ class Rows:
         return len(self.labels)
 
     def example(self, i: int) -> Example:
-        """Build row `i`. Texts are taken as they are, never stripped. Raises `UserError` for what is no text."""
+        """Return row `i`. Texts are not stripped.
+
+        Raises:
+            UserError: for a value that is not a text.
+        """
         table = self.table
         fields = table.split(table.rows[i])
-        texts = tuple(fields[at] for at in self.text_at)
-        for at, text in zip(self.text_at, texts, strict=True):
+        texts = tuple(fields[column] for column in self.text_columns)
+        for column, text in zip(self.text_columns, texts, strict=True):
             if not isinstance(text, str):
-                raise UserError(f"{table.place(i)}: column '{table.columns[at]}' is {_shown(text)}, a text is needed")
-            if "\0" in text or not _encodes(text):
-                bad = "a NUL character" if "\0" in text else "half of a surrogate pair"
-                raise UserError(f"{table.place(i)}: column '{table.columns[at]}' contains {bad}")
-        return Example(texts, self.labels[i], table.where(i))
+                name = table.columns[column]
+                raise UserError(f"{table.error_location(i)}: column '{name}' is {_describe(text)}, not a text")
+            if "\0" in text or not _is_utf8(text):
+                bad = "a NUL character" if "\0" in text else "an unpaired surrogate"
+                raise UserError(f"{table.error_location(i)}: column '{table.columns[column]}' contains {bad}")
+        return Example(texts, self.labels[i], table.location(i))
 
     def lines(self, rows: Iterable[int]) -> Iterable[str]:
-        """Give the lines of an export of these rows, without the header."""
+        """Return the lines of an export of these rows, without the header."""
         return (self.table.line(self.table.rows[i]) for i in rows)
 
 
-def bind(table: Table, task: TaskConfig) -> Rows:
-    """Find the task's columns in `table` and map every row's label by name.
+@dataclass(frozen=True)
+class Source:
+    """The labelled rows of one data source.
 
-    Raises `UserError` for a missing column (it lists those present), a damaged or an unlabelled row, an unknown label,
-    and a table without rows, each with file and line.
+    `dev` and `test` are None where the source has none. `revision` is the commit of a data set on the hub.
     """
-    at = {}
+
+    train: LabelledRows
+    dev: LabelledRows | None = None
+    test: LabelledRows | None = None
+    notes: list[str] = field(default_factory=list)
+    revision: str | None = None
+
+
+def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
+    """Return the table with the task's text columns and the label index of every row. Labels are mapped by name.
+
+    Raises:
+        UserError: for a missing column, a damaged row, a row without a label, an unknown label, and a table without
+            rows; the line names file and line number.
+    """
+    indices = {}
     for column in [*task.columns, task.label_column]:
-        found = table.find(column, task.rename)
-        if found is None:
+        index = table.find_column(column, task.rename)
+        if index is None:
             near = did_you_mean(column, table.columns)
-            hint = f"a column of another name is mapped by +task.rename.ITS_NAME={column}"
+            hint = f"to use a column of another name: +task.rename.ITS_NAME={column}"
             raise UserError(
                 f"{table.path}: no column '{column}', which task '{task.name}' needs; "
-                f"there are: {listed(table.columns)}{near}; {hint}"
+                f"the columns are: {join(table.columns)}{near}; {hint}"
             )
-        at[column] = found
+        indices[column] = index
     if not table.rows:
         raise UserError(f"{table.path}: no rows")
-    values = label_texts(table, at[task.label_column])
+    values = label_texts(table, indices[task.label_column])
     notes = []
     kept = [i for i, value in enumerate(values) if value not in task.skip_labels] if task.skip_labels else []
     if task.skip_labels and len(kept) < len(values):
-        notes.append(f"{table.name}: {len(values) - len(kept)} rows left out, labelled {listed(task.skip_labels)}")
-        table = replace(table, rows=[table.rows[i] for i in kept], places=[table.places[i] for i in kept])
+        notes.append(f"{table.name}: {len(values) - len(kept)} rows left out, with label {join(task.skip_labels)}")
+        table = replace(table, rows=[table.rows[i] for i in kept], line_numbers=[table.line_numbers[i] for i in kept])
         values = [values[i] for i in kept]
         if not values:
             raise UserError(f"{table.path}: no row has a label")
     ids = _label_ids(table, task, values)
-    if table.numbers_mean and (numbers := sorted({(v, i) for v, i in zip(values, ids, strict=True) if v.isdecimal()})):
-        read_as = listed(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
+    numbers = sorted({(value, i) for value, i in zip(values, ids, strict=True) if value.isdecimal()})
+    if table.ambiguous_numbers and numbers:
+        read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
-    return Rows(table, [at[column] for column in task.columns], ids, notes)
+    return LabelledRows(table, [indices[column] for column in task.columns], ids, notes)
 
 
-def label_texts(table: Table, at: int) -> list[str]:
-    """Give every row's label as text; fields of a .tsv are taken off the stripped line, as the reference does."""
-    last = at == len(table.columns) - 1
+def label_texts(table: Table, column: int) -> list[str]:
+    """Return every row's label as text. In a .tsv it is a field of the stripped line, as in the reference."""
+    last = column == len(table.columns) - 1
     values = []
     for i, row in enumerate(table.rows):
         if isinstance(row, str):
-            value = row.rpartition("\t")[2] if last else row.split("\t", at + 1)[at]
+            value = row.rpartition("\t")[2] if last else row.split("\t", column + 1)[column]
             values.append(value.strip())
             continue
-        value = table.split(row)[at]
+        value = table.split(row)[column]
         if value is ABSENT or value is None:
-            raise UserError(f"{table.place(i)}: no label in column '{table.columns[at]}'")
+            raise UserError(f"{table.error_location(i)}: no label in column '{table.columns[column]}'")
         values.append(value if isinstance(value, str) else json.dumps(value, default=str))
     return values
 
 
 def _spellings(table: Table, task: TaskConfig, values: set[str]) -> dict[str, int]:
-    """Join task.labels, which wins, with the spellings that hold for this kind of source: spelling -> label index.
+    """Return spelling -> label index, from task.labels (which wins) and the spellings of this kind of source.
 
-    A list of another length belongs to other labels than the user's (`task.labels` given on the command line) and is
-    left aside; one of the same length must have the same order, or its numbers would silently mean other labels.
+    A list of another length does not belong to the user's `task.labels` and is ignored. One of the same length must
+    have the same order, or its numbers would silently mean other labels.
     """
     known = {label: i for i, label in enumerate(task.labels)}
     for key, spellings in (("files", task.files.labels), ("hub", task.hub.labels)):
         swapped = [one for i, one in enumerate(spellings) if known.get(one, i) != i]
         if swapped and len(spellings) == len(task.labels):
             raise UserError(
-                f"task '{task.name}': task.labels and task.{key}.labels have '{swapped[0]}' at different places; "
+                f"task '{task.name}': task.labels and task.{key}.labels have '{swapped[0]}' at different positions; "
                 "give both in the same order"
             )
-    for extra in table.extra_labels:
-        for i, label in enumerate(extra if len(extra) == len(task.labels) else ()):
+    for other in table.label_spellings:
+        for i, label in enumerate(other if len(other) == len(task.labels) else ()):
             if known.setdefault(label, i) != i and label in values:
                 raise UserError(
                     f"{table.path}: label '{label}' means '{task.labels[known[label]]}' in one of the task's lists and "
-                    f"'{task.labels[i]}' in another; write the labels as {listed(task.labels)}"
+                    f"'{task.labels[i]}' in another; write the labels as {join(task.labels)}"
                 )
     return known
 
 
 def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
-    """Look the labels up by name."""
+    """Return the label index of every row."""
     found = set(values)
     known = _spellings(table, task, found)
     unknown = found - known.keys()
@@ -178,18 +201,18 @@ def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
         return [known[value] for value in values]
     i = next(i for i, value in enumerate(values) if value in unknown)
     if values[i] == "-1":
-        raise UserError(f"{table.place(i)}: label -1 marks a row without a label; this file cannot be used with labels")
+        raise UserError(f"{table.error_location(i)}: label -1 marks a row without a label")
     hint = ""
-    if table.guessed and table.places[i] == 1:
-        hint = f"; if line 1 is a header, it must name {listed([*task.columns, task.label_column])}"
+    if table.default_columns and table.line_numbers[i] == 1:
+        hint = f"; if line 1 is a header, it must name {join([*task.columns, task.label_column])}"
     raise UserError(
-        f"{table.place(i)}: unknown label {values[i]!r} for task '{task.name}'; "
-        f"allowed: {listed(known)}{did_you_mean(values[i], known)}{hint}"
+        f"{table.error_location(i)}: unknown label {values[i]!r} for task '{task.name}'; "
+        f"allowed: {join(known)}{did_you_mean(values[i], known)}{hint}"
     )
 
 
-def _encodes(text: str) -> bool:
-    """Tell whether the text can be written as UTF-8 (JSON can spell lone surrogates)."""
+def _is_utf8(text: str) -> bool:
+    """Return whether the text can be encoded as UTF-8 (JSON can contain unpaired surrogates)."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -197,6 +220,6 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def _shown(value: Any) -> str:
-    """Name a value that is no text."""
+def _describe(value: Any) -> str:
+    """Return what a value is that is not a text, for an error line."""
     return "missing" if value is ABSENT else "null" if value is None else f"the {type(value).__name__} {value!r}"

@@ -1,19 +1,25 @@
-"""Models: a checkpoint's model and tokenizer, what of it is tuned, what a start holds beside its base."""
+"""Load and save models and tokenizers, add adapters, and save the initial weights that no checkpoint contains."""
 
-from mezo_cli.models.heads import untie
-from mezo_cli.models.loading import Loaded, at, load, load_tokenizer, pick_device, save
-from mezo_cli.models.starts import check_fingerprint, fingerprint, keep, restore
+from mezo_cli.models.device import pick_device
+from mezo_cli.models.initial_state import check_fingerprint, fingerprint, load_initial_state, save_initial_state
+from mezo_cli.models.kind import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
+from mezo_cli.models.loading import LoadedModel, load, load_tokenizer, save, with_path
+from mezo_cli.models.output_head import untie
 
 __all__ = [
-    "Loaded",
-    "at",
+    "CAUSAL_LM",
+    "MASKED_LM",
+    "SEQUENCE_CLASSIFIER",
+    "LoadedModel",
+    "ModelKind",
     "check_fingerprint",
     "fingerprint",
-    "keep",
     "load",
+    "load_initial_state",
     "load_tokenizer",
     "pick_device",
-    "restore",
     "save",
+    "save_initial_state",
     "untie",
+    "with_path",
 ]

@@ -1,20 +1,20 @@
-"""Parameter-efficient tuning (PEFT): which few tensors are tuned, and how they are saved without the model.
+"""Parameter-efficient fine-tuning (PEFT): train a few tensors, and save them without the model.
 
-The `peft` library puts them into the model and writes them, one config a method (`METHODS`):
+The `peft` library inserts the tensors and saves them. There is one builder per method (`ADAPTERS`):
 
-    lora    low-rank updates B A of query and value (paper: r 8, alpha 16), or of every matrix of the layers
-    prefix  keys and values before every row's own; prefix.py
-    head    what stands behind the body; the copy that is tuned leaves a tied decoder's input embeddings as they were
+    lora    low-rank updates B A of the query and value matrices (paper: r 8, alpha 16), or of every matrix of a layer
+    prefix  keys and values before those of the text, in every layer (prefix.py)
+    head    the output head; a copy is trained, so the input embeddings that it may be tied to stay unchanged
     bias    the bias terms (Zaken et al. 2022, arXiv 2106.10199)
 
-A classification head (objective `cls`) is tuned and saved with each. Nothing is ever merged into the weights below:
-a merged LoRA would not see A and B move. `peft` is imported when a run asks for it.
+A classification head is trained and saved with each of them. A LoRA is never merged into the base weights: forwards
+with perturbed A and B would then not see the perturbation. `peft` is imported only when a run asks for an adapter.
 """
 
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,16 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError
-from mezo_cli.models import Loaded, prefix
-from mezo_cli.models.starts import fingerprint
-from mezo_cli.schema import ModelConfig, PeftConfig
+from mezo_cli.models import prefix
+from mezo_cli.models.initial_state import fingerprint
+from mezo_cli.models.loading import LoadedModel
+from mezo_cli.models.parameter_names import base_name
 
-WEIGHTS, BASE = "adapter_model.safetensors", "mezo_base"  # the file, and its note of what it stands on
-TASK_TYPES = {"cls": "SEQ_CLS", "lm": "CAUSAL_LM"}  # as `peft` calls them; it has none for masked LMs
-# What families call the projections to queries and values; GPT-2's (c_attn) and GPT-NeoX's are fused with the keys'.
+WEIGHTS = "adapter_model.safetensors"
+BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata
+# Names of the query and value projections in model families; those of GPT-2 (c_attn) and GPT-NeoX hold the keys too.
 QUERY_VALUE = (
     ("query", "value"),
     ("q_proj", "v_proj"),
@@ -42,44 +44,47 @@ QUERY_VALUE = (
     ("c_attn",),
     ("query_key_value",),
 )
-SHOWN = 6  # names of tensors in a line
-COPIES = re.compile(r"\.(modules_to_save\.default|original_module|base_layer|default)(?=\.)")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The tuned tensors of a model. `base` is the fingerprint of the checkpoint that they stand on."""
+    """The trained tensors of a model.
+
+    Attributes:
+        peft: the model inside peft's wrapper.
+        base: fingerprint of the base checkpoint.
+    """
 
     peft: Any
     base: str
 
     def save(self, folder: Path) -> None:
-        """Write the adapter alone, in the layout that `peft` reads."""
+        """Write the adapter alone, in the layout that `peft` loads."""
         from peft import get_peft_model_state_dict
 
         folder.mkdir(parents=True, exist_ok=True)
         state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
-        apart = {name: value.detach().cpu().clone() for name, value in state.items()}  # tied ones are stored twice
-        safetensors.torch.save_file(apart, folder / WEIGHTS, metadata={BASE: self.base})
+        copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
+        safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: self.base})
         self.peft.peft_config["default"].save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
-        """Take the tensors of a saved adapter.
+        """Load the tensors of a saved adapter.
 
         Raises:
-            UserError: when they are damaged, or were tuned on another base or by another method.
+            UserError: when the file is damaged, or was trained on another base or with other settings.
         """
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         path = folder / WEIGHTS
         try:
             with safetensors.safe_open(path, "pt") as file:
-                base = (file.metadata() or {}).get(BASE)
-                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+                base = (file.metadata() or {}).get(BASE_FINGERPRINT)
+                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged or missing: {error}") from error
         if base != self.base:
-            raise UserError(f"{path} was tuned on other weights than these: model.path has changed")
+            raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
         wanted = {
             name: v.shape for name, v in get_peft_model_state_dict(self.peft, save_embedding_layers=False).items()
         }
@@ -88,143 +93,121 @@ class Adapter:
         set_peft_model_state_dict(self.peft, stored)
 
 
-def attach(loaded: Loaded, config: PeftConfig, model: ModelConfig, objective: str, seed: int) -> None:
-    """Put an adapter into a loaded model, freeze everything else, and note it as `loaded.adapter`.
+def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: int) -> None:
+    """Insert an adapter into a loaded model, freeze all other parameters, and set `loaded.adapter`.
 
     Args:
-        loaded: a model; its `fresh` names then are those of the adapter's start, too.
+        loaded: a model. The adapter's parameters are added to its `fresh` names.
         config: the method and its settings; `none` leaves the model as it is.
-        model: where the base came from, for those who load the adapter with it.
-        objective: mlm, cls or lm.
-        seed: draws A of a LoRA and the tokens of a prefix.
+        model: the base checkpoint, which the saved adapter names.
+        seed: draws A of a LoRA, and the tokens that a prefix starts from.
 
     Raises:
-        UserError: for a family that the method does not serve.
+        UserError: for a model family that the method does not support.
     """
     if config.name == "none":
         return
-    name = f"model.path={model.path}: {type(loaded.model).__name__}"
-    base, before = fingerprint(loaded.model, leaving=loaded.fresh), set(dict(loaded.model.named_parameters()))
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    base, before = fingerprint(loaded.model, exclude=loaded.fresh), set(dict(loaded.model.named_parameters()))
+    with _ignore_warnings(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh adapter {seed}".encode()))
-        wrapped = METHODS[config.name](loaded, config, TASK_TYPES.get(objective), name)
-    settings = wrapped.peft_config["default"]
-    settings.inference_mode = True  # as every saved adapter is
-    if isinstance(getattr(settings, "target_modules", None), set):
-        settings.target_modules = sorted(settings.target_modules)  # a set would be saved in any order
-    if settings.modules_to_save is not None:
-        settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
-    if model.path != "demo" and not Path(model.path).is_dir():  # a hub id, not the cache's folder
-        settings.base_model_name_or_path, settings.revision = model.path, model.revision
+        wrapped = ADAPTERS[config.name](loaded, config, f"model.path={model.path}: {type(loaded.model).__name__}")
+    _set_saved_config(wrapped.peft_config["default"], model)
     for module in loaded.model.modules():
         if hasattr(module, "original_module"):
             module.original_module.requires_grad_(False)
-        if hasattr(module, "cast_input_dtype_enabled"):  # the weights that the lens shows have the inputs' dtype
+        if hasattr(module, "cast_input_dtype_enabled"):  # the perturbed weights have the inputs' dtype already
             module.cast_input_dtype_enabled = False
-    names = [n for n, _ in loaded.model.named_parameters()]
-    loaded.fresh = [n for n in names if plain(n) in loaded.fresh or plain(n) not in before]
+    names = [name for name, _ in loaded.model.named_parameters()]
+    loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
     loaded.adapter = Adapter(wrapped.eval(), base)
 
 
-def plain(name: str) -> str:
-    """Return a parameter's name without what `peft` puts between: that of the base model's tensor, where it has one."""
-    return COPIES.sub("", name)
-
-
-def size(model: nn.Module) -> int:
-    """Return the number of scalars in a model; the untuned original of a tuned copy does not count."""
-    return sum(p.numel() for name, p in model.named_parameters() if ".original_module." not in name)
-
-
-def told(names: Iterable[str]) -> str:
-    """Return tensors' names in short: all layers as one, and names that differ in one place as one in braces."""
-    rows = [tuple(re.sub(r"\.\d+\.", ".*.", plain(name)).split(".")) for name in names]
-    for place in range(1, max(map(len, rows)) + 1):  # from the end
-        groups: dict[Any, dict[str, None]] = {}
-        for row in rows:
-            head, part, tail = row[:-place], row[-place:][:1], row[len(row) - place + 1 :]
-            groups.setdefault((head, tail), {})[part[0] if len(row) >= place else ""] = None
-        rows = [
-            (*head, next(iter(parts)) if len(parts) == 1 else f"{{{','.join(parts)}}}", *tail)
-            for (head, tail), parts in groups.items()
-        ]
-    shown = [".".join(part for part in row if part) for row in rows]
-    return ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+def _set_saved_config(settings: Any, model: ModelConfig) -> None:
+    """Set what `adapter_config.json` says, in an order that does not change from run to run."""
+    settings.inference_mode = True  # as in every saved adapter
+    if isinstance(getattr(settings, "target_modules", None), set):
+        settings.target_modules = sorted(settings.target_modules)
+    if settings.modules_to_save is not None:
+        settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
+    if model.path != "demo" and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
+        settings.base_model_name_or_path, settings.revision = model.path, model.revision
 
 
 # --- the methods ---
 
 
-def _lora(loaded: Loaded, config: PeftConfig, task_type: str | None, name: str) -> Any:
+def _lora(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     import peft
 
     assert config.r is not None
     assert config.alpha is not None
-    matrices = _matrices(loaded.model)
-    called = sorted({path.rpartition(".")[2] for path in matrices})
-    targets: list[str] | str = next((list(names) for names in QUERY_VALUE if set(names) <= set(called)), [])
+    matrices = _layer_matrices(loaded.model)
+    last_parts = sorted({path.rpartition(".")[2] for path in matrices})
+    targets: list[str] | str = next((list(names) for names in QUERY_VALUE if set(names) <= set(last_parts)), [])
     if config.targets == "attention_feed_forward":
-        targets = rf".*\.\d+\.(.*\.)?({'|'.join(called)})" if called else []
+        targets = rf".*\.\d+\.(.*\.)?({'|'.join(last_parts)})" if last_parts else []
     if not targets:
-        raise UserError(f"{name} is a family that is not served by peft=lora peft.targets={config.targets}")
+        raise UserError(f"{name} is a model family that peft=lora peft.targets={config.targets} does not support")
     settings = peft.LoraConfig(
-        task_type=task_type,
+        task_type=loaded.kind.task_type,
         r=config.r,
         lora_alpha=config.alpha,
         target_modules=targets,
-        modules_to_save=_fresh_head(loaded, task_type),
+        modules_to_save=_classifier_modules(loaded),
         fan_in_fan_out=any(isinstance(matrix, Conv1D) for matrix in matrices.values()),
     )
     return peft.get_peft_model(loaded.model, settings)
 
 
-def _prefix(loaded: Loaded, config: PeftConfig, task_type: str | None, name: str) -> Any:
+def _prefix(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     import peft
 
     assert config.length is not None
     model, tokenizer = loaded.model, loaded.tokenizer
     words = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     ids = torch.tensor(words)[torch.randint(len(words), (config.length,))].to(loaded.device)
-    body = prefix.way_in(model)
+    body = prefix.find_cached_forward(model)
     if body is None:
         raise UserError(
-            f"{name} is a family that is not served by peft=prefix: its layers take no keys and values from outside; "
-            "take peft=lora, or a model like RoBERTa, BERT, OPT, GPT-2 or Llama"
+            f"{name} is a model family that peft=prefix does not support: it takes no past_key_values; use peft=lora, "
+            "or a model like RoBERTa, BERT, OPT, GPT-2 or Llama"
         )
     if config.length >= tokenizer.model_max_length:
-        most = f"takes {tokenizer.model_max_length} tokens"
-        raise UserError(f"peft.length={config.length}: {name} {most}, so none would be left for the text")
+        raise UserError(
+            f"peft.length={config.length}: {name} takes {tokenizer.model_max_length} tokens, so none would be left for "
+            "the text"
+        )
     with torch.no_grad():
-        start, shape = prefix.activations(body, ids)
+        key_values, shape = prefix.compute_key_values(body, ids)
     settings = peft.PrefixTuningConfig(
-        task_type=task_type or "FEATURE_EXTRACTION",  # without one, peft's own forward would leave the prefix out
+        task_type=loaded.kind.task_type or "FEATURE_EXTRACTION",  # with None, peft's own forward ignores the prefix
         num_virtual_tokens=config.length,
         num_layers=shape[0],
         num_attention_heads=shape[1],
         token_dim=shape[1] * shape[2],
         num_transformer_submodules=1,
-        modules_to_save=_fresh_head(loaded, task_type),
+        modules_to_save=_classifier_modules(loaded),
     )
     wrapped = peft.get_peft_model(model, settings)
     encoder: Any = wrapped.prompt_encoder["default"]
-    encoder.load_prompt_embeddings(start)
+    encoder.load_prompt_embeddings(key_values)
     prefix.Prefix(body, encoder.embedding, shape)
-    model.add_module("prefix", encoder.embedding)  # so that its name is one of the model's own
+    model.add_module("prefix", encoder.embedding)  # gives its parameter a name in the model
     tokenizer.model_max_length -= config.length
     return wrapped
 
 
-def _head(loaded: Loaded, config: PeftConfig, task_type: str | None, name: str) -> Any:
-    return _without_targets(loaded, task_type, modules_to_save=_fresh_head(loaded, task_type) or _behind_body(loaded))
+def _head(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+    return _without_targets(loaded, modules_to_save=_classifier_modules(loaded) or _head_modules(loaded))
 
 
-def _bias(loaded: Loaded, config: PeftConfig, task_type: str | None, name: str) -> Any:
-    if not any(n.endswith(".bias") for n, _ in loaded.model.named_parameters()):
-        raise UserError(f"{name} has no bias terms: peft=bias has nothing to tune")
-    return _without_targets(loaded, task_type, bias="all", modules_to_save=_fresh_head(loaded, task_type))
+def _bias(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+    if not any(parameter.endswith(".bias") for parameter, _ in loaded.model.named_parameters()):
+        raise UserError(f"{name} has no bias terms: peft=bias has nothing to train")
+    return _without_targets(loaded, bias="all", modules_to_save=_classifier_modules(loaded))
 
 
-METHODS: dict[str, Callable[[Loaded, PeftConfig, str | None, str], Any]] = {
+ADAPTERS: dict[str, Callable[[LoadedModel, PeftConfig, str], Any]] = {
     "lora": _lora,
     "prefix": _prefix,
     "head": _head,
@@ -232,20 +215,20 @@ METHODS: dict[str, Callable[[Loaded, PeftConfig, str | None, str], Any]] = {
 }
 
 
-def _without_targets(loaded: Loaded, task_type: str | None, **settings: Any) -> Any:
-    """Tune biases or whole modules: to `peft`, what stands beside a LoRA, here one that changes no matrix."""
+def _without_targets(loaded: LoadedModel, **settings: Any) -> Any:
+    """Train biases or whole modules: in `peft` these are options of a LoRA, here of one without target matrices."""
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
-    config = peft.LoraConfig(task_type=task_type, target_modules=DUMMY_TARGET_MODULES, **settings)
+    config = peft.LoraConfig(task_type=loaded.kind.task_type, target_modules=DUMMY_TARGET_MODULES, **settings)
     return peft.get_peft_model(loaded.model, config)
 
 
-# --- what there is in a model ---
+# --- modules of a model ---
 
 
-def _matrices(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> matrix of everything multiplied with inside the layers (which are numbered)."""
+def _layer_matrices(model: nn.Module) -> dict[str, nn.Module]:
+    """Return path -> linear module, for all inside the numbered layers."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -253,8 +236,8 @@ def _matrices(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _behind_body(loaded: Loaded) -> list[str]:
-    """Return the paths of the modules with weights that stand behind the body."""
+def _head_modules(loaded: LoadedModel) -> list[str]:
+    """Return the paths of the modules with parameters outside the body."""
     body = loaded.model.base_model_prefix
     return [
         path
@@ -263,18 +246,18 @@ def _behind_body(loaded: Loaded) -> list[str]:
     ]
 
 
-def _fresh_head(loaded: Loaded, task_type: str | None) -> list[str] | None:
-    """Return the paths of a classification head, with a pooler that no checkpoint gave; None where there is none."""
-    if task_type != "SEQ_CLS":
+def _classifier_modules(loaded: LoadedModel) -> list[str] | None:
+    """Return the paths of the classification head and of new poolers; None for a model without such a head."""
+    if not loaded.kind.has_classifier:
         return None
     body = f"{loaded.model.base_model_prefix}."
     poolers = {".".join(name.split(".")[:2]) for name in loaded.fresh if name.startswith(body)}
-    return [*_behind_body(loaded), *sorted(poolers)]
+    return [*_head_modules(loaded), *sorted(poolers)]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep `peft`'s notes off the terminal: that a tied decoder is copied is what is wanted."""
+def _ignore_warnings() -> Iterator[None]:
+    """Ignore peft's warnings: that a tied output layer is copied is intended."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,10 +1,11 @@
-"""Models: tokenizer and model of a checkpoint, on a device; what may be missing in it and what may not.
+"""Load the model and the tokenizer of a checkpoint, and save them.
 
-A checkpoint without its head over the vocabulary is refused for `mlm` and `lm`: a head left at random gives plausible,
-wrong results. A fresh classification head (`cls`) is drawn from the run's seed.
+A checkpoint without its head over the vocabulary is refused: a random head gives plausible but wrong results. A new
+classification head is drawn from the run's seed.
 """
 
 import dataclasses
+import json
 import logging
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,215 +18,263 @@ import torch
 import transformers
 from torch import nn
 
-from mezo_cli.errors import UserError, listed
-from mezo_cli.models.fetch import fetch
-from mezo_cli.schema import ModelConfig
+from mezo_cli.config.schema import ModelConfig
+from mezo_cli.errors import UserError, join
+from mezo_cli.models.device import pick_device
+from mezo_cli.models.download import fetch, hub_commit, weight_files
+from mezo_cli.models.kind import ModelKind
+from mezo_cli.models.stored_tensors import check_dtypes, check_unused
+from mezo_cli.system import is_device_error
 
 log = logging.getLogger("mezo")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-KINDS: dict[str, Any] = {
-    "mlm": transformers.AutoModelForMaskedLM,
-    "cls": transformers.AutoModelForSequenceClassification,
-    "lm": transformers.AutoModelForCausalLM,
-}
-CALLED = {"mlm": "masked-LM", "cls": "sequence-classification", "lm": "causal-LM"}
 
 
 @dataclass
-class Loaded:
-    """A model in eval mode (dropout off) with its tokenizer.
+class LoadedModel:
+    """A model in eval mode, without dropout, and its tokenizer.
 
-    `fresh` names the tensors that no checkpoint gave, `fresh_rows` those of which only some rows are such: together
-    what a start holds that the base model does not.
-
-    `adapter` (an `adapters.Adapter`) holds what is tuned where that is not the whole model.
+    Attributes:
+        kind: the kind of the model.
+        compute_dtype: the dtype that forwards compute in.
+        fresh: names of the parameters that the base checkpoint does not contain: a new head, an adapter.
+        fresh_rows: name -> row numbers, of parameters of which only these rows differ from the base checkpoint.
+        adapter: the `adapters.Adapter` that is trained; None when the whole model is.
+        revision: the commit on the hub that was loaded; None for a local folder.
     """
 
     model: Any
     tokenizer: Any
+    kind: ModelKind
     device: torch.device
     compute_dtype: torch.dtype
     fresh: list[str] = field(default_factory=list)
     fresh_rows: dict[str, list[int]] = field(default_factory=dict)
     adapter: Any = None
+    revision: str | None = None
 
     @property
-    def uses_segments(self) -> bool:
-        """Whether the model tells first from second sentences by token_type_ids."""
+    def uses_token_type_ids(self) -> bool:
+        """Whether the model marks a pair's second sentence by token_type_ids."""
         return "token_type_ids" in self.tokenizer.model_input_names
 
     @property
     def pad_id(self) -> int:
-        """What fills a row up. A decoder's tokenizer may have no token for it; any will do: no real token sees it."""
+        """The token id of padding. Without a padding token any id will do: no other token attends to padding."""
         pad = self.tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
 
-def load(config: ModelConfig, objective: str, labels: Sequence[str], seed: int) -> Loaded:
-    """Load tokenizer and model for an objective.
+def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
+    """Load the tokenizer and the model of a checkpoint.
 
     Args:
         config: path (hub id, local folder, or `demo`), device, dtypes.
-        objective: `mlm`, `cls` or `lm`.
-        labels: the classes, in the task's order, for `cls`.
-        seed: draws a fresh classification head.
+        kind: the kind of model to load.
+        labels: the classes of a classification head, in the task's order.
+        seed: draws a new classification head.
 
     Raises:
-        UserError: when nothing is found, when weights are missing (for `mlm` and `lm` the head, too), are not
-            safetensors or do not fit, and when tokenizer and model do not go together.
+        UserError: when the checkpoint is not found, when weights are missing, are not safetensors or have other
+            shapes than config.json says, and when tokenizer and model do not belong together.
     """
     device = pick_device(config.device)
     folder = fetch(config)
-    tokenizer = _tokenizer(folder, config.path, objective)
-    options = {"num_labels": len(labels)} if objective == "cls" else {}
-    with _explained(config.path, objective), _quiet(), torch.random.fork_rng(devices=[]):
+    with _explain_errors(config.path, folder / "config.json"), _quiet():
+        stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = _load_tokenizer(folder, config.path, kind)
+    options = {"num_labels": len(labels)} if kind.has_classifier else {}
+    with _explain_errors(config.path, folder / "config.json", kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
-        theirs = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if objective == "lm":
-            _refuse_encoder(theirs, config.path)
-        model, report = KINDS[objective].from_pretrained(
+        if kind.is_decoder:
+            _check_decoder(stored, config.path)
+        model, report = getattr(transformers, kind.auto_class).from_pretrained(
             folder,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are judged below
+            ignore_mismatched_sizes=True,  # `_check_missing` reports them
             **options,
         )
-    resized = {
-        key: f"{list(stored)} in the checkpoint, {list(needed)} here"
-        for key, stored, needed in report["mismatched_keys"]
+    mismatched = {
+        key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
+        for key, in_file, needed in report["mismatched_keys"]
     }
-    fresh = sorted({*report["missing_keys"], *resized})
-    _check_fresh(fresh, resized, model, objective, config.path)
-    if objective == "cls":
-        _name_classes(model, theirs, labels, fresh, config.path)
-    _fit(tokenizer, model, objective, config.path)
+    fresh = sorted({*report["missing_keys"], *mismatched})
+    check_unused(report["unexpected_keys"], model, config.path)
+    _check_missing(fresh, mismatched, model, kind, config.path)
+    check_dtypes(weight_files(folder, config.path), model, config.path)
+    if kind.has_classifier:
+        _name_classes(model, stored, labels, fresh, config.path)
+    _check_vocabulary(tokenizer, model, config.path)
+    tokenizer.model_max_length = _max_length(tokenizer, model, kind)
     model.eval()
-    return Loaded(model.to(device), tokenizer, device, DTYPES[config.compute_dtype], fresh)
+    dtype = DTYPES[config.compute_dtype]
+    return LoadedModel(model.to(device), tokenizer, kind, device, dtype, fresh, revision=hub_commit(folder))
 
 
-def load_tokenizer(config: ModelConfig, objective: str) -> Any:
+def load_tokenizer(config: ModelConfig, kind: ModelKind) -> Any:
     """Load the tokenizer alone.
 
     Raises:
-        UserError: when it is not found, or has no padding token, which every objective but `lm` needs.
+        UserError: when it is not found, or has no padding token and the model kind needs one.
     """
-    return _tokenizer(fetch(config, weights=False), config.path, objective)
+    return _load_tokenizer(fetch(config, weights=False), config.path, kind)
 
 
-def _tokenizer(folder: Path, path: str, objective: str) -> Any:
-    with _explained(path), _quiet():
+def save(loaded: LoadedModel, folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face layout (safetensors), or the adapter alone when one is trained."""
+    if loaded.adapter is not None:
+        loaded.adapter.save(folder)
+        return
+    with _quiet():
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+
+
+def with_path(config: ModelConfig, folder: str) -> ModelConfig:
+    """Return the config with `folder` as the path of its checkpoint."""
+    return dataclasses.replace(config, path=folder, revision=None)
+
+
+# --- checks of a checkpoint ---
+
+
+def _load_tokenizer(folder: Path, path: str, kind: ModelKind) -> Any:
+    with _explain_errors(path, folder / "tokenizer.json"), _quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if tokenizer.pad_token_id is None and objective != "lm":
-        raise UserError(f"model.path={path}: its tokenizer has no padding token (a decoder goes with objective=lm)")
+    if tokenizer.pad_token_id is None and not kind.is_decoder:
+        raise UserError(f"model.path={path}: its tokenizer has no padding token (for a decoder use objective=lm)")
     return tokenizer
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` takes cuda, then cpu.
-
-    Raises:
-        UserError: when this machine does not have it.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"model.device={name}: not a device; allowed: auto, cpu, cuda, cuda:N, mps") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA devices")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("model.device=mps: this machine has no MPS device")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UserError(f"model.device={name}: not a device; allowed: auto, cpu, cuda, cuda:N, mps")
-    return device
-
-
-def _refuse_encoder(theirs: Any, path: str) -> None:
-    """Refuse a model whose tokens see what follows them: transformers would load it as a decoder all the same."""
-    encoder = type(theirs) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not theirs.is_decoder
-    if encoder or theirs.is_encoder_decoder:
-        kind = "sequence-to-sequence" if theirs.is_encoder_decoder else "masked-LM"
-        instead = "" if theirs.is_encoder_decoder else "; this one goes with objective=mlm"
+def _check_decoder(stored: Any, path: str) -> None:
+    """Refuse an encoder and a sequence-to-sequence model: transformers would load them as decoders without an error."""
+    is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not stored.is_decoder
+    if is_encoder or stored.is_encoder_decoder:
+        kind = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
+        hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"
         raise UserError(
-            f"model.path={path}: a {kind} model ({theirs.model_type}), and objective=lm needs a decoder, such as "
-            f"model=opt-125m{instead}"
+            f"model.path={path}: a {kind} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
+            f"{hint}"
         )
 
 
-def _check_fresh(fresh: list[str], resized: dict[str, str], model: Any, objective: str, path: str) -> None:
-    """Refuse weights that are missing or misshapen where the checkpoint should have had them; tell of a fresh head."""
+def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, kind: ModelKind, path: str) -> None:
+    """Refuse weights that are missing or have another shape, except those of a classification head and of poolers."""
     body = f"{model.base_model_prefix}."
-    lacking = [key for key in fresh if "pooler" not in key and (objective != "cls" or key.startswith(body))]
-    if not lacking:
-        if fresh and objective == "cls":
-            why = ", ".join(f"{key}: {shape}" for key, shape in resized.items())
-            log.warning("a fresh classification head, drawn from the seed: %s%s", listed(fresh), why and f" ({why})")
+    missing = [key for key in fresh if "pooler" not in key and (not kind.has_classifier or key.startswith(body))]
+    if not missing:
+        if fresh and kind.has_classifier:
+            why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
+            log.warning("a new classification head, drawn from the seed: %s%s", join(fresh), why and f" ({why})")
         return
-    first = lacking[0]
-    if first in resized:
-        raise UserError(f"model.path={path}: {first} does not fit its config.json: {resized[first]}")
-    if objective != "cls" and not any(key.startswith(body) for key in lacking):
+    first = missing[0]
+    if first in mismatched:
+        raise UserError(f"model.path={path}: {first} does not fit its config.json: {mismatched[first]}")
+    if not kind.has_classifier and not any(key.startswith(body) for key in missing):
         raise UserError(
-            f"model.path={path}: the checkpoint has no {CALLED[objective]} head ({first} is missing), and "
-            f"objective={objective} never uses a random one; give a checkpoint with its head, or objective=cls"
+            f"model.path={path}: the checkpoint has no {kind.description} head ({first} is missing), and a random one "
+            "would give wrong scores; use a checkpoint with its head, or objective=cls"
         )
-    raise UserError(f"model.path={path}: the checkpoint lacks {len(lacking)} tensors, first {first}")
+    raise UserError(f"model.path={path}: the checkpoint lacks {len(missing)} tensors, first {first}")
 
 
-def _name_classes(model: Any, theirs: Any, labels: Sequence[str], fresh: list[str], path: str) -> None:
-    """Give the model's config the task's class names; refuse a trained head that has them in another order."""
-    known = [str(theirs.id2label[i]) for i in sorted(theirs.id2label)]
+def _name_classes(model: Any, stored: Any, labels: Sequence[str], fresh: list[str], path: str) -> None:
+    """Write the task's class names to the model's config; refuse a trained head that has them in another order."""
+    known = [str(stored.id2label[i]) for i in sorted(stored.id2label)]
     trained = all("pooler" in key for key in fresh)
     if trained and [k.casefold() for k in known] != [name.casefold() for name in labels]:
         if {k.casefold() for k in known} == {name.casefold() for name in labels}:
             raise UserError(
-                f"model.path={path}: its classes are in the order {listed(known)}, the task's are {listed(labels)}; "
+                f"model.path={path}: its classes are in the order {join(known)}, the task's are {join(labels)}; "
                 "put task.labels in the checkpoint's order"
             )
-        log.warning("the checkpoint's classes (%s) are taken as %s, in this order", listed(known), listed(labels))
+        log.warning("the checkpoint's classes (%s) are taken as %s, in this order", join(known), join(labels))
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 
 
-def _fit(tokenizer: Any, model: Any, objective: str, path: str) -> None:
-    """Check that the model has an embedding for every token, and note how long its rows may be."""
+def _check_vocabulary(tokenizer: Any, model: Any, path: str) -> None:
+    """Refuse a tokenizer with more tokens than the model has embeddings."""
     rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         raise UserError(
-            f"model.path={path}: its tokenizer has {tokens} tokens but the model embeds {rows}: they do not go together"
+            f"model.path={path}: its tokenizer has {tokens} tokens but the model embeds {rows}: they do not belong"
+            " together"
         )
+
+
+def _max_length(tokenizer: Any, model: Any, kind: ModelKind) -> int:
+    """Return the most tokens that both the tokenizer and the model's position embeddings allow."""
+    limits = [tokenizer.model_max_length]
     longest = getattr(model.config, "max_position_embeddings", None)
-    if objective == "lm" and longest:
-        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
+    if kind.is_decoder and longest:
+        limits.append(longest)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
-            # RoBERTa's family counts positions from behind its padding index.
+            # RoBERTa's family counts positions from the one after its padding index.
             first = 0 if table.padding_idx is None else table.padding_idx + 1
-            tokenizer.model_max_length = min(tokenizer.model_max_length, table.num_embeddings - first)
+            limits.append(table.num_embeddings - first)
+    return min(limits)
+
+
+# --- transformers' errors and output ---
 
 
 @contextmanager
-def _explained(path: str, objective: str = "") -> Iterator[None]:
-    """Tell in one line what transformers raises while it reads a folder."""
+def _explain_errors(path: str, file: Path, kind: ModelKind | None = None) -> Iterator[None]:
+    """Turn what transformers raises while it reads a folder into one line.
+
+    Args:
+        path: of the checkpoint.
+        file: the JSON file that is read first: config.json, or tokenizer.json (which need not exist).
+        kind: of the model that is loaded; None for a config or a tokenizer.
+    """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # OSError, ValueError, KeyError and its own: what a broken or foreign folder brings
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if objective and first.startswith("Unrecognized configuration class"):
-            first = f"transformers has no {CALLED[objective]} model of its kind"
-        raise UserError(f"model.path={path} could not be loaded: {first}") from error
+    except Exception as error:  # a broken folder gives OSError, ValueError, KeyError and transformers' own
+        if is_device_error(error):
+            raise
+        raise UserError(f"model.path={path} could not be loaded: {_reason(error, file, kind)}") from error
+
+
+def _reason(error: Exception, file: Path, kind: ModelKind | None) -> str:
+    """Return in one line why a checkpoint could not be loaded."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, KeyError) and error.args:
+        word = error.args[0]
+        settings = [key for key, value in _read_json(file).items() if value == word]
+        if settings:  # such as an activation function that does not exist
+            return f"{file.name} sets {settings[0]} to {word!r}, which transformers does not know"
+        return f"{file.name} lacks {word!r}"
+    if not lines:
+        return f"{type(error).__name__} from {file.name}"
+    if kind is not None and lines[0].startswith("Unrecognized configuration class"):
+        return f"transformers has no {kind.description} model of its kind"
+    if lines[0].endswith(":"):  # the reason is in the next line
+        return " ".join(lines[:2])
+    # AttributeError, TypeError, ...: the text alone does not say what it is about.
+    known = isinstance(error, (OSError, ValueError, RuntimeError)) and not isinstance(error, json.JSONDecodeError)
+    return lines[0] if known else f"{file.name} is damaged or does not belong to it ({lines[0]})"
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' loading report and bars off the terminal; what matters in them is checked here."""
+    """Silence transformers' loading report and progress bars; the checks above report what matters."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -235,18 +284,3 @@ def _quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
-
-
-def save(loaded: Loaded, folder: Path) -> None:
-    """Write weights and tokenizer in Hugging Face layout (safetensors), or the adapter alone where there is one."""
-    if loaded.adapter is not None:
-        loaded.adapter.save(folder)
-        return
-    with _quiet():
-        loaded.model.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
-
-
-def at(config: ModelConfig, folder: str) -> ModelConfig:
-    """Return the config with its weights read from `folder`."""
-    return dataclasses.replace(config, path=folder, revision=None)

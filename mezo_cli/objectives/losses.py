@@ -1,6 +1,4 @@
-"""What is minimised: a loss of the labels' scores, [rows, labels], and the right labels, [rows]."""
-
-from collections.abc import Callable
+"""The losses: from the labels' scores, [rows, labels], and the right labels, [rows], to a scalar."""
 
 import torch
 import torch.nn.functional as F
@@ -8,17 +6,17 @@ from torch import Tensor
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the right label among the labels."""
+    """Return the mean negative log-likelihood of the right label among the labels."""
     return F.cross_entropy(logits, labels)
 
 
 def accuracy_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 - accuracy of the batch: piecewise constant, no gradient needed (paper, section 3.3)."""
+    """Return 1 - accuracy of the batch: piecewise constant, without a gradient (paper, section 3.3)."""
     return 1.0 - (logits.argmax(dim=-1) == labels).float().mean()
 
 
 def f1_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 - F1 of the batch: of label 1 with two labels, macro-averaged with more; 0/0 counts as 0."""
+    """Return 1 - F1 of the batch: of label 1 with two labels, macro-averaged with more; 0/0 counts as 0."""
     predicted = logits.argmax(dim=-1)
     classes = [1] if logits.shape[-1] == 2 else list(range(logits.shape[-1]))
     scores = []
@@ -27,10 +25,3 @@ def f1_loss(logits: Tensor, labels: Tensor) -> Tensor:
         both = (predicted == label).sum() + (labels == label).sum()
         scores.append(2 * hits / both.clamp(min=1))
     return 1.0 - torch.stack(scores).mean()
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross_entropy": cross_entropy,
-    "accuracy": accuracy_loss,
-    "f1": f1_loss,
-}

@@ -1,37 +1,41 @@
-"""The first-order baselines, by backpropagation: AdamW (the paper's FT, its appendix D) and SGD.
+"""First-order baselines, by backpropagation: AdamW (the paper's FT, its appendix D) and SGD.
 
-They run on the loop, data, batches and metrics of the others, and are the only methods that may spend memory on
-activations and gradients: a gradient of theta's size and, for AdamW, two moments of it, for SGD with momentum one.
-There is no trajectory: a run goes on from the checkpoint `last`, which holds the moments beside the weights.
+They use the same loop, data, batches and metrics as MeZO, but also need memory for activations and for a gradient of
+theta's size, and AdamW for two moments, SGD with momentum for one.
+There is no trajectory: a run resumes from the checkpoint `last`, which has the moments beside the weights.
 
     AdamW   m <- b1 m + (1 - b1) grad,  v <- b2 v + (1 - b2) grad^2,
             theta <- (1 - lr wd) theta - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + adam_eps)
             (Loshchilov and Hutter 2019, arXiv 1711.05101; with wd = 0 Adam, Kingma and Ba 2015, arXiv 1412.6980)
     SGD     m <- momentum m + grad + wd theta,  theta <- theta - lr m        (torch.optim.SGD: the decay goes into m)
 
-A gradient longer than `max_grad_norm` is scaled down to it first, as in the reference's trainer (null: never). Weight
-decay acts on every tensor. The weights, and what is done with them here, stay in float32 where the forward computes in
-bfloat16. Dropout is the model's own, or `dropout` (see dropout.py).
+The gradient's norm is first clipped to `max_grad_norm`, as in the reference's trainer (null: never). Weight decay acts
+on every tensor. The weights and their updates stay in float32 where the forward computes in bfloat16. The dropout rate
+is the model's own, or `dropout` (see dropout.py).
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
-
+from mezo_cli.config.schema import OptimizerConfig, Setting
 from mezo_cli.errors import UserError
-from mezo_cli.optim.step import LossFn, learning_rate
-from mezo_cli.params import Params
-from mezo_cli.schema import OptimizerConfig
+from mezo_cli.optim.base import LossFn, StatefulOptimizer, learning_rate
+from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, DROPOUT, LR, MAX_GRAD_NORM, MOMENTUM, SCHEDULE, WEIGHT_DECAY
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mezo_cli.perturb.forward import PerturbedForward
+    from mezo_cli.perturb.params import Params
 
 
 @dataclass(frozen=True)
 class GradientResult:
-    """What one step by backpropagation saw: the loss before it, and the gradient's norm before it was clipped."""
+    """The scalars of one step: the loss before it, and the gradient's norm before clipping."""
 
     loss: float
     grad_norm: float
@@ -39,73 +43,84 @@ class GradientResult:
 
     @property
     def projected_grads(self) -> list[float]:
-        """None: the step cannot be replayed from scalars."""
+        """Empty: the step cannot be replayed from scalars."""
         return []
 
     def scalars(self) -> dict[str, float]:
-        """Return what a line of metrics.jsonl says of the step."""
+        """Return the fields of the step's line in metrics.jsonl."""
         return {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
 
 
-class FirstOrder:
-    """A method of torch.optim. Its state follows from no scalars: `save` writes it, `load` takes it up again."""
+class FirstOrder(StatefulOptimizer):
+    """An optimizer of torch.optim, given the gradient of the loss."""
+
+    settings: ClassVar[tuple[Setting, ...]] = (LR, WEIGHT_DECAY, SCHEDULE, MAX_GRAD_NORM, DROPOUT)
+    needs_backward = True
 
     def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
-        self._torch: torch.optim.Optimizer | None = None  # made at the first step, when the live tensors are known
+        self._torch: torch.optim.Optimizer | None = None  # made at the first step, over the trainable tensors
         self._names: dict[Tensor, str] = {}
         self._loaded: dict[str, Tensor] = {}
 
-    def make(self, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's optimizer over the live tensors."""
-        raise NotImplementedError
+    @abstractmethod
+    def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
+        """Return torch's optimizer over the trainable tensors."""
 
     def passes(self, steps: int) -> dict[str, int]:
-        """One forward and one backward a step."""
+        """Return one forward and one backward per step."""
         return {"forwards": steps, "backwards": steps}
 
-    @torch.enable_grad()
-    def step(self, params: Params, loss_fn: LossFn, step: int) -> GradientResult:
-        """Do step number `step` (from 0). `loss_fn` gives the loss of one fixed batch, to be differentiated."""
+    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> GradientResult:
+        """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch, with its graph."""
+        import torch
+
         config, lr = self.config, learning_rate(self.config, step, self.steps)
-        optimizer = self._torch or self._begin(params)
-        loss = loss_fn()
+        optimizer = self._torch or self._begin(forward.params)
         norm = math.nan
+        with torch.enable_grad():
+            loss = loss_fn()
         if math.isfinite(loss.item()):
             loss.backward()
             limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
             norm = float(torch.nn.utils.clip_grad_norm_(list(self._names), limit))
-        if math.isfinite(norm):  # the loop stops a run where it is not; theta is left as it was
+        if math.isfinite(norm):  # else theta is left as it was, and the loop ends the run
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return GradientResult(loss.item(), norm, lr)
 
-    def _begin(self, params: Params) -> torch.optim.Optimizer:
+    def _begin(self, params: "Params") -> "torch.optim.Optimizer":
         self._names = {p: name for name, p in params.tensors.items()}
         self._torch = self.make(list(params.tensors.values()))
         for p, name in self._names.items():
-            held = {key.split(":", 1)[0]: value for key, value in self._loaded.items() if key.split(":", 1)[1] == name}
-            if held:  # `step` is a count that torch keeps on the CPU
-                self._torch.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in held.items()}
+            state = {key.split(":", 1)[0]: value for key, value in self._loaded.items() if key.split(":", 1)[1] == name}
+            if state:  # torch keeps `step`, a count, on the CPU
+                self._torch.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
         self._loaded = {}
         return self._torch
 
-    def save(self, path: Path) -> None:
-        """Write the moments and counts as safetensors named `KIND:PARAMETER`; what was loaded, before any step."""
+    def save_state(self, path: Path) -> None:
+        """Write moments and counts as safetensors named `KIND:PARAMETER`; before any step, what was loaded."""
+        import safetensors.torch
+
         state = self._loaded
         if self._torch is not None:
-            held = {name: self._torch.state.get(p, {}) for p, name in self._names.items()}
-            state = {f"{key}:{name}": v for name, values in held.items() for key, v in values.items() if v is not None}
+            of_each = {name: self._torch.state.get(p, {}) for p, name in self._names.items()}
+            state = {
+                f"{key}:{name}": v for name, values in of_each.items() for key, v in values.items() if v is not None
+            }
         safetensors.torch.save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, path)
 
-    def load(self, path: Path) -> None:
-        """Take up what `save` wrote, before the first step.
+    def load_state(self, path: Path) -> None:
+        """Read what `save_state` wrote, before the first step.
 
         Raises:
             UserError: when the file is missing or damaged.
         """
+        import safetensors.torch
+
         try:
             self._loaded = safetensors.torch.load_file(path)
         except (safetensors.SafetensorError, OSError) as error:
@@ -113,10 +128,15 @@ class FirstOrder:
 
 
 class AdamW(FirstOrder):
-    """Adam with decoupled weight decay: the paper's FT, which decays nothing."""
+    """Adam with decoupled weight decay: the paper's FT, with weight decay 0."""
 
-    def make(self, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    title = "FT"
+    settings = (*FirstOrder.settings, BETA1, BETA2, ADAM_EPS)
+
+    def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's AdamW."""
+        import torch
+
         c = self.config
         return torch.optim.AdamW(
             tensors, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.adam_eps, weight_decay=c.weight_decay
@@ -124,9 +144,14 @@ class AdamW(FirstOrder):
 
 
 class Sgd(FirstOrder):
-    """Stochastic gradient descent, with heavy-ball momentum where `momentum` is above 0."""
+    """Stochastic gradient descent, with heavy-ball momentum if `momentum` is above 0."""
 
-    def make(self, tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    title = "FT-SGD"
+    settings = (*FirstOrder.settings, MOMENTUM)
+
+    def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's SGD."""
+        import torch
+
         c = self.config
         return torch.optim.SGD(tensors, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)

@@ -1,27 +1,13 @@
-"""Linear probing has no step: all of it is done to the start (`init=linear_probe`, in `probing.py`).
+"""optimizer=linear_probe: a run of zero steps, whose model `init=linear_probe` has fitted before the first.
 
-It stands in the table of methods so that such a run is named, listed and compared as what it is.
+The name tells such runs apart in run directories and tables. conf/optimizer/linear_probe.yaml sets `init` and `steps`.
 """
 
-from mezo_cli.optim.step import LossFn, StepResult
-from mezo_cli.params import Params
-from mezo_cli.schema import OptimizerConfig
+from mezo_cli.optim.mezo import Mezo
 
 
-class LinearProbe:
-    """The method of no steps; `checks` refuses a config that asks it for one."""
+class LinearProbe(Mezo):
+    """MeZO of zero steps: it reads no settings, runs no forward and updates nothing."""
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
-        assert steps == 0
-
-    def step(self, params: Params, loss_fn: LossFn, step: int) -> StepResult:
-        """Never called."""
-        raise AssertionError("linear probing takes no step")
-
-    def passes(self, steps: int) -> dict[str, int]:
-        """None: the probe's own forwards are told beside it."""
-        return {"forwards": 0, "backwards": 0}
-
-    def apply(self, params: Params, records: list[tuple[int, list[float], float]]) -> None:
-        """Do the updates of no records."""
-        assert not records
+    title = "LP"
+    settings = ()

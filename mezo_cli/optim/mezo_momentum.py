@@ -1,118 +1,176 @@
-"""MeZO with momentum: the heavy ball on MeZO's estimate (paper, arXiv 2305.17333, section 2.2 and its appendix).
+"""MeZO with momentum: heavy ball on MeZO's gradient estimate (paper, arXiv 2305.17333, section 2.2 and its appendix).
 
     m_t = momentum m_(t-1) + g_t z_t,   theta <- (1 - lr wd) theta - lr m_t        (g z is the mean over n samples)
 
-as torch.optim.SGD has it, fed with g z for a gradient, but for the weight decay: it acts on theta, not on m, so that m
-follows from the scalars of the trajectory alone. No state is ever written to disk: a resumed run rebuilds it.
+This is torch.optim.SGD with g z as the gradient, except for the weight decay: it acts on theta, not on m, so that m
+follows from the scalars of the trajectory alone.
 
-`window: null` keeps m, a buffer of theta's size: one draw of z a step as without momentum. A resumed or replayed run
-rebuilds it from all steps before, one draw of z each, without a forward.
-`window: W` keeps nothing: each step draws the last W directions again and adds them up part by part of theta, W draws
-of z a step. m is then short of the steps before, by momentum^W of it (docs/methods.md has a table); a resumed run
-needs the last W - 1 records.
+`window: null` keeps m, a buffer of theta's size, and draws z once per step and sample, as MeZO does. The checkpoint
+`last` stores m. Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
+`window: W` keeps no buffer: every step draws the last W directions again and sums them block by block, so W draws per
+step. m then lacks the steps before, momentum^W of it (docs/methods.md has a table). A resumed run needs the last W - 1
+records.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
+from mezo_cli.config.schema import OptimizerConfig, StepRecord
+from mezo_cli.errors import UserError
+from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.settings import MOMENTUM, WINDOW
+from mezo_cli.perturb.noise import Direction
 
-from mezo_cli.noise import Direction
-from mezo_cli.optim.mezo import Mezo, Record
-from mezo_cli.params import Params
-from mezo_cli.schema import OptimizerConfig
+if TYPE_CHECKING:
+    from torch import Tensor
 
-AT_ONCE = 32  # steps of a replay that are done to a part of theta while it is in cache
+    from mezo_cli.perturb.params import Params
+
+STEPS_PER_PASS = 32  # steps that a replay applies to one block of theta while it is in cache
 
 
 @dataclass(frozen=True)
 class Update:
-    """One step's: m <- beta m + terms, then theta <- decay theta - rate m."""
+    """The update of one step: m <- beta m + terms, then theta <- decay theta - rate m."""
 
     terms: list[tuple[Direction, float]]
     rate: float
     decay: float
+    correction: float = 1.0  # of Adam's second moment, where it is a buffer
 
 
 class MezoMomentum(Mezo):
-    """The heavy ball. `recall` and `apply` see every step of a run once, in order."""
+    """MeZO with momentum. `rebuild_state` and `apply_updates` together need every step of a run once, in order."""
+
+    title = "MeZO-momentum"
+    settings = (*Mezo.settings, MOMENTUM, WINDOW)
+    buffers: ClassVar[tuple[str, ...]] = ("_m",)  # attributes: parameter name -> tensor
+    scalars: ClassVar[tuple[str, ...]] = ("_next",)  # attributes: numbers
 
     def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
-        self.beta = float(np.float32(self.decay_of_moment()))
-        self._next = 0  # the step that comes next
-        self._moment: dict[str, Tensor] = {}  # m, flat, where there is no window
-        self._recent: deque[Update] = deque(maxlen=(config.window or 1) - 1)  # the steps that a window still looks at
+        self.beta = to_float32(self.moment_decay())
+        self._next = 0  # the next step
+        self._m: dict[str, Tensor] = {}  # flat; empty with a window
+        self._recent: deque[Update] = deque(maxlen=(config.window or 1) - 1)  # the steps that a window still needs
 
-    def decay_of_moment(self) -> float:
-        """What the moment is multiplied by at each step."""
+    def moment_decay(self) -> float:
+        """Return the factor of m per step."""
         return self.config.momentum
 
-    def plan(self, record: Record) -> Update:
-        """Say what a step does. Called once a step, in order."""
+    def plan_update(self, record: StepRecord) -> Update:
+        """Return the update of a step. Steps must come in order, each once."""
         return Update(self.estimate(record, 1.0), record[2], 1.0 - record[2] * self.config.weight_decay)
 
-    def recall(self, params: Params, records: list[Record]) -> None:
-        """Rebuild what the steps of these records, all from the first on, left in the method's state."""
-        for updates in self._planned(records):
+    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild m, or the updates that a window needs, from all steps so far; theta stays."""
+        for updates in self._plan_in_passes(records):
             if self.config.window is None:
-                self.move(params, updates, write=False)
+                self.step_params(params, updates, write=False)
             self._recent.extend(updates)
 
-    def apply(self, params: Params, records: list[Record]) -> None:
-        """Do the updates of (step, projected_grads, lr) records: the one arithmetic of training and of replay."""
-        for updates in self._planned(records):
+    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update m and theta by each record in order."""
+        for updates in self._plan_in_passes(records):
             if self.config.window is None:
-                self.move(params, updates, write=True)
+                self.step_params(params, updates, write=True)
             else:
-                self._move_by_window(params, [*self._recent, *updates], len(updates))
+                self._step_params_by_window(params, [*self._recent, *updates], len(updates))
             self._recent.extend(updates)
 
-    def _planned(self, records: list[Record]) -> Iterator[list[Update]]:
-        for first in range(0, len(records), AT_ONCE):
-            some = records[first : first + AT_ONCE]
-            assert [step for step, _, _ in some] == list(range(self._next, self._next + len(some))), "a step is missing"
-            self._next += len(some)
-            yield [self.plan(record) for record in some]
+    def _plan_in_passes(self, records: list[StepRecord]) -> Iterator[list[Update]]:
+        for first in range(0, len(records), STEPS_PER_PASS):
+            some = records[first : first + STEPS_PER_PASS]
+            for step, _, _ in some:
+                if step != self._next:
+                    raise RuntimeError(f"momentum needs every step in order: got step {step}, expected {self._next}")
+                self._next += 1
+            yield [self.plan_update(record) for record in some]
 
-    def move(self, params: Params, updates: list[Update], write: bool) -> None:
-        """Do updates to m and, where `write`, to theta."""
+    def step_params(self, params: "Params", updates: list[Update], write: bool) -> None:
+        """Update m by each update in order and, with `write`, theta."""
+        import torch
+
         for name, start, theta in params.blocks():
-            m = self.buffer(self._moment, params, name)[start : start + len(theta)]
+            m = self.buffer(self._m, params, name)[start : start + len(theta)]
             step = torch.empty_like(theta)
             for update in updates:
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
                 params.noise.update_(name, m, update.terms, decays, start)
                 if write:
-                    take(theta, torch.mul(m, update.rate, out=step), update.decay)
+                    decay_and_subtract(theta, torch.mul(m, update.rate, out=step), update.decay)
 
-    def _move_by_window(self, params: Params, updates: list[Update], number: int) -> None:
-        """Do the last `number` of these updates to theta, each by the last `window` of its moment's terms."""
+    def _step_params_by_window(self, params: "Params", updates: list[Update], number: int) -> None:
+        """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
+        import torch
+
         window, chains = self.config.window or 1, []
         for i in range(len(updates) - number, len(updates)):
-            looked_at, share, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
-            for past in reversed(looked_at):
-                chain += [(at, c * share * updates[i].rate) for at, c in past.terms]
+            summed, share, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
+            for past in reversed(summed):
+                chain += [(direction, c * share * updates[i].rate) for direction, c in past.terms]
                 share *= self.beta
-            chains.append((chain[::-1], updates[i].decay))  # the smallest first
+            chains.append((chain[::-1], updates[i].decay))  # the smallest terms first
         for name, start, theta in params.blocks():
             step = torch.empty_like(theta)
             for chain, decay in chains:
                 params.noise.update_(name, step.zero_(), chain, [1.0] * len(chain), start)
-                take(theta, step, decay)
+                decay_and_subtract(theta, step, decay)
 
-    def buffer(self, held: dict[str, Tensor], params: Params, name: str) -> Tensor:
-        """Return a tensor's moment out of `held`, flat; zeros where there is none yet."""
-        if name not in held:
-            held[name] = torch.zeros_like(params.tensors[name].data.view(-1))
-        return held[name]
+    def buffer(self, buffers: "dict[str, Tensor]", params: "Params", name: str) -> "Tensor":
+        """Return a tensor's flat buffer; a new one is zero."""
+        import torch
+
+        theta = params.tensors[name].data.view(-1)
+        if name not in buffers:
+            buffers[name] = torch.zeros_like(theta)
+        elif buffers[name].device != theta.device:  # it was read from a file
+            buffers[name] = buffers[name].to(theta.device)
+        return buffers[name]
+
+    def save_state(self, path: Path) -> None:
+        """Write buffers and scalars as safetensors named `m:PARAMETER`. With a window there is nothing to write."""
+        import safetensors.torch
+        import torch
+
+        tensors = {
+            f"{kind.strip('_')}:{name}": buffer.cpu()
+            for kind in self.buffers
+            for name, buffer in getattr(self, kind).items()
+        }
+        if tensors:
+            tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
+            safetensors.torch.save_file(tensors, path)
+
+    def load_state(self, path: Path, step: int) -> None:
+        """Read what `save_state` wrote after `step` steps.
+
+        Raises:
+            UserError: when the file is missing or damaged, or of another step.
+        """
+        import safetensors.torch
+
+        try:
+            tensors = safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path} is damaged: {error}") from error
+        values = tensors.pop("scalars").tolist() if "scalars" in tensors else []
+        if len(values) != len(self.scalars) or values[0] != step:
+            raise UserError(f"{path} is damaged: it does not hold the state of {self.config.name} at step {step}")
+        for name, value in zip(self.scalars, values, strict=True):
+            setattr(self, name, type(getattr(self, name))(value))
+        for kind in self.buffers:
+            prefix = f"{kind.strip('_')}:"
+            found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            getattr(self, kind).update(found)
 
 
-def take(theta: Tensor, step: Tensor, decay: float) -> None:
-    """theta <- decay theta - step, each product and the difference rounded: the same bits on every device."""
+def decay_and_subtract(theta: "Tensor", step: "Tensor", decay: float) -> None:
+    """theta <- decay theta - step; the product and the difference are rounded: the same bits on every device."""
     if decay != 1.0:
         theta.mul_(decay)
     theta.sub_(step)

@@ -1,5 +1,6 @@
-"""The run directory: what a run leaves, how damage to it shows, and how runs are found again."""
+"""Run directories: create, lock, read and write their files, detect damage, find runs."""
 
-from mezo_cli.runs.run import STATUSES, Run, find
+from mezo_cli.runs.run import Run, find_runs
+from mezo_cli.runs.run_json import STATUSES
 
-__all__ = ["STATUSES", "Run", "find"]
+__all__ = ["STATUSES", "Run", "find_runs"]

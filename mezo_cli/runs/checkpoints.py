@@ -1,4 +1,4 @@
-"""Checkpoints of a run, `best` and `last`: whole or not at all, each file with its checksum in mezo.json."""
+"""The checkpoints `best` and `last`: written whole or not at all, with the checksums of their files in mezo.json."""
 
 import contextlib
 import hashlib
@@ -10,82 +10,108 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs import sealed
+from mezo_cli.runs.checksums import add_checksum, verify_checksum
+from mezo_cli.runs.files import read_json, sync, write_atomically, write_error, write_new_folder
 
 NAMES = ("best", "last")
-SEAL = "mezo.json"
-MENDED = "; remove the checkpoint's folder, and its step is replayed from the trajectory"
+CHECKSUMS = "mezo.json"  # {"step": ..., "sha256": {file name: checksum}}
+REPAIR_HINT = "; remove the checkpoint's folder, and its step is replayed from the trajectory"
 
 
 def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, and put it in the place of checkpoint `name`.
+    """Save checkpoint `name`: `write` writes its files into a new folder, which then replaces the old checkpoint.
+
+    The old one is removed when the new one is on the disk, name and all.
 
     Raises:
-        RunFailed: when it cannot be written; the checkpoint that was there stays.
+        RunFailed: when it cannot be written; the old checkpoint stays.
     """
     new, final, old = folder / f".{name}.new", folder / name, folder / f".{name}.old"
-    try:
-        folder.mkdir(exist_ok=True)
-        shutil.rmtree(new, ignore_errors=True)
+
+    def write_with_checksums(new: Path) -> None:
         write(new)
-        sums = {path.name: _sum(path) for path in sorted(new.iterdir()) if path.is_file()}
-        sealed.write_whole(new / SEAL, json.dumps(sealed.seal({"step": step, "sha256": sums}), indent=2) + "\n")
-    except Exception as error:  # the disk, through several libraries
+        sums = {path.name: _sha256(path) for path in sorted(new.iterdir()) if path.is_file()}
+        write_atomically(new / CHECKSUMS, json.dumps(add_checksum({"step": step, "sha256": sums}), indent=2) + "\n")
+
+    try:
+        if not folder.exists():
+            folder.mkdir()
+            sync(folder.parent)
+        write_new_folder(new, write_with_checksums)
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            os.rename(final, old)
+        os.rename(new, final)
+        sync(folder)
+    except Exception as error:  # a full disk raises different errors in each library
         shutil.rmtree(new, ignore_errors=True)
-        raise RunFailed(f"step {step}: checkpoint {final} could not be written: {error}") from error
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        os.rename(final, old)
-    os.rename(new, final)
+        repair_interrupted_swap(folder)
+        raise RunFailed(f"step {step}: checkpoint {write_error(final, error)}") from error
     shutil.rmtree(old, ignore_errors=True)
 
 
-def step_of(folder: Path, name: str) -> int | None:
-    """Return the step of checkpoint `name`, None when there is none.
+def read_step(folder: Path, name: str) -> int | None:
+    """Return the step of checkpoint `name`; None if there is none.
 
     Raises:
         UserError: when its mezo.json is missing or damaged.
     """
-    return int(_stored(folder / name)["step"]) if (folder / name).is_dir() else None
+    return int(_read_checksums(folder / name)["step"]) if (folder / name).is_dir() else None
 
 
 def verify(checkpoint: Path) -> None:
-    """Check a checkpoint's files against the checksums stored with it.
+    """Compare a checkpoint's files with their checksums.
 
     Raises:
-        UserError: for the first file that is missing or differs.
+        UserError: for the first file that is missing or different.
     """
-    for name, stored in _stored(checkpoint)["sha256"].items():
+    for name, stored in _read_checksums(checkpoint)["sha256"].items():
         path = checkpoint / name
         if not path.is_file():
-            raise UserError(f"{path} is missing from the checkpoint{MENDED}")
-        if _sum(path) != stored:
-            raise UserError(f"{path} is damaged: it does not match its checksum in {SEAL}{MENDED}")
+            raise UserError(f"{path} is missing from the checkpoint{REPAIR_HINT}")
+        if _sha256(path) != stored:
+            raise UserError(f"{path} is damaged: it does not match its checksum in {CHECKSUMS}{REPAIR_HINT}")
 
 
-def mend(folder: Path) -> None:
-    """Finish the swap of `save` where a crash cut it between its two renames. Not while the run goes on."""
+def repair_interrupted_swap(folder: Path) -> None:
+    """Undo or finish the swap of `save` if a crash interrupted it between its two renames.
+
+    Must not be called while the run is running.
+    """
     for old in folder.glob(".*.old"):
         final = folder / old.name[1:-4]
-        with contextlib.suppress(OSError):  # another reader was quicker, or the run may only be read
+        with contextlib.suppress(OSError):  # another process did it first, or the run is read-only
             shutil.rmtree(old, ignore_errors=True) if final.exists() else os.rename(old, final)
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the run that a checkpoint folder lies in, None when it lies in none."""
+def remove_all(folder: Path) -> int:
+    """Remove the folder of the checkpoints; return the bytes that this frees.
+
+    It is renamed first, so that a crash leaves no checkpoint without some of its files.
+    """
+    removed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)  # of an attempt that was interrupted
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    os.rename(folder, removed)
+    shutil.rmtree(removed)
+    return size
+
+
+def find_run(checkpoint: Path) -> Path | None:
+    """Return the run directory that a checkpoint folder is in; None if it is in none."""
     folder = checkpoint.resolve()
     run = folder.parent.parent
     return run if folder.parent.name == "checkpoints" and (run / "config.yaml").is_file() else None
 
 
-def _stored(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / SEAL
-    values = sealed.read_json(path)
-    if sealed.check(values) is None:
-        raise UserError(f"{path} is damaged: it does not match its own checksum{MENDED}")
+def _read_checksums(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / CHECKSUMS
+    values = read_json(path)
+    if verify_checksum(values) is None:
+        raise UserError(f"{path} is damaged: it does not match its own checksum{REPAIR_HINT}")
     return values
 
 
-def _sum(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

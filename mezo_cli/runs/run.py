@@ -1,8 +1,6 @@
-"""The run directory: config, status, metrics, trajectory, checkpoints, summary, log. Only this room writes there."""
+"""The run directory: create, open, claim, record the status; read and write its files. Only `runs` writes there."""
 
 import contextlib
-import datetime
-import fcntl
 import hashlib
 import json
 import logging
@@ -13,286 +11,362 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mezo_cli import machine
-from mezo_cli.errors import RunFailed, UserError, did_you_mean
-from mezo_cli.runs import checkpoints, sealed
-from mezo_cli.runs.journal import Journal
-from mezo_cli.signals import sigterm_interrupts
+from mezo_cli.console import LogFormatter
+from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean
+from mezo_cli.runs import checkpoints
+from mezo_cli.runs.checksums import add_checksum, verify_checksum
+from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
+from mezo_cli.runs.lock import RunLock
+from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.runs.run_json import STATUSES, initial_run_json, may_be_alive, utc_now
+from mezo_cli.system import termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
 
-STATUSES = ("running", "finished", "failed", "interrupted")
-
 
 class Run:
-    """One run directory. While it is trained in, this process holds a lock on its train.log."""
+    """A run directory. The process that trains in it holds a lock on its .lock file.
+
+    What is written whole (run.json, checkpoints, ...) is on the disk when the method returns. Lines of metrics.jsonl
+    are after `sync_metrics`.
+
+    Attributes:
+        path: the directory.
+        checkpoints: the folder of the checkpoints `best` and `last`.
+        trajectory: the trajectory file.
+        initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
-        self.start_file = path / "start.safetensors"  # what the base model does not hold: a fresh head
-        self._lock: BinaryIO | None = None
-        self._journal = Journal(path / "metrics.jsonl")
+        self.initial_state_file = path / "start.safetensors"
+        self._lock = RunLock(path / ".lock", earlier=path / "train.log")
+        self._metrics_log = MetricsLog(path / "metrics.jsonl")
 
-    # --- birth and status ---
+    # --- create, open, claim ---
 
     @classmethod
     def create(cls, path: Path, config_yaml: str, argv: list[str]) -> "Run":
-        """Claim `path` for a new run; two runs started at once never get the same one.
+        """Claim a directory for a new run, and write config.yaml and run.json.
 
-        A directory whose run failed before its first step holds nothing worth keeping and may be used again.
+        Of two processes that create the same run, one succeeds. A directory whose run failed before training may be
+        used again.
 
         Raises:
-            UserError: when the directory already holds a run, or cannot be made.
+            UserError: when the directory already holds a run, or cannot be written.
+            RunFailed: when the disk is full.
         """
-        run, born = cls(path), _born(config_yaml, argv)
-        taken = UserError(
-            f"{path} already holds a run: go on with it by `mezo resume {path}`, or name another hydra.run.dir"
-        )
+        run = cls(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: the run directory cannot be written: this is a file")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if not run._take_lock():
-                raise taken
-            if (path / "config.yaml").exists() and run._never_began():
-                for name in ("config.yaml", "run.json"):
-                    (path / name).unlink(missing_ok=True)
-                os.truncate(path / "train.log", 0)
-            with open(path / "config.yaml", "x", encoding="utf-8") as file:
-                file.write(config_yaml)
-            sealed.write_whole(path / "run.json", json.dumps(born, indent=2) + "\n")
-        except FileExistsError as error:
-            run._drop_lock()
-            raise taken from error
+            if not run._is_free() or not run._lock.acquire():
+                raise run._taken()
+            run._write_first_files(config_yaml, initial_run_json(config_yaml, argv))
         except OSError as error:
-            run._drop_lock()
-            raise UserError(f"{path}: the run directory cannot be written: {error.strerror}") from error
+            run._lock.release()
+            raise write_error(path, error) from error
+        except BaseException:
+            run._lock.release()
+            raise
         return run
+
+    def _taken(self) -> UserError:
+        return UserError(
+            f"{self.path} already holds a run: go on with it by `mezo resume {self.path}`, "
+            "or name another hydra.run.dir"
+        )
+
+    def _write_first_files(self, config_yaml: str, info: dict[str, Any]) -> None:
+        """Write config.yaml and run.json in place of those of a run that never began."""
+        config = self.path / "config.yaml"
+        if not self._is_free():
+            raise self._taken()
+        for name in ("config.yaml", "run.json", "train.log"):
+            (self.path / name).unlink(missing_ok=True)
+        try:
+            file = open(config, "x", encoding="utf-8")  # noqa: SIM115 (closed below)
+        except FileExistsError as error:  # where there are no locks, this decides
+            raise self._taken() from error
+        try:
+            with name_in_errors(config), file:
+                file.write(config_yaml)
+            sync(config)
+            write_atomically(self.path / "run.json", json.dumps(info, indent=2) + "\n")
+            sync(self.path.parent)
+        except BaseException:
+            config.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open an existing run; check that its config is the one it was started with.
+        """Open an existing run, and check that its config.yaml is unchanged.
 
         Raises:
-            UserError: when there is no run, or its config was damaged or edited since.
+            UserError: when there is no run, or its config.yaml was damaged or edited.
         """
         run = cls(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} holds no run: there is no config.yaml (`mezo runs` lists the runs)")
-        stored = run.info().get("config_sha256")
-        if stored != hashlib.sha256((path / "config.yaml").read_bytes()).hexdigest():
+        if not (path / "run.json").exists() and run._is_free():
+            raise UserError(
+                f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
+                f"go on with; start it by `mezo train` with hydra.run.dir={path}"
+            )
+        info = run.info()
+        stored = [info.get("config_sha256"), *(change["config_sha256"] for change in info.get("changes", [])[-1:])]
+        if hashlib.sha256((path / "config.yaml").read_bytes()).hexdigest() not in stored:
             raise UserError(f"{path / 'config.yaml'} is damaged or was edited: it does not match run.json")
         if run.status() != "running":
-            checkpoints.mend(run.checkpoints)
+            checkpoints.repair_interrupted_swap(run.checkpoints)
         return run
 
     def claim(self) -> None:
-        """Take an interrupted run over, to go on with it.
+        """Lock an interrupted run for this process, to resume it.
 
         Raises:
-            UserError: when another process is at work on it.
+            UserError: when another process is training in it, or it cannot be written.
+            RunFailed: when the disk is full.
         """
-        if self.status() == "running" or not self._take_lock():
-            info = self.info()
-            raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
-        self.update(status="running", pid=os.getpid(), host=socket.gethostname(), end=None, error=None)
+        try:
+            if self.status() == "running" or not self._lock.acquire():
+                info = self.info()
+                raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
+            fields = {"status": "running", "end": None, "error": None, "stopped": None}
+            self.update(pid=os.getpid(), host=socket.gethostname(), **fields)
+        except OSError as error:
+            self._lock.release()
+            raise write_error(self.path, error) from error
+
+    def _is_free(self) -> bool:
+        """Whether a new run may use the directory: it holds no run, or one that ended before training began."""
+        if not (self.path / "config.yaml").exists():
+            return True
+        if any((self.path / name).exists() for name in ("metrics.jsonl", "trajectory.bin", "checkpoints")):
+            return False
+        if not (self.path / "run.json").exists():  # the process ended between its first two files
+            text = (self.path / "config.yaml").read_text(encoding="utf-8", errors="replace").rstrip("\0")
+            return text[:6] == "task:\n"[: len(text)]  # and not a config.yaml of something else
+        try:
+            return self.info().get("status") == "failed"
+        except UserError:
+            return False
+
+    # --- run.json ---
 
     def info(self) -> dict[str, Any]:
         """Return run.json."""
-        return sealed.read_json(self.path / "run.json")
+        return read_json(self.path / "run.json")
 
     def update(self, **fields: Any) -> None:
-        """Merge fields into run.json."""
-        sealed.write_whole(self.path / "run.json", json.dumps({**self.info(), **fields}, indent=2) + "\n")
+        """Set fields of run.json."""
+        write_atomically(self.path / "run.json", json.dumps({**self.info(), **fields}, indent=2) + "\n")
 
     def status(self) -> str:
-        """Return running, finished, failed or interrupted; a run whose process is gone counts as interrupted."""
+        """Return running, finished, failed or interrupted. A run whose process is gone is interrupted.
+
+        Raises:
+            UserError: when run.json is missing or damaged.
+        """
         info = self.info()
         status = info.get("status")
         if status not in STATUSES:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
         if status != "running":
             return str(status)
-        held = self._held()
-        if held is None:  # a file system without locks
-            held = info.get("host") != socket.gethostname() or _alive(info.get("pid"))
-        return "running" if held else "interrupted"
+        held = self._lock.is_held()
+        is_running = may_be_alive(info) if held is None else held
+        return "running" if is_running else "interrupted"
 
-    def _never_began(self) -> bool:
-        """Whether the run here failed before training: nothing in it is worth keeping."""
-        if any((self.path / name).exists() for name in ("metrics.jsonl", "trajectory.bin", "checkpoints")):
-            return False
-        try:
-            return self.info().get("status") == "failed"
-        except UserError:
-            return False
+    def steps_at_end(self, steps: int) -> int:
+        """Return the number of steps that the run ends with: `steps` of its config, unless it was stopped before."""
+        return int((self.info().get("stopped") or {}).get("step", steps))
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Keep run.json's status right whatever ends the block, and the log in train.log. SIGTERM counts as Ctrl-C."""
-        handler = logging.FileHandler(self.path / "train.log", encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in the run inside the block; its status stays as it is.
+
+        Raises:
+            UserError: when another process is training in it.
+        """
+        if self.status() == "running" or not self._lock.acquire():
+            raise UserError(f"{self.path} is running")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Record in run.json how the block ended, and write the log to train.log. SIGTERM and SIGHUP are as Ctrl-C.
+
+        Raises:
+            RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
+        """
+        handler = _LogFile(self.path / "train.log")
+        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)-7s %(message)s"))
         log.addHandler(handler)
         try:
-            with sigterm_interrupts():
+            with termination_as_keyboard_interrupt():
                 yield
-            self.update(status="finished", end=_now(), error=None)
+            self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:
-            self._end("interrupted", "interrupted")
-            log.warning("interrupted; go on with: mezo resume %s", self.path)
+            self._record_end("interrupted", "interrupted")
+            log.warning("interrupted; resume with: mezo resume %s", self.path)
+            raise
+        except RunStopped as stop:
+            self._record_end("interrupted", str(stop))
+            log.warning("%s; resume with: mezo resume %s", stop, self.path)
             raise
         except (UserError, RunFailed) as error:
-            self._end("failed", str(error))
+            self._record_end("failed", str(error))
             handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, str(error), (), None))
             raise
         except BaseException as error:
-            self._end("failed", f"{type(error).__name__}: {error}")
+            self._record_end("failed", f"{type(error).__name__}: {error}")
             handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, "the run failed", (), sys.exc_info()))
-            if isinstance(error, OSError):  # a full disk, a folder that went away
+            if isinstance(error, OSError):
                 raise RunFailed(f"{self.path}: {error}") from error
             raise
         finally:
             log.removeHandler(handler)
             handler.close()
-            self._drop_lock()
+            self._lock.release()
 
-    def _end(self, status: str, error: str) -> None:
+    def _record_end(self, status: str, error: str) -> None:
         try:
-            self.update(status=status, end=_now(), error=error)
-        except (OSError, UserError) as failed:  # what ended the run is told, not this
+            self.update(status=status, end=utc_now(), error=error)
+        except (OSError, UserError) as failed:  # the first error is the one to report
             log.error("run.json could not be written: %s", failed)
 
-    def _take_lock(self) -> bool:
-        """Lock the run for this process, until it dies at the latest; False when another holds it."""
-        lock = open(self.path / "train.log", "ab")  # noqa: SIM115 (held for the length of the run)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return False
-        except OSError:  # a file system without locks: config.yaml still keeps runs apart
-            pass
-        self._lock = lock
-        return True
+    # --- metrics, trajectory, summary, rows ---
 
-    def _drop_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+    def sync_metrics(self) -> None:
+        """Wait until the lines of metrics.jsonl are on the disk."""
+        self._metrics_log.sync()
 
-    def _held(self) -> bool | None:
-        """Whether a process holds the run's lock; None when that cannot be known."""
-        try:
-            with open(self.path / "train.log", "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError) as error:
-            return isinstance(error, BlockingIOError)
-        except OSError:
-            return None
-        return False
+    def metrics_prefix(self) -> tuple[list[dict[str, Any]], str | None, bool]:
+        """Return the lines of metrics.jsonl before the first damaged one; see `MetricsLog.read_prefix`."""
+        return self._metrics_log.read_prefix()
 
-    # --- metrics, trajectory, summary ---
-
-    def metric(self, kind: str, step: int, **values: Any) -> None:
+    def log_metrics(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
-        self._journal.append(kind, step, **values)
+        self._metrics_log.append(kind, step, **values)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl; a torn last one is left out, any other damage is a `UserError`."""
-        return self._journal.read()
+        """Return the lines of metrics.jsonl without an incomplete last one.
+
+        Raises:
+            UserError: for any other damage.
+        """
+        return self._metrics_log.read()
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""
         return [m for m in self.metrics() if m["kind"] == "eval" and m["split"] == split]
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop every line after `step`, and those of the end, so that a resumed run writes none twice."""
-        self._journal.cut(step)
+    def truncate_metrics(self, step: int) -> None:
+        """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
+        self._metrics_log.truncate(step)
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
-        """Open trajectory.bin to append; `keep` bytes of it are sound and a torn tail behind them is cut."""
-        file = open(self.trajectory, "r+b" if keep else "wb")  # noqa: SIM115 (the loop holds it for the run)
+        """Open trajectory.bin to append after its first `keep` bytes; the rest is cut."""
+        file = open(self.trajectory, "r+b" if keep else "wb")  # noqa: SIM115 (the caller closes it)
         file.truncate(keep)
         file.seek(keep)
+        sync(self.path)
         return file
 
-    def summary(self, values: dict[str, Any]) -> None:
-        """Write summary.json, sealed: only a finished run has one."""
-        text = json.dumps(sealed.seal(values), indent=2, allow_nan=False)
-        sealed.write_whole(self.path / "summary.json", text + "\n")
-
-    def results(self) -> dict[str, Any]:
-        """Return summary.json.
+    def save_initial_state(self, write: Callable[[Path], None]) -> None:
+        """Save the initial weights that the base model does not have; `write` writes a file, if there are any.
 
         Raises:
-            UserError: when there is none, or it was changed.
+            RunFailed: when it cannot be written.
         """
-        values = sealed.read_json(self.path / "summary.json")
-        if "crc" in values and sealed.check(values) is None:  # a run of before the seal has none
+        temporary = self.path / f".{self.initial_state_file.name}.tmp"
+        try:
+            write(temporary)
+            if temporary.exists():
+                sync(temporary)
+                os.replace(temporary, self.initial_state_file)
+                sync(self.path)
+        except Exception as error:  # a full disk raises different errors in each library
+            temporary.unlink(missing_ok=True)
+            raise RunFailed(str(write_error(self.initial_state_file, error))) from error
+
+    def write_summary(self, values: dict[str, Any]) -> None:
+        """Write summary.json with a checksum. Only a finished run has one."""
+        self.sync_metrics()
+        text = json.dumps(add_checksum(values), indent=2, allow_nan=False)
+        write_atomically(self.path / "summary.json", text + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return summary.json without its checksum.
+
+        Raises:
+            UserError: when it is missing or was changed.
+        """
+        values = read_json(self.path / "summary.json")
+        if "crc" in values and verify_checksum(values) is None:  # the oldest runs have no checksum
             raise UserError(f"{self.path / 'summary.json'} is damaged: it does not match its own checksum")
         return {key: value for key, value in values.items() if key != "crc"}
 
-    def store_rows(self, split: str, lines: list[str]) -> None:
-        """Keep rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""
+    def save_rows(self, split: str, lines: list[str]) -> None:
+        """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""
         folder = self.path / "data"
         folder.mkdir(exist_ok=True)
-        sealed.write_whole(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
+        sync(self.path)
+        write_atomically(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
 
     # --- checkpoints ---
 
-    def save(self, name: str, step: int, write: Callable[[Path], None]) -> None:
-        """Let `write` fill checkpoint `name` (best, last) with the weights of `step`."""
+    def save_checkpoint(self, name: str, step: int, write: Callable[[Path], None]) -> None:
+        """Save checkpoint `name` (best, last) of `step`; `write` writes its files into a folder."""
         checkpoints.save(self.checkpoints, name, step, write)
 
-    def saved_step(self, name: str) -> int | None:
-        """Return the step of checkpoint `name`, None when there is none."""
-        return checkpoints.step_of(self.checkpoints, name)
+    def checkpoint_step(self, name: str) -> int | None:
+        """Return the step of checkpoint `name`; None if there is none."""
+        return checkpoints.read_step(self.checkpoints, name)
 
 
-def find(root: Path) -> list[Run]:
-    """Return the runs under `root`, oldest first; damaged ones come before all others.
+class _LogFile(logging.Handler):
+    """Append the log to a file, opened for each line. A line that cannot be written does not stop a run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with (
+            contextlib.suppress(OSError),
+            open(self._path, "a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(self.format(record) + "\n")
+
+
+def find_runs(root: Path) -> list[Run]:
+    """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first.
 
     Raises:
-        UserError: when there is no such folder.
+        UserError: when the folder does not exist.
     """
     if not root.is_dir():
-        beside = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
-        raise UserError(f"{root}: no such folder{did_you_mean(root.name, beside)}")
-    paths = {found.parent for name in ("run.json", "trajectory.bin") for found in root.rglob(name)}
-    return sorted((Run(path) for path in paths), key=lambda run: (_start(run), str(run.path)))
+        siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
+        raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
+    paths = [Path(folder) for folder, _, files in os.walk(root) if _is_run(files)]
+    return sorted((Run(path) for path in paths), key=lambda run: (_start_time(run), str(run.path)))
 
 
-def _start(run: Run) -> str:
+def _is_run(files: list[str]) -> bool:
+    """Return whether a folder with these files is a run, which may be damaged: a config.yaml alone is none."""
+    return "run.json" in files or "trajectory.bin" in files or {"config.yaml", "metrics.jsonl"} <= set(files)
+
+
+def _start_time(run: Run) -> str:
     try:
         return str(run.info().get("start") or "")
     except UserError:
         return ""
-
-
-def _born(config_yaml: str, argv: list[str]) -> dict[str, Any]:
-    return {
-        "status": "running",
-        "argv": argv,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "start": _now(),
-        "end": None,
-        "error": None,
-        "versions": machine.versions(),
-        "git_commit": machine.git_commit(),
-        "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
-    }
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _alive(pid: Any) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, TypeError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True

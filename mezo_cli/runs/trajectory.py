@@ -1,44 +1,52 @@
-"""`trajectory.bin`: the scalars from which, with the starting weights, every step's weights follow.
+"""`trajectory.bin`: the scalars that determine, with the initial weights, the weights of every step.
 
-The paper notes that a fine-tune is its seeds and projected gradients (section 2.1, "storage efficiency"). The file is
-a header (what is tuned, from which weights, with which noise) and one fixed-size record a step:
+A fine-tuned model is given by its seed and projected gradients (paper, section 2.1, "storage efficiency"). The file is
+a header (which tensors are trained, from which weights, with which noise) and one fixed-size record per step:
 
-    step uint32 | lr float32 | projected_grad float32, one a sample | crc32 of the foregoing, seeded with the header's
+    step uint32 | lr float32 | projected_grad float32, one per sample | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes for one sample. A record that the machine lost in a crash fails its checksum: such a torn tail
-is recognised and cut, and anything torn in the middle is an error.
+little-endian, 16 bytes per step for one sample. Records at the end that a crash left incomplete fail their checksums
+and are left out; a bad record with a sound one behind it is an error.
 """
 
 import json
+import os
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
+from mezo_cli.runs.files import name_in_errors, sync
 
 MAGIC = b"MEZOTRAJ"
 VERSION = 1
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
 
-Record = tuple[int, list[float], float]  # step (from 0), projected_grads, lr
-
 
 @dataclass(frozen=True)
 class Header:
-    """What the scalars mean. `tensors` lists (name, shape) of the trainable tensors, in order."""
+    """What is needed to interpret the records.
 
-    fingerprint: str  # sha256 over the starting weights
+    Attributes:
+        fingerprint: sha256 of the initial weights.
+        tensors: (name, shape) of the trainable tensors, in order.
+        settings: the optimizer's settings and the number of steps of the run.
+    """
+
+    fingerprint: str
     optimizer: str
     noise: str
     seed: int
     samples: int
     weight_decay: float
     tensors: list[tuple[str, list[int]]]
-    settings: dict[str, Any] = field(default_factory=dict)  # what else the method's updates depend on
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def _record(samples: int) -> struct.Struct:
@@ -46,9 +54,12 @@ def _record(samples: int) -> struct.Struct:
 
 
 class Writer:
-    """Append records to an open file, one a step; every record reaches the operating system before the next step.
+    """Append one record per step to an open file, flushing each; `sync` waits until they are on the disk.
 
-    A file that already has a header goes on with the `crc` that `read` found: another zlib may pack it differently.
+    Args:
+        file: open for writing at its end. The header is written if it is empty.
+        header: the header of the file.
+        crc: for a file that has a header, its checksum as `read` returned it: another zlib may compress differently.
     """
 
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
@@ -56,14 +67,21 @@ class Writer:
         self._crc = zlib.crc32(packed) if crc is None else crc
         self._file, self._record, self._samples = file, _record(header.samples), header.samples
         if file.tell() == 0:
-            file.write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
-            file.flush()
+            self._write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
 
     def append(self, step: int, projected_grads: list[float], lr: float) -> None:
-        """Write the record of step `step` (from 0); a step of fewer samples than the header's is filled up with 0."""
+        """Write the record of step `step` (from 0). If it drew fewer samples than the header's, the rest are 0."""
         body = self._record.pack(step, lr, *projected_grads, *[0.0] * (self._samples - len(projected_grads)))
-        self._file.write(body + struct.pack("<I", zlib.crc32(body, self._crc)))
-        self._file.flush()
+        self._write(body + struct.pack("<I", zlib.crc32(body, self._crc)))
+
+    def _write(self, data: bytes) -> None:
+        with name_in_errors(Path(self._file.name)):
+            self._file.write(data)
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until the records are on the disk."""
+        sync(Path(self._file.name))
 
     def close(self) -> None:
         """Close the file."""
@@ -72,36 +90,79 @@ class Writer:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file read back: its header, its records in arrays, and how many bytes of it are sound."""
+    """The content of a trajectory file.
+
+    Attributes:
+        header: the header.
+        grads: projected gradients, float32 [steps, samples]; 0 for a sample that was not drawn.
+        lrs: learning rates, float32 [steps].
+        valid_bytes: the length of the file without incomplete last records.
+        crc: checksum of the header, which seeds those of the records.
+        cut_bytes: how many bytes were left out at the end of the file.
+        damage: what is wrong in the middle of the file; only `read_prefix` returns such a trajectory.
+    """
 
     header: Header
-    grads: np.ndarray  # [steps, samples] float32
-    lrs: np.ndarray  # [steps] float32
-    sound: int
-    crc: int  # of the header; it seeds those of the records
+    grads: np.ndarray
+    lrs: np.ndarray
+    valid_bytes: int
+    crc: int
+    cut_bytes: int = 0
+    damage: str | None = None
 
     def __len__(self) -> int:
         return len(self.lrs)
 
-    def records(self, start: int, stop: int) -> list[Record]:
+    @property
+    def record_bytes(self) -> int:
+        """The size of a record."""
+        return _record(self.header.samples).size + 4
+
+    def bytes_until(self, step: int) -> int:
+        """Return the length of a file that ends with the record of step `step` - 1."""
+        return self.valid_bytes - (len(self) - step) * self.record_bytes
+
+    def records(self, start: int, stop: int) -> list[StepRecord]:
         """Return the records of steps start .. stop - 1."""
         return [(t, [float(g) for g in self.grads[t]], float(self.lrs[t])) for t in range(start, stop)]
 
+    def drawn_grads(self, samples: Callable[[int], int]) -> np.ndarray:
+        """Return the projected gradients that were computed, float32 [number of samples drawn].
 
-def facts(grads: np.ndarray | None) -> dict[str, float | None]:
-    """Say how projected gradients were distributed; null for a run of no steps, or of a method without them."""
+        Args:
+            samples: the number of samples that a step (from 0) drew.
+        """
+        drawn = np.array([samples(step) for step in range(len(self))], int)
+        grads: np.ndarray = self.grads[np.arange(self.header.samples) < drawn[:, None]]
+        return grads
+
+
+def projected_grad_stats(grads: np.ndarray | None) -> dict[str, float | None]:
+    """Return the share of zeros and the mean, least and greatest |g|; all None if there are no gradients."""
     if grads is None or grads.size == 0:
         return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
     size = np.abs(grads.astype(np.float64))
-    known = {"zero_fraction": (size == 0).mean(), "mean_abs": size.mean(), "min_abs": size.min(), "max_abs": size.max()}
-    return {key: float(value) for key, value in known.items()}
+    stats = {"zero_fraction": (size == 0).mean(), "mean_abs": size.mean(), "min_abs": size.min(), "max_abs": size.max()}
+    return {key: float(value) for key, value in stats.items()}
 
 
 def read(path: Path) -> Trajectory:
-    """Read a trajectory; a torn last record is left out.
+    """Read a trajectory file without incomplete records at its end.
 
     Raises:
-        UserError: when the file is missing, its header is damaged, or a record before the last one is.
+        UserError: when the file is missing, its header is damaged, or a record is that has a sound one behind it.
+    """
+    found = read_prefix(path)
+    if found.damage is not None:
+        raise UserError(found.damage)
+    return found
+
+
+def read_prefix(path: Path) -> Trajectory:
+    """Read the records before the first damaged one; `damage` says if a sound one stands behind it.
+
+    Raises:
+        UserError: when the file is missing, or its header is damaged.
     """
     try:
         data = path.read_bytes()
@@ -109,28 +170,50 @@ def read(path: Path) -> Trajectory:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
     record = _record(header.samples)
-    size = record.size + 4
+    size, damage = record.size + 4, None
+
+    def is_sound(at: int) -> bool:
+        (stored,) = struct.unpack_from("<I", data, at + record.size)
+        return bool(stored == zlib.crc32(data[at : at + record.size], crc))
+
     grads: list[list[float]] = []
     lrs: list[float] = []
-    sound = start
-    while sound + size <= len(data):
-        body = data[sound : sound + record.size]
-        (stored,) = struct.unpack_from("<I", data, sound + record.size)
-        step, lr, *g = record.unpack(body)
-        if stored != zlib.crc32(body, crc) or step != len(lrs):
-            if len(data) - sound >= 2 * size:
-                raise UserError(f"{path} is damaged: the record of step {len(lrs)} (byte {sound}) fails its checksum")
+    valid = start
+    while valid + size <= len(data):
+        step, lr, *g = record.unpack_from(data, valid)
+        if not is_sound(valid) or step != len(lrs):
+            if any(is_sound(at) for at in range(valid, len(data) - size + 1, size)):
+                damage = f"{path} is damaged: the record of step {len(lrs)} (byte {valid}) fails its checksum"
             break
         lrs.append(lr)
         grads.append(g)
-        sound += size
+        valid += size
     shape = (len(lrs), header.samples)
-    return Trajectory(header, np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32), sound, crc)
+    g32, lr32 = np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32)
+    return Trajectory(header, g32, lr32, valid, crc, len(data) - valid, damage)
+
+
+def count_steps(path: Path) -> int:
+    """Return the number of complete records of a trajectory file. It is quick: only the header is read and checked.
+
+    Raises:
+        UserError: when the file is missing, or its header is damaged.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_FIXED.size)
+            if len(data) == _FIXED.size:
+                data += file.read(_FIXED.unpack(data)[2])
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    header, start, _ = _read_header(path, data)
+    return (size - start) // (_record(header.samples).size + 4)
 
 
 def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     if len(data) < _FIXED.size or data[:8] != MAGIC:
-        raise UserError(f"{path} is damaged: it does not begin as a trajectory does")
+        raise UserError(f"{path} is damaged: it does not begin with a trajectory header")
     _, version, length, crc = _FIXED.unpack_from(data)
     if version != VERSION:
         raise UserError(f"{path}: format version {version}; this program reads version {VERSION}")

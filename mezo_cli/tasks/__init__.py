@@ -1,15 +1,12 @@
-"""A task seen through a tokenizer: its template, its label words, its rows as token ids.
+"""Turn a task's rows into token ids: the template language, the label words, one input encoder per objective.
 
-One kind of input for each objective (`INPUTS`); all turn `Example`s into `Encoded`s. The template language itself is
-in `templates`.
+Nothing here imports torch.
 """
 
-from mezo_cli.tasks.continued import Continued
-from mezo_cli.tasks.inputs import Inputs
-from mezo_cli.tasks.masked import Prompt, label_word_ids
-from mezo_cli.tasks.plain import PlainInput
-from mezo_cli.templates import Template
+from mezo_cli.tasks.cls import ClsEncoder
+from mezo_cli.tasks.encoder import InputEncoder
+from mezo_cli.tasks.lm import LmEncoder
+from mezo_cli.tasks.mlm import MlmEncoder, label_word_ids
+from mezo_cli.tasks.template import Template
 
-INPUTS: dict[str, type[Inputs]] = {"mlm": Prompt, "cls": PlainInput, "lm": Continued}
-
-__all__ = ["INPUTS", "Continued", "Inputs", "PlainInput", "Prompt", "Template", "label_word_ids"]
+__all__ = ["ClsEncoder", "InputEncoder", "LmEncoder", "MlmEncoder", "Template", "label_word_ids"]

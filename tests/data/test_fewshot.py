@@ -1,4 +1,4 @@
-"""Sampling: the reference's rules against a plain retelling of them, and the properties of the other draws."""
+"""Sampling: the reference's rules against a second implementation of them, and properties of the other samples."""
 
 import random
 from collections import Counter
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
 from mezo_cli.data.fewshot import few_shot, hold_out, limit, reference_test
-from mezo_cli.schema import TaskConfig
-from tests.data.given import COLA, MNLI, MRPC, SST2, files, sst2_rows, tsv
+from tests.data.sample_data import COLA, MNLI, MRPC, SST2, files_config, sst2_rows, write_tsv
 
 LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
 
 
-def retold(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list[str], list[str]]:
+def reference_split(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list[str], list[str]]:
     """FACTS section 3, rules 2 to 4, on raw lines and with numpy's global generator as the reference uses it."""
     state = np.random.get_state()
     np.random.seed(seed)
@@ -37,11 +37,11 @@ def retold(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list
 def test_export_is_the_published_split_byte_for_byte(
     task: str, name: str, shots: int, seed: int, shared: Path, tmp_path: Path
 ) -> None:
-    from tests.data import given
+    from tests.data import sample_data
 
     source = shared / "data" / ("lm-bff" if task == "sst5" else "glue") / name
     published = shared / "data" / "k-shot-1k-test" / name / f"{shots}-{seed}"
-    written = export(getattr(given, task.upper()), files(source, shots=shots), seed, tmp_path / "out")
+    written = export(getattr(sample_data, task.upper()), files_config(source, shots=shots), seed, tmp_path / "out")
     assert sorted(p.name for p in written) == sorted(p.name for p in published.iterdir())
     assert sorted((tmp_path / "out").iterdir()) == sorted(written)  # no drafts left behind
     for path in written:
@@ -65,20 +65,20 @@ def glue_like(task: TaskConfig, count: int) -> tuple[str | None, list[list[str]]
 
 @pytest.mark.parametrize("task", [SST2, COLA, MRPC, MNLI], ids=lambda task: task.name)
 @pytest.mark.parametrize(("shots", "seed"), [(3, 13), (16, 42)])
-def test_export_follows_the_rules_for_every_place_of_the_label(
+def test_export_follows_the_rules_for_every_position_of_the_label(
     task: TaskConfig, shots: int, seed: int, tmp_path: Path
 ) -> None:
     header, rows, at = glue_like(task, 200)
-    tsv(tmp_path / "in/train.tsv", header, rows)
+    write_tsv(tmp_path / "in/train.tsv", header, rows)
     tests = {"dev": 30}
     if task is MNLI:
         tests = {"dev_matched": 1200, "dev_mismatched": 1100}
     for stem, count in tests.items():
-        tsv(tmp_path / f"in/{stem}.tsv", *glue_like(task, count)[:2])
-    written = {p.name: p for p in export(task, files(tmp_path / "in", shots=shots), seed, tmp_path / "out")}
+        write_tsv(tmp_path / f"in/{stem}.tsv", *glue_like(task, count)[:2])
+    written = {p.name: p for p in export(task, files_config(tmp_path / "in", shots=shots), seed, tmp_path / "out")}
 
     lines = ["\t".join(row) + "\n" for row in rows]
-    train, dev = retold(lines, at, shots, seed)
+    train, dev = reference_split(lines, at, shots, seed)
     head = [header + "\n"] if header else []
     dev_name = "dev_matched.tsv" if task is MNLI else "dev.tsv"
     expected = {"train.tsv": head + train, dev_name: head + dev}
@@ -92,7 +92,7 @@ def test_export_follows_the_rules_for_every_place_of_the_label(
     assert set(written) == set(expected)
     for name, content in expected.items():
         assert written[name].read_text() == "".join(content), name
-    loaded = load(task, files(tmp_path / "in", shots=shots), seed)
+    loaded = load(task, files_config(tmp_path / "in", shots=shots), seed)
     assert [line.split("\t")[0] for line in train] == [
         rows[int(e.where.split(":")[1]) - (2 if head else 1)][0] for e in loaded.train
     ]
@@ -102,7 +102,7 @@ def test_export_follows_the_rules_for_every_place_of_the_label(
 def test_few_shot_draws_as_the_global_generator_does(labels: list[int], shots: int, seed: int) -> None:
     train, dev = few_shot(labels, shots, seed)
     lines = [f"{row}\t{label}\n" for row, label in enumerate(labels)]
-    expected = retold(lines, -1, shots, seed)
+    expected = reference_split(lines, -1, shots, seed)
     assert ([lines[i] for i in train], [lines[i] for i in dev]) == expected
 
 
@@ -117,7 +117,7 @@ def test_few_shot_leaves_the_global_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2210])
-def test_the_test_set_is_cut_as_pandas_and_as_a_shuffle_cut_it(count: int) -> None:
+def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> None:
     pandas = pytest.importorskip("pandas")
     kept = reference_test(count)
     if count <= 1000:

@@ -1,4 +1,4 @@
-"""Reading files: every form gives the same rows, texts arrive unchanged, and what is wrong is named with its line."""
+"""Reading files: all formats give the same rows, texts are unchanged, and an error names its line."""
 
 import csv
 import io
@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mezo_cli.config.schema import Example, FileSource, Splits, TaskConfig
 from mezo_cli.data import load
 from mezo_cli.errors import UserError
-from mezo_cli.schema import Example, FileSource, Splits, TaskConfig
-from tests.data.given import COLA, MRPC, RTE, SST2, SST5, files, jsonl, sst2_rows, tsv
+from tests.data.sample_data import COLA, HEADER, MRPC, RTE, SST2, SST5, files_config, sst2_rows, write_jsonl, write_tsv
 
-HEADER = "sentence\tlabel"
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 FIELD = TEXT.filter(lambda text: not set(text) & set("\t\n"))
 
@@ -36,9 +35,9 @@ def all_rows(splits: Splits) -> list[Example]:
     return sorted([*splits.train, *splits.dev], key=place)
 
 
-def refused(task: TaskConfig, root: Path, *parts: str, **settings: object) -> str:
+def error_line(task: TaskConfig, root: Path, *parts: str, **settings: object) -> str:
     with pytest.raises(UserError) as caught:
-        load(task, files(root, **settings), 42)
+        load(task, files_config(root, **settings), 42)
     message = str(caught.value)
     assert "\n" not in message
     for part in parts:
@@ -46,9 +45,9 @@ def refused(task: TaskConfig, root: Path, *parts: str, **settings: object) -> st
     return message
 
 
-def test_texts_are_not_stripped_and_places_are_lines(tmp_path: Path) -> None:
-    path = tsv(tmp_path / "all.tsv", HEADER, [["  a b ", "0"], ["\u2028c\x85 \r d", "1"], ['"quoted', "1"]])
-    rows = all_rows(load(SST2, files(path), 42))
+def test_texts_are_not_stripped_and_locations_are_lines(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "all.tsv", HEADER, [["  a b ", "0"], ["\u2028c\x85 \r d", "1"], ['"quoted', "1"]])
+    rows = all_rows(load(SST2, files_config(path), 42))
     assert rows == [
         Example(("  a b ",), 0, "all.tsv:2"),
         Example(("\u2028c\x85 \r d",), 1, "all.tsv:3"),
@@ -58,30 +57,30 @@ def test_texts_are_not_stripped_and_places_are_lines(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(FIELD, FIELD, st.integers(0, 1)), min_size=2, max_size=8), crlf=st.booleans())
-def test_any_text_survives_a_tsv(rows: list[tuple[str, str, int]], crlf: bool, tmp_path: Path) -> None:
-    path = tsv(
+def test_a_tsv_keeps_any_text(rows: list[tuple[str, str, int]], crlf: bool, tmp_path: Path) -> None:
+    path = write_tsv(
         tmp_path / "all.tsv",
         "sentence1\tlabel\tsentence2",
         [[one, RTE.labels[label], two.rstrip("\r") if crlf else two + "."] for one, two, label in rows],
         "\r\n" if crlf else "\n",
     )
     expected = [((one, two.rstrip("\r") if crlf else two + "."), label) for one, two, label in rows]
-    assert texts(all_rows(load(RTE, files(path), 1))) == expected
+    assert texts(all_rows(load(RTE, files_config(path), 1))) == expected
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(TEXT, st.integers(0, 4)), min_size=2, max_size=8))
-def test_any_text_survives_csv_and_jsonl(rows: list[tuple[str, int]], tmp_path: Path) -> None:
+def test_csv_and_jsonl_keep_any_text(rows: list[tuple[str, int]], tmp_path: Path) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([label, text] for text, label in rows)
     plain = tmp_path / "plain.csv"
     plain.write_bytes(out.getvalue().encode())
     named = tmp_path / "named.csv"
     named.write_bytes(b"text,label\r\n" + "".join(_csv(text, SST5.labels[label]) for text, label in rows).encode())
-    lines = jsonl(tmp_path / "all.jsonl", [{"label": SST5.labels[label], "text": text} for text, label in rows])
+    lines = write_jsonl(tmp_path / "all.jsonl", [{"label": SST5.labels[label], "text": text} for text, label in rows])
     expected = [((text,), label) for text, label in rows]
     for path in (plain, named, lines):
-        assert texts(all_rows(load(SST5, files(path), 1))) == expected
+        assert texts(all_rows(load(SST5, files_config(path), 1))) == expected
 
 
 def _csv(*fields: str) -> str:
@@ -90,16 +89,16 @@ def _csv(*fields: str) -> str:
     return out.getvalue()
 
 
-def test_every_form_gives_the_same_data(tmp_path: Path) -> None:
+def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"sentence": f"text {i} ", "label": SST2.labels[i % 2]} for i in range(40)]
-    jsonl(tmp_path / "a/all.jsonl", rows)
+    write_jsonl(tmp_path / "a/all.jsonl", rows)
     (tmp_path / "a/all.json").write_text(json.dumps(rows))
     (tmp_path / "a/lines.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "a/all.csv").write_text("label,sentence\n" + "".join(f"{r['label']},{r['sentence']}\n" for r in rows))
-    tsv(tmp_path / "a/all.tsv", HEADER, [[r["sentence"], r["label"]] for r in rows])
+    write_tsv(tmp_path / "a/all.tsv", HEADER, [[r["sentence"], r["label"]] for r in rows])
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a/all.parquet")
-    prints = {p.name: load(SST2, files(p), 5).fingerprint for p in (tmp_path / "a").iterdir()}
+    prints = {p.name: load(SST2, files_config(p), 5).fingerprint for p in (tmp_path / "a").iterdir()}
     assert len(prints) == 6
     assert len(set(prints.values())) == 1, prints
 
@@ -113,7 +112,7 @@ def test_class_numbers_of_a_datasets_parquet_are_mapped_by_name(tmp_path: Path) 
     )
     rows = {"sentence1": [f"p{i}" for i in range(4)], "sentence2": ["h"] * 4, "label": [0, 1, 1, 0]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "all.parquet"))
-    loaded = all_rows(load(RTE, files(tmp_path / "all.parquet"), 1))
+    loaded = all_rows(load(RTE, files_config(tmp_path / "all.parquet"), 1))
     assert [RTE.labels[e.label] for e in loaded] == [names[i] for i in rows["label"]]
     assert loaded[2].where == "all.parquet row 3"
 
@@ -123,47 +122,49 @@ def test_parquet_shards_are_one_split(tmp_path: Path) -> None:
     for shard in (0, 1):
         rows = [{"sentence": f"{shard} {i}", "label": SST2.labels[i % 2]} for i in range(10)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"train-0000{shard}-of-00002.parquet")
-    assert len(all_rows(load(SST2, files(tmp_path), 1))) == 20
+    assert len(all_rows(load(SST2, files_config(tmp_path), 1))) == 20
     (tmp_path / "train-00001-of-00002.parquet").unlink()
-    refused(SST2, tmp_path, "1 of the 2 shards")
+    error_line(SST2, tmp_path, "1 of the 2 shards")
 
 
-def test_label_numbers_in_named_columns_are_read_aloud(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "a.jsonl", [{"sentence": f"s{i}", "label": i % 2} for i in range(4)])
-    assert load(SST2, files(path), 1).notes[0] == "a.jsonl: label numbers are read as 0 = negative, 1 = positive"
+def test_a_note_says_how_label_numbers_are_read(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": f"s{i}", "label": i % 2} for i in range(4)])
+    assert load(SST2, files_config(path), 1).notes[0] == "a.jsonl: label numbers are read as 0 = negative, 1 = positive"
 
 
 def test_a_renamed_column_wins_over_numbers_of_the_same_name(tmp_path: Path) -> None:
     rows = [{"text": f"t{i}", "label": 4 - i, "label_text": SST5.labels[i]} for i in range(5)]
-    loaded = all_rows(load(SST5, files(jsonl(tmp_path / "a.jsonl", rows)), 1))
+    loaded = all_rows(load(SST5, files_config(write_jsonl(tmp_path / "a.jsonl", rows)), 1))
     assert [e.label for e in loaded] == [0, 1, 2, 3, 4]
 
 
-def test_header_less_cola_and_mrpc_with_a_byte_order_mark(tmp_path: Path) -> None:
-    cola = tsv(tmp_path / "cola/train.tsv", None, [["gj04", "1", "", "A b."], ["gj04", "0", "*", "B a."]]).parent
-    assert texts(all_rows(load(COLA, files(cola), 1))) == [(("A b.",), 1), (("B a.",), 0)]
+def test_cola_without_header_and_mrpc_with_a_byte_order_mark(tmp_path: Path) -> None:
+    cola = write_tsv(tmp_path / "cola/train.tsv", None, [["gj04", "1", "", "A b."], ["gj04", "0", "*", "B a."]]).parent
+    assert texts(all_rows(load(COLA, files_config(cola), 1))) == [(("A b.",), 1), (("B a.",), 0)]
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-    mrpc = tsv(tmp_path / "mrpc/train.tsv", header, [["1", "5", "6", 'Say "x', "y"], ["0", "7", "8", "a", "b"]]).parent
-    assert texts(all_rows(load(MRPC, files(mrpc), 1))) == [(('Say "x', "y"), 1), (("a", "b"), 0)]
+    mrpc = write_tsv(
+        tmp_path / "mrpc/train.tsv", header, [["1", "5", "6", 'Say "x', "y"], ["0", "7", "8", "a", "b"]]
+    ).parent
+    assert texts(all_rows(load(MRPC, files_config(mrpc), 1))) == [(('Say "x', "y"), 1), (("a", "b"), 0)]
 
 
-def test_rows_without_an_agreed_label_are_left_out_only_where_the_task_says_so(tmp_path: Path) -> None:
-    path = tsv(tmp_path / "a.tsv", HEADER, [["a", "0"], ["b", "-"], ["c", "1"], ["d", "0"]])
-    loaded = load(replace(SST2, skip_labels=["-", "-1"]), files(path), 1)
+def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "0"], ["b", "-"], ["c", "1"], ["d", "0"]])
+    loaded = load(replace(SST2, skip_labels=["-", "-1"]), files_config(path), 1)
     assert [e.where for e in all_rows(loaded)] == ["a.tsv:2", "a.tsv:4", "a.tsv:5"]
     assert "a.tsv: 1 rows left out" in loaded.notes[0]
-    refused(SST2, path, "a.tsv:3", "'-'")
+    error_line(SST2, path, "a.tsv:3", "'-'")
 
 
 @pytest.mark.parametrize(
     ("train", "parts"),
     [
-        ("sentence\tlabel\na\t0\nb\n", ["train.tsv:3", "1 field where 2 belong"]),
-        ("sentence\tlabel\na\t0\nb\t1\tc\n", ["train.tsv:3", "3 fields where 2 belong"]),
-        ("sentence\tlabel\na\t0\n\nb\t1\n", ["train.tsv:3", "1 field where 2"]),
+        ("sentence\tlabel\na\t0\nb\n", ["train.tsv:3", "1 field, expected 2"]),
+        ("sentence\tlabel\na\t0\nb\t1\tc\n", ["train.tsv:3", "3 fields, expected 2"]),
+        ("sentence\tlabel\na\t0\n\nb\t1\n", ["train.tsv:3", "1 field, expected 2"]),
         ("text\tlabel\na\t0\n", ["train.tsv: no column 'sentence'", "text, label", "task.rename"]),
         ("sentences\tlabel\na\t0\n", ["did you mean 'sentences'"]),
-        ("sentence\tlabel\tlabel\na\t0\t0\n", ["'label' stands 2 times"]),
+        ("sentence\tlabel\tlabel\na\t0\t0\n", ["'label' occurs 2 times"]),
         ("sentence\tlabel\na\t0\nb\tpositiv\n", ["train.tsv:3", "'positiv'", "negative, positive", "mean 'positive'"]),
         ("sentence\tlabel\na\t0\nb\t-1\n", ["train.tsv:3", "-1", "without a label"]),
         ("sentence\tlabel\na\t0\nb\t\n", ["train.tsv:3", "''"]),
@@ -176,21 +177,21 @@ def test_rows_without_an_agreed_label_are_left_out_only_where_the_task_says_so(t
         ("sentence\tlabel\ra\t0\r", ["train.tsv:1", "CR"]),
     ],
 )
-def test_what_is_wrong_in_a_tsv(train: str | bytes, parts: list[str], tmp_path: Path) -> None:
-    refused(SST2, folder(tmp_path / "in", train), *parts)
+def test_errors_in_a_tsv(train: str | bytes, parts: list[str], tmp_path: Path) -> None:
+    error_line(SST2, folder(tmp_path / "in", train), *parts)
 
 
 @pytest.mark.parametrize("shots", [None, 1])
-def test_a_damaged_row_is_found_even_where_it_would_not_be_drawn(shots: int | None, tmp_path: Path) -> None:
+def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_path: Path) -> None:
     rows = [*sst2_rows(500), ["a row", "of three", "1"]]
-    path = tsv(tmp_path / "in/train.tsv", HEADER, rows)
-    refused(SST2, path.parent, "train.tsv:502", shots=shots)
+    path = write_tsv(tmp_path / "in/train.tsv", HEADER, rows)
+    error_line(SST2, path.parent, "train.tsv:502", shots=shots)
 
 
 @pytest.mark.parametrize(
     ("suffix", "train", "parts"),
     [
-        (".csv", "0,a\n1\n", ["train.csv:2", "1 field where 2"]),
+        (".csv", "0,a\n1\n", ["train.csv:2", "1 field, expected 2"]),
         (".csv", "0,a\n1,b,c\n", ["train.csv:2", "3 fields"]),
         (".csv", '0,"a\nb"\n1,"open\n', ["train.csv:3", "quoting"]),
         (".csv", '0,"a\nb"\n7,c\n', ["train.csv:3", "'7'", "very negative"]),
@@ -213,39 +214,39 @@ def test_a_damaged_row_is_found_even_where_it_would_not_be_drawn(shots: int | No
         (".parquet", "PAR1 no", ["train.parquet", "Parquet"]),
     ],
 )
-def test_what_is_wrong_in_other_forms(suffix: str, train: str, parts: list[str], tmp_path: Path) -> None:
-    refused(SST5, folder(tmp_path / "in", train, suffix), *parts)
+def test_errors_in_other_formats(suffix: str, train: str, parts: list[str], tmp_path: Path) -> None:
+    error_line(SST5, folder(tmp_path / "in", train, suffix), *parts)
 
 
 def test_a_label_with_two_meanings_is_refused(tmp_path: Path) -> None:
     task = replace(SST2, hub=replace(SST2.hub, labels=["1", "0"]))
-    path = jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": 0}, {"sentence": "b", "label": 1}])
-    refused(task, path, "label '1' means 'positive' in one", "'negative' in another")
-    named = jsonl(
+    path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": 0}, {"sentence": "b", "label": 1}])
+    error_line(task, path, "label '1' means 'positive' in one", "'negative' in another")
+    named = write_jsonl(
         tmp_path / "b.jsonl", [{"sentence": "a", "label": "negative"}, {"sentence": "b", "label": "positive"}]
     )
-    assert [e.label for e in all_rows(load(task, files(named), 1))] == [0, 1]
+    assert [e.label for e in all_rows(load(task, files_config(named), 1))] == [0, 1]
 
 
-def test_the_files_own_spelling_wins_in_a_glue_folder(tmp_path: Path) -> None:
+def test_the_spelling_of_files_wins_in_a_glue_folder(tmp_path: Path) -> None:
     task = TaskConfig(
         name="swap",
         labels=["no", "yes"],
         columns=["sentence"],
         files=FileSource(labels=["entailment", "not_entailment"]),
     )
-    path = tsv(tmp_path / "a.tsv", HEADER, [["a", "not_entailment"], ["b", "entailment"], ["c", "yes"]])
-    assert [e.label for e in all_rows(load(task, files(path), 1))] == [1, 0, 1]
+    path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "not_entailment"], ["b", "entailment"], ["c", "yes"]])
+    assert [e.label for e in all_rows(load(task, files_config(path), 1))] == [1, 0, 1]
 
 
-def test_labels_given_in_another_order_are_refused_where_numbers_would_change_their_meaning(tmp_path: Path) -> None:
-    path = tsv(tmp_path / "a.tsv", HEADER, sst2_rows(4))
-    refused(replace(SST2, labels=["positive", "negative"]), path, "task.hub.labels", "'negative'", "same order")
+def test_labels_in_another_order_are_refused_if_numbers_would_change_their_meaning(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", HEADER, sst2_rows(4))
+    error_line(replace(SST2, labels=["positive", "negative"]), path, "task.hub.labels", "'negative'", "same order")
 
 
-def test_labels_of_the_users_own_put_other_lists_aside(tmp_path: Path) -> None:
+def test_other_label_lists_are_ignored_if_the_user_gives_labels(tmp_path: Path) -> None:
     task = replace(SST2, labels=["bad", "so so", "good"])
-    path = tsv(tmp_path / "a.tsv", HEADER, [["a", "good"], ["b", "so so"], ["c", "bad"]])
-    assert [e.label for e in all_rows(load(task, files(path), 1))] == [2, 1, 0]
-    tsv(path, HEADER, [["a", "good"], ["b", "1"]])
-    refused(task, path, "a.tsv:3", "unknown label '1'", "allowed: bad, so so, good")
+    path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "good"], ["b", "so so"], ["c", "bad"]])
+    assert [e.label for e in all_rows(load(task, files_config(path), 1))] == [2, 1, 0]
+    write_tsv(path, HEADER, [["a", "good"], ["b", "1"]])
+    error_line(task, path, "a.tsv:3", "unknown label '1'", "allowed: bad, so so, good")

@@ -1,4 +1,4 @@
-"""The hub: the real `datasets.load_dataset` against a loopback server, its cache, and what is said when it fails."""
+"""The hub: the real `datasets.load_dataset` with a local server, its cache, and the error lines."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ pytest.importorskip("pyarrow")
 SHOW = """
 from mezo_cli.data import load
 from mezo_cli.errors import UserError
-from mezo_cli.schema import DataConfig
-from tests.data.given import {task} as task
+from mezo_cli.config.schema import DataConfig
+from tests.data.sample_data import {task} as task
 try:
     splits = load(task, DataConfig(name="hub"{more}), 42)
     for name in ("train", "dev", "test"):
@@ -84,7 +84,7 @@ def _load(endpoint: str, home: Path, task: str = "MNLI", more: str = "") -> str:
     return done.stdout
 
 
-def test_rows_come_from_the_hub_by_name_and_then_from_its_cache(repositories: Path, tmp_path: Path) -> None:
+def test_rows_come_from_the_hub_and_then_from_its_cache(repositories: Path, tmp_path: Path) -> None:
     with Hub(repositories) as hub:
         said = _load(hub.url, tmp_path)
         assert "datasets/nyu-mll/glue/resolve/main/README.md" in hub.seen
@@ -94,7 +94,7 @@ def test_rows_come_from_the_hub_by_name_and_then_from_its_cache(repositories: Pa
     assert _load(hub.url, tmp_path) == said  # the server is gone: the cache serves, and without long retries
 
 
-def test_few_shot_rules_hold_for_the_hub_too(repositories: Path, tmp_path: Path) -> None:
+def test_few_shot_rules_apply_to_the_hub(repositories: Path, tmp_path: Path) -> None:
     with Hub(repositories) as hub:
         said = _load(hub.url, tmp_path, more=", shots=4").splitlines()
         missing = _load(hub.url, tmp_path, "RTE")
@@ -106,7 +106,7 @@ def test_few_shot_rules_hold_for_the_hub_too(repositories: Path, tmp_path: Path)
     assert "validation row 1: label -1 marks a row without a label" in unlabelled
 
 
-def test_no_server_and_no_cache_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
+def test_no_server_and_no_cache_is_one_line_that_says_how_to_run_offline(tmp_path: Path) -> None:
     said = _load("http://127.0.0.1:9", tmp_path)
     assert said.count("\n") == 1
     for part in ("nyu-mll/glue (mnli)", "http://127.0.0.1:9", "does not answer", "experiment=demo", "data.dir=PATH"):
@@ -114,10 +114,10 @@ def test_no_server_and_no_cache_is_one_line_that_says_how_to_go_on(tmp_path: Pat
 
 
 def test_a_task_without_a_hub_data_set() -> None:
+    from mezo_cli.config.schema import DataConfig
     from mezo_cli.data import load
     from mezo_cli.errors import UserError
-    from mezo_cli.schema import DataConfig
-    from tests.data.given import MRPC
+    from tests.data.sample_data import MRPC
 
     with pytest.raises(UserError, match=r"'mrpc' has no data set on the hub .* data=files"):
         load(MRPC, DataConfig(name="hub"), 42)

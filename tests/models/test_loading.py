@@ -1,4 +1,4 @@
-"""Loading: what a checkpoint must have, what is refused and in which words, and which families come out right."""
+"""Loading: what a checkpoint must contain, the error lines, and the supported model families."""
 
 import json
 import logging
@@ -16,10 +16,10 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli import models
 from mezo_cli.api import finetune
+from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
-from mezo_cli.noise import Direction
-from mezo_cli.objectives import packing
-from mezo_cli.schema import ModelConfig
+from mezo_cli.objectives import OBJECTIVES, packed_encoder, packing
+from mezo_cli.perturb.noise import Direction
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
 
@@ -27,12 +27,14 @@ LABELS = ["negative", "positive"]
 WEIGHTS = "model.safetensors"
 
 
-def load(folder: Path, objective: str = "mlm", labels: list[str] = LABELS, seed: int = 0) -> models.Loaded:
-    return models.load(ModelConfig(name="tiny", path=str(folder), device="cpu"), objective, labels, seed)
+def load(folder: Path, objective: str = "mlm", labels: list[str] = LABELS, seed: int = 0) -> models.LoadedModel:
+    return models.load(
+        ModelConfig(name="tiny", path=str(folder), device="cpu"), OBJECTIVES.load(objective).model_kind, labels, seed
+    )
 
 
-def refused(folder: Path, words: str, objective: str = "mlm") -> str:
-    """Return the line that a folder is refused with, after finding `words` in it."""
+def error_line(folder: Path, words: str, objective: str = "mlm") -> str:
+    """Return the error line for a folder, and check that it contains `words`."""
     with pytest.raises(UserError, match=re.escape(words)) as caught:
         load(folder, objective)
     assert "\n" not in str(caught.value)
@@ -54,7 +56,7 @@ def change_json(file: Path, **values: Any) -> None:
 def logits(folder: Path, rows: Any = SENTENCES) -> torch.Tensor:
     session = ready(folder, "model.device=cpu")
     with torch.no_grad():
-        return session.objective.logits(session.batch(session.inputs.encode_all(rows)))
+        return session.objective.logits(session.batch(session.encoder.encode_all(rows)))
 
 
 # --- heads ---
@@ -71,7 +73,7 @@ def test_a_tied_checkpoint_without_its_decoder_is_tied_again(tmp_path: Path) -> 
     assert torch.equal(logits(folder), before)
 
 
-def test_an_untied_decoder_is_honoured(tmp_path: Path) -> None:
+def test_an_untied_decoder_is_loaded(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path, tied=False)
     stored = safetensors.torch.load_file(folder / WEIGHTS)
     model = load(folder).model
@@ -81,27 +83,27 @@ def test_an_untied_decoder_is_honoured(tmp_path: Path) -> None:
     change_weights(folder, lambda t: t["lm_head.decoder.weight"].neg_())
     assert (logits(folder) - before).abs().max() > 0.1
     change_weights(folder, lambda t: t.pop("lm_head.decoder.weight"))
-    refused(folder, "has no masked-LM head (lm_head.decoder.weight is missing)")
+    error_line(folder, "has no masked-LM head (lm_head.decoder.weight is missing)")
 
 
 @pytest.mark.parametrize("head", ["none", "cls"])
 def test_a_checkpoint_without_its_mlm_head_is_refused_for_mlm_only(tmp_path: Path, head: str) -> None:
     folder = tiny.roberta(tmp_path, head=head)
-    said = refused(folder, "has no masked-LM head (lm_head.")
+    said = error_line(folder, "has no masked-LM head (lm_head.")
     assert "objective=cls" in said
     assert load(folder, "cls").model.config.num_labels == 2
 
 
-def test_a_body_with_a_hole_is_refused(tmp_path: Path) -> None:
+def test_a_body_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     folder, name = tiny.roberta(tmp_path), "roberta.encoder.layer.1.output.dense.weight"
     change_weights(folder, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
-    refused(folder, f"{name} does not fit its config.json: [32, 63] in the checkpoint, [32, 64] here")
+    error_line(folder, f"{name} does not fit its config.json: [32, 63] in the checkpoint, [32, 64] here")
     change_weights(folder, lambda t: t.pop(name))
     for objective in ("mlm", "cls"):
-        refused(folder, f"lacks 1 tensors, first {name}", objective)
+        error_line(folder, f"lacks 1 tensors, first {name}", objective)
 
 
-def test_a_fresh_classification_head_is_the_seeds(roberta: Path) -> None:
+def test_a_new_classification_head_is_drawn_from_the_seed(roberta: Path) -> None:
     state = torch.random.get_rng_state()
     one, same, other = (load(roberta, "cls", seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -114,7 +116,7 @@ def test_a_fresh_classification_head_is_the_seeds(roberta: Path) -> None:
     assert all(torch.equal(first[name], third[name]) for name in body)
 
 
-def test_a_fresh_head_is_stored_beside_the_trajectory(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_a_new_head_is_stored_in_start_safetensors(roberta: Path, movies: Path, tmp_path: Path) -> None:
     done = finetune(
         str(roberta),
         "sst2",
@@ -133,7 +135,7 @@ def test_a_fresh_head_is_stored_beside_the_trajectory(roberta: Path, movies: Pat
     assert config["id2label"] == {"0": "negative", "1": "positive"}
 
 
-def test_a_head_of_another_size_is_drawn_afresh_with_a_word(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+def test_a_head_of_another_size_is_replaced_with_a_warning(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
     folder = tiny.roberta(tmp_path, head="cls")
     assert load(folder, "cls").fresh == []
@@ -147,16 +149,16 @@ def test_a_head_of_another_size_is_drawn_afresh_with_a_word(tmp_path: Path, capl
 def test_classes_in_another_order_are_refused(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path, head="cls")
     change_json(folder / "config.json", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
-    refused(folder, "its classes are in the order POSITIVE, NEGATIVE, the task's are negative, positive", "cls")
+    error_line(folder, "its classes are in the order POSITIVE, NEGATIVE, the task's are negative, positive", "cls")
     change_json(folder / "config.json", id2label={"0": "Negative", "1": "Positive"})
     assert load(folder, "cls").fresh == []
 
 
-# --- what is never run or read ---
+# --- pickles and code ---
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -169,13 +171,13 @@ def test_pickled_weights_are_refused_unread(tmp_path: Path) -> None:
     folder, mark = tiny.roberta(tmp_path / "model"), tmp_path / "mark"
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
-    refused(folder, "there is no model.safetensors (only pytorch_model.bin)")
+    error_line(folder, "there is no model.safetensors (only pytorch_model.bin)")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pytorch_model.bin"}}')
-    refused(folder, "names pytorch_model.bin; weights are read from safetensors alone")
+    error_line(folder, "names pytorch_model.bin; weights are read from safetensors alone")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../out.safetensors"}}')
-    refused(folder, "names ../out.safetensors")
+    error_line(folder, "names ../out.safetensors")
     change_json(folder / "config.json", transformers_weights="pytorch_model.bin")
-    refused(folder, "names weights of its own (pytorch_model.bin)")
+    error_line(folder, "names weights of its own (pytorch_model.bin)")
     assert not mark.exists()
 
 
@@ -186,7 +188,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, file: str, objective:
     (folder / "own.py").write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
     own = {"AutoConfig": "own.C", "AutoModelForMaskedLM": "own.M", "AutoTokenizer": ["own.T", None]}
     change_json(folder / file, auto_map=own)
-    refused(folder, f"its {file} asks for code that comes with the checkpoint (auto_map)", objective)
+    error_line(folder, f"its {file} asks for code that comes with the checkpoint (auto_map)", objective)
     assert not mark.exists()
 
 
@@ -197,7 +199,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, file: str, objective:
 def test_cut_weights_are_named(tmp_path: Path, kept: int) -> None:
     folder = tiny.roberta(tmp_path)
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:kept])
-    refused(folder, f"{folder / WEIGHTS} is damaged or missing")
+    error_line(folder, f"{folder / WEIGHTS} is damaged or missing")
 
 
 def test_shards_load_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_shards_load_and_a_missing_one_is_named(tmp_path: Path) -> None:
     assert len(shards) > 1
     assert torch.equal(logits(folder), logits(whole))
     shards[-1].unlink()
-    refused(folder, f"{shards[-1]} is damaged or missing")
+    error_line(folder, f"{shards[-1]} is damaged or missing")
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -229,18 +231,18 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ('{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
     ],
 )
-def test_a_config_that_is_no_use(tmp_path: Path, content: str, said: str) -> None:
+def test_a_config_that_cannot_be_used(tmp_path: Path, content: str, said: str) -> None:
     folder = tiny.roberta(tmp_path)
     (folder / "config.json").write_text(content)
-    refused(folder, said)
+    error_line(folder, said)
 
 
 def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: Any) -> None:
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "the folder holds no config.json")
-    refused(tmp_path / "none", "no such folder; give a folder with config.json or a hub id like org/name")
-    refused(roberta / WEIGHTS, "this is a file; give the folder that holds it")
-    refused(Path("~no-such-user/model"), "no such folder")
+    error_line(tmp_path / "empty", "the folder holds no config.json")
+    error_line(tmp_path / "none", "no such folder; give a folder with config.json or a hub id like org/name")
+    error_line(roberta / WEIGHTS, "this is a file; give the folder that holds it")
+    error_line(Path("~no-such-user/model"), "no such folder")
     monkeypatch.chdir(roberta.parent)
     assert load(Path(roberta.name)).fresh == []
 
@@ -251,16 +253,16 @@ def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: An
 def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path)
     change_json(folder / "tokenizer_config.json", pad_token=None)
-    refused(folder, "its tokenizer has no padding token")
+    error_line(folder, "its tokenizer has no padding token")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path)
     for file in folder.glob("*token*"):
         file.unlink()
-    refused(folder, "there is no tokenizer (tokenizer.json, or a vocabulary's files)")
+    error_line(folder, "there is no tokenizer (tokenizer.json, or a vocabulary's files)")
     (folder / "vocab.json").write_text('{"<s>": 0}')
-    refused(folder, "there is no tokenizer", "cls")
+    error_line(folder, "there is no tokenizer", "cls")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     assert load(folder).tokenizer.vocab_size == size  # as many embeddings as tokens: fits
     tokenizer.add_tokens(["one-more"])
     tokenizer.save_pretrained(folder)
-    refused(folder, f"its tokenizer has {size + 1} tokens but the model embeds {size}")
+    error_line(folder, f"its tokenizer has {size + 1} tokens but the model embeds {size}")
 
 
 def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) -> None:
@@ -358,7 +360,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def family(folder: Path, kind: tuple[str, dict[str, Any]]) -> Path:
-    """Save a random model of a family, with the byte-level tokenizer of the others."""
+    """Save a random model of a family with a byte-level tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny.bpe(folder)
     config = getattr(transformers, f"{kind[0]}Config")(vocab_size=len(tokenizer), **kind[1])
@@ -372,49 +374,52 @@ def family(folder: Path, kind: tuple[str, dict[str, Any]]) -> Path:
     return folder
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SERVED)
-def test_a_family_gives_its_own_scores_at_the_mask_and_where_displaced(name: str, tmp_path: Path) -> None:
+def test_a_family_gives_its_own_scores_also_with_perturbed_weights(name: str, tmp_path: Path) -> None:
     folder = family(tmp_path, SERVED[name])
     ours = ready(folder, "task=rte", "model.device=cpu")
     stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    batch = ours.batch(ours.inputs.encode_all(PAIRS))
+    batch = ours.batch(ours.encoder.encode_all(PAIRS))
     z = Direction(3, 11)
-    dead = ours.params.keep_live(lambda: ours.objective.logits(batch))
+    dead = ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     assert dead == (["roformer.encoder.embed_positions.weight"] if name == "roformer" else [])  # fixed sines
     with torch.no_grad():
-        want = full_logits(stock, batch, ours.inputs.label_ids)
+        want = full_logits(stock, batch, ours.encoder.label_ids)
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
         for p_name, p in stock.named_parameters():
             if p_name not in dead:
                 p += 0.05 * ours.params.noise.z(z, p_name, p.shape, "cpu").view(p.shape)
-        moved = full_logits(stock, batch, ours.inputs.label_ids)
-        with ours.params.at(z, 0.05):
+        moved = full_logits(stock, batch, ours.encoder.label_ids)
+        with ours.forward.perturbed(z, 0.05, signs=(1,)):
             torch.testing.assert_close(ours.objective.logits(batch), moved, rtol=1e-4, atol=1e-5)
     assert (moved - want).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_family_that_cannot_be_served_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{REFUSED[name][0]}.* is a family that is not served") as caught:
+def test_an_unsupported_family_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{REFUSED[name][0]}.* is a model family that .*not support") as caught:
         ready(family(tmp_path, REFUSED[name]))
     assert "\n" not in str(caught.value)
 
 
-def test_a_shortcut_that_goes_wrong_is_noticed(roberta: Path, monkeypatch: Any) -> None:
-    path = packing.FAMILIES["roberta"][1]
-    monkeypatch.setitem(packing.FAMILIES, "roberta", (lambda config: 0, path))  # positions begin two too early
+def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) -> None:
+    path = packed_encoder.FAMILIES["roberta"][1]
+    monkeypatch.setitem(
+        packed_encoder.FAMILIES, "roberta", (lambda config: 0, path)
+    )  # position ids that are two too small
     with pytest.raises(
-        UserError, match=r"RobertaForMaskedLM is a family that is not served: its scores come out wrong"
+        UserError, match=r"RobertaForMaskedLM is a model family that is not supported: its scores are wrong"
     ):
         ready(roberta)
 
 
 def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
     ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
-    assert not batch.attention.bool().all()
-    packing.enable(stock)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert not batch.attention_mask.bool().all()
+    packing.use_packed_attention(stock)
     with torch.no_grad():
         torch.testing.assert_close(
-            full_logits(stock, batch, ours.inputs.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6
+            full_logits(stock, batch, ours.encoder.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6
         )

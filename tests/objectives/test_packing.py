@@ -1,4 +1,4 @@
-"""Packed batches give what padded ones give."""
+"""Packed batches of encoders: the same scores as padded ones, and no padding is computed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
-from mezo_cli.noise import Direction
-from mezo_cli.objectives import packing
-from mezo_cli.schema import Example
+from mezo_cli.objectives import packed_encoder
+from mezo_cli.perturb.noise import Direction
 from tests.models.test_loading import SERVED, SHAPE, family
 from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
 
@@ -25,10 +25,10 @@ BUILT = {"roberta": ("Roberta", SHAPE), "camembert": ("Camembert", SHAPE), **SER
 def test_packed_equals_padded(kind: str, rows: list[Example], request: Any) -> None:
     folder = request.getfixturevalue(kind)
     ours = ready(folder)
-    batch = ours.batch(ours.inputs.encode_all(rows))
+    batch = ours.batch(ours.encoder.encode_all(rows))
     stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        want = full_logits(stock, batch, ours.inputs.label_ids)
+        want = full_logits(stock, batch, ours.encoder.label_ids)
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
 
 
@@ -37,20 +37,23 @@ def test_packed_equals_padded(kind: str, rows: list[Example], request: Any) -> N
 def test_a_packed_classification_head_equals_a_padded_one(kind: str, rows: list[Example], request: Any) -> None:
     folder = request.getfixturevalue(kind)
     ours = ready(folder, "objective=cls")
-    batch = ours.batch(ours.inputs.encode_all(rows))
+    batch = ours.batch(ours.encoder.encode_all(rows))
     with torch.no_grad():
         want = stock_of(ours, folder)(**batch.inputs()).logits
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", packing.FAMILIES)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", packed_encoder.FAMILIES)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_family_of_the_table_sees_theta_and_both_sides_of_it(name: str, objective: str, tmp_path: Path) -> None:
+def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
+    name: str, objective: str, tmp_path: Path
+) -> None:
     folder = family(tmp_path, BUILT[name])
     ours = ready(folder, f"objective={objective}")
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
-    ours.params.keep_live(lambda: ours.objective.logits(batch))
-    assert ours.objective.carries(batch)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    assert ours.objective.fits_paired_forward(batch)
     stock, z = stock_of(ours, folder), Direction(3, 11)
     noise = {n: ours.params.noise.z(z, n, p.shape, "cpu").view(p.shape) for n, p in ours.params.tensors.items()}
     want = []
@@ -58,9 +61,9 @@ def test_every_family_of_the_table_sees_theta_and_both_sides_of_it(name: str, ob
         for way in (0.0, 0.05, -0.1):  # to theta, to theta + 0.05 z, from there to theta - 0.05 z
             for p_name, p in stock.named_parameters():
                 p += way * noise.get(p_name, 0)
-            want.append(ours.objective.stock(stock, batch, ours.inputs.label_ids))
+            want.append(ours.objective.reference_logits(stock, batch, ours.encoder.label_ids))
         torch.testing.assert_close(ours.objective.logits(batch), want[0], rtol=1e-4, atol=1e-5)
-        with ours.params.at(z, 0.05, -0.05):
+        with ours.forward.perturbed(z, 0.05):
             both = ours.objective.logits(batch)
     torch.testing.assert_close(both, torch.stack(want[1:]), rtol=1e-4, atol=2e-5)
     assert (both[0] - both[1]).abs().max() > 1e-3
@@ -70,45 +73,45 @@ def test_every_family_of_the_table_sees_theta_and_both_sides_of_it(name: str, ob
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
 def test_only_real_tokens_are_computed(objective: str, kind: str, request: Any) -> None:
     ours = ready(request.getfixturevalue(kind), f"objective={objective}")
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
     seen: list[tuple[str, int]] = []
     layers = ours.loaded.model.base_model.encoder.layer
     for name, module in (("first", layers[0].intermediate.dense), ("last", layers[-1].intermediate.dense)):
         module.register_forward_pre_hook(lambda m, args, name=name: seen.append((name, args[0].shape[:-1].numel())))
     with torch.no_grad():
         ours.objective.logits(batch)
-    assert seen == [("first", int(batch.attention.sum())), ("last", len(SENTENCES))]
-    assert batch.attention.sum() < batch.attention.numel()
+    assert seen == [("first", int(batch.attention_mask.sum())), ("last", len(SENTENCES))]
+    assert batch.attention_mask.sum() < batch.attention_mask.numel()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_row_does_not_see_its_neighbours(objective: str, roberta: Path) -> None:
+def test_a_row_does_not_attend_to_other_rows(objective: str, roberta: Path) -> None:
     ours = ready(roberta, f"objective={objective}")
-    alone = ours.batch(ours.inputs.encode_all(SENTENCES[1:2]))
-    among = ours.batch(ours.inputs.encode_all(SENTENCES))
+    alone = ours.batch(ours.encoder.encode_all(SENTENCES[1:2]))
+    among = ours.batch(ours.encoder.encode_all(SENTENCES))
     with torch.no_grad():
         torch.testing.assert_close(
             ours.objective.logits(alone)[0], ours.objective.logits(among)[1], rtol=1e-4, atol=1e-6
         )
-    assert packing.serves(ours.loaded.model)
+    assert packed_encoder.is_supported(ours.loaded.model)
 
 
 @pytest.mark.parametrize("name", ["electra", "distilbert"])
 def test_a_classification_head_of_another_family_takes_padded_batches(name: str, tmp_path: Path) -> None:
     folder = family(tmp_path, SERVED[name])
     ours = ready(folder, "objective=cls")
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
-    assert not packing.serves(ours.loaded.model)
-    assert not ours.objective.carries(batch)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert not packed_encoder.is_supported(ours.loaded.model)
+    assert not ours.objective.fits_paired_forward(batch)
     with torch.no_grad():
         want = stock_of(ours, folder)(**batch.inputs()).logits
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-6)
-        with ours.params.at(Direction(3, 11), 0.05, -0.05):
+        with ours.forward.perturbed(Direction(3, 11), 0.05):
             assert ours.loss(batch).shape == (2,)
 
 
-def test_a_head_that_reads_another_token_is_noticed(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay = packing.pack
-    monkeypatch.setattr(packing, "pack", lambda *args: (lay(*args)[0], lay(*args)[1] + 1))
-    with pytest.raises(UserError, match="RobertaForSequenceClassification is a family that is not served"):
+def test_a_head_that_reads_another_token_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay = packed_encoder.pack
+    monkeypatch.setattr(packed_encoder, "pack", lambda *args: (lay(*args)[0], lay(*args)[1] + 1))
+    with pytest.raises(UserError, match="RobertaForSequenceClassification is a model family that is not supported"):
         ready(roberta, "objective=cls")

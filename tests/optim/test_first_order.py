@@ -1,5 +1,6 @@
-"""Backpropagation in the same rooms: the stock model's gradients, dropout that can be repeated, float32 weights."""
+"""Optimizers that backpropagate: the stock model's gradients, repeatable dropout, float32 weights."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,23 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packing
-from mezo_cli.schema import METHODS
-from mezo_cli.session import Session
-from tests.door import mezo, refused, small
+from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.training.setup import Session
+from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
 
-METHOD = [name for name, method in METHODS.items() if method.backward]
+METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.load(name).needs_backward]
 
 
 def tuned(model: Path, *words: str) -> Session:
     session = ready(model, *words)
-    rows = session.inputs.encode_all(SENTENCES)
-    session.params.keep_live(lambda: session.objective.logits(session.batch(rows[:1])))
+    rows = session.encoder.encode_all(SENTENCES)
+    session.forward.select_reachable(lambda: session.objective.logits(session.batch(rows[:1])))
     return session
 
 
 def steps(session: Session, number: int) -> list[Any]:
-    rows = session.inputs.encode_all(SENTENCES)
+    rows = session.encoder.encode_all(SENTENCES)
     with torch.no_grad():  # as the loop runs
         return [session.step(rows, step) for step in range(number)]
 
@@ -52,9 +53,9 @@ def test_it_is_the_stock_model_under_torchs_own_optimizer_in_float64(
     ours = tuned(folder, f"optimizer={name}", f"optimizer.max_grad_norm={limit}", *common, *words)
     stock = AutoModelForMaskedLM.from_pretrained(folder).double().eval()
     torchs = make(stock.parameters(), lr=1e-3, weight_decay=0.1)
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
     for step, result in enumerate(steps(ours, 10)):
-        loss = torch.nn.functional.cross_entropy(full_logits(stock, batch, ours.inputs.label_ids), batch.labels)
+        loss = torch.nn.functional.cross_entropy(full_logits(stock, batch, ours.encoder.label_ids), batch.labels)
         torchs.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(stock.parameters(), float("inf") if limit == "null" else float(limit))
@@ -73,7 +74,7 @@ def test_a_packed_classification_heads_gradients_are_the_padded_ones(kind: str, 
     folder = request.getfixturevalue(kind)
     ours = tuned(folder, "optimizer=sgd", "objective=cls")
     stock = stock_of(ours, folder)
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
     with torch.enable_grad():
         ours.loss(batch).backward()
         torch.nn.functional.cross_entropy(stock(**batch.inputs()).logits, batch.labels).backward()
@@ -100,7 +101,7 @@ def test_without_a_gradient_only_the_decay_moves(name: str, roberta: Path) -> No
     ours = tuned(roberta, f"optimizer={name}", "optimizer.weight_decay=0.1", "optimizer.lr=0.5", "steps=9")
     before = {key: p.detach().clone() for key, p in ours.params.tensors.items()}
     flat = lambda: sum((0 * p).sum() for p in ours.params.tensors.values())  # noqa: E731
-    ours.optimizer.step(ours.params, flat, 0)
+    ours.optimizer.step(ours.forward, flat, 0)
     lr = 0.5
     for key, p in ours.params.tensors.items():
         torch.testing.assert_close(p.detach(), before[key] * (1 - lr * 0.1))
@@ -111,8 +112,11 @@ def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights(name: str, rob
     ours = tuned(roberta, f"optimizer={name}")
     p = next(iter(ours.params.tensors.values()))
     before = [q.detach().clone() for q in ours.params.tensors.values()]
-    assert ours.optimizer.step(ours.params, lambda: torch.tensor(float("nan")), 0).grad_norm != 0
-    spiked = ours.optimizer.step(ours.params, lambda: (p - p.detach()).abs().sqrt().sum(), 0)  # infinite slope at 0
+    undefined = ours.optimizer.step(ours.forward, lambda: torch.tensor(float("nan")), 0)
+    assert math.isnan(undefined.loss)
+    assert math.isnan(undefined.grad_norm)
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))
+    spiked = ours.optimizer.step(ours.forward, lambda: (p - p.detach()).abs().sqrt().sum(), 0)  # infinite slope at 0
     assert spiked.loss == 0.0
     assert not torch.tensor(spiked.grad_norm).isfinite()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))
@@ -129,7 +133,7 @@ def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(objective: s
     assert first.loss != second.loss
     assert [r.scalars() for r in steps(ours, 2)] == [first.scalars(), second.scalars()]
     assert steps(tuned(roberta, *still, "seed=7"), 1)[0].loss != first.loss
-    plain = ours.loss(ours.batch(ours.inputs.encode_all(SENTENCES))).item()
+    plain = ours.loss(ours.batch(ours.encoder.encode_all(SENTENCES))).item()
     none = tuned(roberta, *still, "optimizer.dropout=0")
     assert steps(none, 1)[0].loss == pytest.approx(plain, abs=1e-6)
     more = tuned(roberta, *still, "optimizer.dropout=0.5")
@@ -145,10 +149,13 @@ def test_dropout_of_attention_keeps_its_mean(packed: bool) -> None:
     rows, places = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     real = torch.zeros(2, 4, dtype=torch.bool)
     real[rows, places] = True
-    spread = packing.Spread(rows, places, real[:, None, None, :], (2, 4)) if packed else None
+    layout = packing.PackedLayout(rows, places, real[:, None, None, :], (2, 4)) if packed else None
+
+    layer = torch.nn.Module()
+    layer.is_causal = False  # type: ignore[assignment]
 
     def attend(dropout: float) -> torch.Tensor:
-        return packing.packed_attention(torch.nn.Module(), q, k, v, None, dropout=dropout, spread=spread)[0]
+        return packing.packed_attention(layer, q, k, v, None, dropout=dropout, packed_layout=layout)[0]
 
     whole = attend(0.0)
     draws = torch.stack([attend(0.3) for _ in range(3000)])
@@ -179,7 +186,7 @@ def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies:
         ("optimizer.eps=0.1",): "optimizer.eps=0.1: optimizer=adamw does not read it; it reads lr, weight_decay",
         ("optimizer.dropout=1",): "optimizer.dropout=1: out of range",
     }.items():
-        assert part in refused(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))
+        assert part in error_line(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))
     assert not run.exists()
     with pytest.raises(UserError, match=r"optimizer.momentum=0.5: optimizer=mezo does not read it"):
         ready(roberta, "optimizer.momentum=0.5")

@@ -1,4 +1,4 @@
-"""The step agrees with the reference, step by step, and with the formula in float64."""
+"""MeZO's step equals the reference's, step by step, and the formula in float64."""
 
 from functools import partial
 from pathlib import Path
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM
 
-from mezo_cli import config as configs
-from mezo_cli import session
-from mezo_cli.noise import Direction
-from mezo_cli.schema import Example
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.training import setup as session
 from tests.reference import Reference
 
 SENTENCES = [
@@ -31,14 +31,14 @@ PAIRS = [
 
 
 def ready(model: Path, *words: str) -> session.Session:
-    config = configs.build([f"model.path={model}", "model.name=tiny", "data=demo", *words])
+    config = build_config([f"model.path={model}", "model.name=tiny", "data=demo", *words])
     return session.prepare(config)
 
 
 def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
     """The label words' scores by the stock forward: the whole vocabulary at every position, then pick."""
-    scores = model(input_ids=batch.ids, attention_mask=batch.attention).logits
-    return scores[torch.arange(len(batch.mask)), batch.mask][:, label_ids]
+    scores = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    return scores[torch.arange(len(batch.positions)), batch.positions][:, label_ids]
 
 
 def stock_of(ours: session.Session, folder: Path) -> Any:
@@ -55,6 +55,7 @@ def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> f
     return float(F.cross_entropy(logits, batch.labels))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("task", "rows", "weight_decay", "loss", "lr", "eps"),
     [
@@ -82,15 +83,15 @@ def test_a_hundred_steps_agree_with_the_reference(
     )
     stock = AutoModelForMaskedLM.from_pretrained(folder)
     theirs = Reference(stock, lr=lr, eps=eps, weight_decay=weight_decay, seed=7)
-    batch = ours.batch(ours.inputs.encode_all(rows))
+    batch = ours.batch(ours.encoder.encode_all(rows))
     # transformers gives an untied decoder its own bias, and the head's then serves nothing
     dead = [] if decoder == "tied" else ["lm_head.bias"]
-    assert ours.params.keep_live(lambda: ours.objective.logits(batch)) == dead
+    assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == dead
     moved = 0
     with torch.no_grad():
         for step in range(100):
-            result = ours.optimizer.step(ours.params, partial(ours.loss, batch), step)
-            plus, minus = theirs.step(partial(reference_loss, loss, batch, ours.inputs.label_ids))
+            result = ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
+            plus, minus = theirs.step(partial(reference_loss, loss, batch, ours.encoder.label_ids))
             assert result.loss_plus == pytest.approx(plus, abs=1e-5), step
             assert result.loss_minus == pytest.approx(minus, abs=1e-5), step
             moved += result.projected_grad != 0
@@ -103,10 +104,10 @@ def test_a_hundred_steps_agree_with_the_reference(
 def test_a_step_is_the_formula_in_float64(roberta: Path, noise: str, weight_decay: float, samples: int) -> None:
     words = (f"optimizer.noise={noise}", f"optimizer.weight_decay={weight_decay}", f"optimizer.samples={samples}")
     ours = ready(roberta, "optimizer.lr=1e-3", *words)
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
-    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     before = {name: p.detach().double().clone() for name, p in ours.params.tensors.items()}
-    result = ours.optimizer.step(ours.params, partial(ours.loss, batch), 5)
+    result = ours.optimizer.step(ours.forward, partial(ours.loss, batch), 5)
     assert result.projected_grad != 0
     for name, p in ours.params.tensors.items():
         z = [ours.params.noise.z(Direction(42, 5, i), name, p.shape, "cpu").view(p.shape) for i in range(samples)]
@@ -118,12 +119,12 @@ def test_a_step_is_the_formula_in_float64(roberta: Path, noise: str, weight_deca
 def test_the_projected_gradient_is_the_slope_along_z(roberta: Path) -> None:
     """For small eps, g is the directional derivative, which backpropagation gives exactly."""
     ours = ready(roberta, "optimizer.eps=1e-3", "optimizer.lr=0")
-    batch = ours.batch(ours.inputs.encode_all(SENTENCES))
-    ours.params.keep_live(lambda: ours.objective.logits(batch))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     F.cross_entropy(ours.objective.logits(batch), batch.labels).backward()
     with torch.no_grad():
         for step in range(5):
-            result = ours.optimizer.step(ours.params, partial(ours.loss, batch), step)
+            result = ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
             slope = 0.0
             for name, p in ours.params.tensors.items():
                 z = ours.params.noise.z(Direction(42, step), name, p.shape, "cpu").view(p.shape)
@@ -141,6 +142,6 @@ def test_linear_schedule_falls_to_zero(roberta: Path) -> None:
 def test_a_loss_that_is_not_finite_leaves_the_weights(roberta: Path) -> None:
     ours = ready(roberta)
     before = [p.clone() for p in ours.params.tensors.values()]
-    result = ours.optimizer.step(ours.params, lambda: torch.full((2,), torch.nan), 0)
+    result = ours.optimizer.step(ours.forward, lambda: torch.full((2,), torch.nan), 0)
     assert result.loss_plus != result.loss_plus
     assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))

@@ -1,4 +1,4 @@
-"""The run directory: one process each, a status that is right, files that are whole or told to be damaged."""
+"""The run directory: one process at a time, the right status, damage is reported."""
 
 import contextlib
 import json
@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli import config, runs
+from mezo_cli import runs
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs import Run, checkpoints, sealed
-from tests.door import environment, mezo, refused
+from mezo_cli.runs import Run
+from tests.command_line import environment, error_line, mezo
 
-CONFIG = config.to_yaml(config.build(["steps=3"]))
+CONFIG = to_yaml(build_config(["steps=3"]))
 
 
-def born(path: Path) -> Run:
+def new_run(path: Path) -> Run:
     return Run.create(path, CONFIG, ["mezo", "train"])
 
 
@@ -30,7 +32,7 @@ def status(path: Path) -> str:
 
 
 def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
-    run = born(tmp_path / "a" / "b")
+    run = new_run(tmp_path / "a" / "b")
     info = run.info()
     assert (run.path / "config.yaml").read_text() == CONFIG
     assert (info["status"], info["argv"], info["end"], info["error"]) == ("running", ["mezo", "train"], None, None)
@@ -44,42 +46,113 @@ def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_a_run_is_refused_and_resume_is_named(tmp_path: Path) -> None:
-    with born(tmp_path).recording():
+    with new_run(tmp_path).tracked():
         pass
     with pytest.raises(UserError, match=rf"already holds a run: go on with it by `mezo resume {tmp_path}`"):
-        born(tmp_path)
+        new_run(tmp_path)
     assert status(tmp_path) == "finished"
 
 
 def test_a_directory_without_a_config_is_free(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    born(tmp_path)
+    new_run(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_config_yaml_of_something_else_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("theirs: 1\n")
     with pytest.raises(UserError, match="already holds a run"):
-        born(tmp_path)
+        new_run(tmp_path)
     assert (tmp_path / "config.yaml").read_text() == "theirs: 1\n"
 
 
 def test_a_run_that_failed_before_its_first_step_leaves_the_directory_free(tmp_path: Path) -> None:
-    with pytest.raises(UserError), born(tmp_path).recording():
+    with pytest.raises(UserError), new_run(tmp_path).tracked():
         raise UserError("no such model")
-    with born(tmp_path).recording():
+    with new_run(tmp_path).tracked():
         logging.getLogger("mezo").error("second")
     assert "no such model" not in (tmp_path / "train.log").read_text()
     assert status(tmp_path) == "finished"
 
 
 def test_a_run_that_failed_later_does_not(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run.metric("train", 1, loss=1.0)
-    with pytest.raises(RunFailed), run.recording():
+    run = new_run(tmp_path)
+    run.log_metrics("train", 1, loss=1.0)
+    with pytest.raises(RunFailed), run.tracked():
         raise RunFailed("nan")
     with pytest.raises(UserError, match="already holds a run"):
-        born(tmp_path)
+        new_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "tas", CONFIG[:100], CONFIG, "\0\0\0"])
+def test_a_process_that_ended_between_the_first_two_files_leaves_the_directory_free(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: no such file: the process ended before the run began"):
+        Run.open(tmp_path)
+    run = new_run(tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == CONFIG
+    assert run.status() == "running"
+
+
+def test_nothing_is_left_in_a_directory_that_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("theirs: 1\n")
+    with pytest.raises(UserError, match="already holds a run"):
+        new_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_run_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"file: the run directory cannot be written: this is a file"):
+        new_run(tmp_path / "file")
+
+
+def fill_the_disk(patch: pytest.MonkeyPatch, suffix: str) -> None:
+    """Let the disk be full for files whose names end so."""
+    plain = os.fsync
+
+    def full(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(suffix):
+            raise OSError(28, "No space left on device")
+        plain(descriptor)
+
+    patch.setattr(os, "fsync", full)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.json.tmp"])
+def test_a_full_disk_at_the_start_is_a_failure_and_leaves_the_directory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch, name)
+        with pytest.raises(RunFailed, match=f"{tmp_path}: cannot be written: No space left"):
+            new_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    new_run(tmp_path)
+
+
+def test_a_full_disk_when_a_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path).tracked():
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        fill_the_disk(patch, "run.json.tmp")
+        with pytest.raises(RunFailed, match=f"{tmp_path}: cannot be written: No space left"):
+            Run.open(tmp_path).claim()
+    assert status(tmp_path) == "interrupted"
+    Run.open(tmp_path).claim()
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(tmp_path)
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", False)
+    with run.tracked():
+        logging.getLogger("mezo").error("a line")
+    assert status(tmp_path) == "finished"
+    assert capsys.readouterr().err == ""
 
 
 def test_of_many_started_at_once_one_gets_the_directory(tmp_path: Path) -> None:
@@ -103,7 +176,7 @@ def test_of_many_started_at_once_one_gets_the_directory(tmp_path: Path) -> None:
 
 def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp_path: Path) -> None:
     """The harder race: all find a run that never began, and may use its directory again."""
-    with pytest.raises(UserError), born(tmp_path / "run").recording():
+    with pytest.raises(UserError), new_run(tmp_path / "run").tracked():
         raise UserError("no such model")
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom mezo_cli.runs import Run\n"
@@ -127,14 +200,14 @@ def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written: Not a directory"):
-        born(tmp_path / "file" / "run")
+        new_run(tmp_path / "file" / "run")
 
 
 # --- status ---
 
 
 def test_an_exception_is_a_failure_with_its_traceback_in_the_log(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), born(tmp_path).recording():
+    with pytest.raises(KeyError), new_run(tmp_path).tracked():
         raise KeyError("lost")
     info = Run(tmp_path).info()
     assert (info["status"], info["error"]) == ("failed", "KeyError: 'lost'")
@@ -145,8 +218,8 @@ def test_an_exception_is_a_failure_with_its_traceback_in_the_log(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [UserError("bad data"), RunFailed("nan")])
-def test_a_failure_that_is_understood_is_told_without_one(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(type(error)), born(tmp_path).recording():
+def test_a_known_failure_is_reported_without_one(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(type(error)), new_run(tmp_path).tracked():
         raise error
     assert Run(tmp_path).info()["error"] == str(error)
     log = (tmp_path / "train.log").read_text()
@@ -155,25 +228,37 @@ def test_a_failure_that_is_understood_is_told_without_one(tmp_path: Path, error:
 
 
 def test_ctrl_c_is_an_interruption(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), born(tmp_path).recording():
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path).tracked():
         raise KeyboardInterrupt
     assert status(tmp_path) == "interrupted"
     assert "mezo resume" in (tmp_path / "train.log").read_text()
 
 
-def test_a_polite_kill_is_one_too_and_the_handler_is_put_back(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), born(tmp_path).recording():
-        signal.raise_signal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_are_one_too_and_the_handler_is_restored(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path).tracked():
+        signal.raise_signal(number)
     assert status(tmp_path) == "interrupted"
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_does_not_interrupt_a_run(tmp_path: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with new_run(tmp_path).tracked():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert status(tmp_path) == "finished"
 
 
 def test_a_run_in_another_thread_is_recorded_too(tmp_path: Path) -> None:
-    run = born(tmp_path)
+    run = new_run(tmp_path)
 
     def work() -> None:
-        with run.recording():
+        with run.tracked():
             pass
 
     thread = threading.Thread(target=work)
@@ -183,12 +268,12 @@ def test_a_run_in_another_thread_is_recorded_too(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_failure_in_one_line(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run.metric("train", 1, loss=1.0)
+    run = new_run(tmp_path)
+    run.log_metrics("train", 1, loss=1.0)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunFailed, match="No space left on device"), run.recording():
-        run.metric("train", 2, loss=1.0)
+    with pytest.raises(RunFailed, match="No space left on device"), run.tracked():
+        run.log_metrics("train", 2, loss=1.0)
     assert "No space left" in run.info()["error"]
     assert status(tmp_path) == "failed"
 
@@ -197,7 +282,7 @@ def test_a_run_whose_process_is_gone_counts_as_interrupted(tmp_path: Path) -> No
     code = (
         "import os, signal\nfrom pathlib import Path\nfrom mezo_cli.runs import Run\n"
         "run = Run.create(Path('run'), 'steps: 3', [])\n"
-        "with run.recording():\n    print(Run(run.path).status(), flush=True)\n"
+        "with run.tracked():\n    print(Run(run.path).status(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
@@ -206,22 +291,22 @@ def test_a_run_whose_process_is_gone_counts_as_interrupted(tmp_path: Path) -> No
     assert Run(tmp_path / "run").status() == "interrupted"
 
 
-def test_another_process_under_the_same_number_does_not_keep_it_running(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run._drop_lock()
+def test_a_reused_process_id_does_not_count_as_running(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run._lock.release()
     assert run.info()["pid"] == os.getpid()
     assert run.status() == "interrupted"
 
 
-def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("mezo_cli.runs.run.fcntl.flock", no_locks)
-    run = born(tmp_path)
+    monkeypatch.setattr("mezo_cli.runs.lock.fcntl.flock", no_locks)
+    run = new_run(tmp_path)
     assert run.status() == "running"
     with pytest.raises(UserError, match="already holds a run"):
-        born(tmp_path)
+        new_run(tmp_path)
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     run.update(pid=int(gone.stdout))
     assert run.status() == "interrupted"
@@ -229,11 +314,11 @@ def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: p
     assert run.status() == "running"
 
 
-def test_a_running_run_is_not_taken_over(tmp_path: Path) -> None:
-    run = born(tmp_path)
+def test_a_running_run_cannot_be_claimed(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
     with pytest.raises(UserError, match=rf"is running \(process {os.getpid()} on "):
         Run.open(tmp_path).claim()
-    with pytest.raises(KeyboardInterrupt), run.recording():
+    with pytest.raises(KeyboardInterrupt), run.tracked():
         raise KeyboardInterrupt
     first, second = Run.open(tmp_path), Run.open(tmp_path)
     first.claim()
@@ -245,8 +330,8 @@ def test_a_running_run_is_not_taken_over(tmp_path: Path) -> None:
 # --- damage ---
 
 
-def test_an_edited_config_is_told(tmp_path: Path) -> None:
-    with born(tmp_path).recording():
+def test_an_edited_config_is_reported(tmp_path: Path) -> None:
+    with new_run(tmp_path).tracked():
         pass
     Run.open(tmp_path)
     for text in ("steps: 4\n", ""):
@@ -258,8 +343,8 @@ def test_an_edited_config_is_told(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_every_flipped_bit_of_run_json_is_told_or_changes_nothing_that_is_run(tmp_path: Path) -> None:
-    with born(tmp_path).recording():
+def test_a_flipped_bit_of_run_json_is_reported_or_has_no_effect(tmp_path: Path) -> None:
+    with new_run(tmp_path).tracked():
         pass
     path = tmp_path / "run.json"
     whole = path.read_bytes()
@@ -274,123 +359,23 @@ def test_every_flipped_bit_of_run_json_is_told_or_changes_nothing_that_is_run(tm
         Run.open(tmp_path)
 
 
-# --- checkpoints ---
-
-
-def write(content: str) -> object:
-    def files(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "model.safetensors").write_text(content)
-        (folder / "config.json").write_text("{}")
-
-    return files
-
-
-def test_a_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    assert run.saved_step("best") is None
-    for step in (0, 5):
-        run.save("best", step, write(f"step {step}"))  # type: ignore[arg-type]
-        assert run.saved_step("best") == step
-        assert (run.checkpoints / "best" / "model.safetensors").read_text() == f"step {step}"
-        checkpoints.verify(run.checkpoints / "best")
-    assert [p.name for p in run.checkpoints.iterdir()] == ["best"]
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run.save("best", 0, write("step 0"))  # type: ignore[arg-type]
-
-    def full(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "model.safetensors").write_text("half")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(RunFailed, match=r"step 5: checkpoint .*best could not be written: .*No space left"):
-        run.save("best", 5, full)
-    assert run.saved_step("best") == 0
-    checkpoints.verify(run.checkpoints / "best")
-    assert [p.name for p in run.checkpoints.iterdir()] == ["best"]
-
-
-@pytest.mark.parametrize("cut", ["before", "between", "after"])
-def test_a_crash_within_the_swap_is_mended(tmp_path: Path, cut: str) -> None:
-    with born(tmp_path).recording():
-        run = Run(tmp_path)
-        run.save("best", 0, write("step 0"))  # type: ignore[arg-type]
-    folder = tmp_path / "checkpoints"
-    if cut == "before":
-        write("half")(folder / ".best.new")  # type: ignore[operator]
-    elif cut == "between":
-        (folder / "best").rename(folder / ".best.old")
-    else:
-        write("older")(folder / ".best.old")  # type: ignore[operator]
-    run = Run.open(tmp_path)
-    assert run.saved_step("best") == 0
-    checkpoints.verify(folder / "best")
-    run.save("best", 5, write("step 5"))  # type: ignore[arg-type]
-    assert [p.name for p in folder.iterdir()] == ["best"]
-
-
-def test_a_reader_does_not_mend_under_the_hands_of_a_running_run(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run.save("best", 0, write("step 0"))  # type: ignore[arg-type]
-    (run.checkpoints / "best").rename(run.checkpoints / ".best.old")
-    Run.open(tmp_path)
-    assert (run.checkpoints / ".best.old").exists()
-
-
-def test_every_flipped_bit_of_a_checkpoint_is_told(tmp_path: Path) -> None:
-    run = born(tmp_path)
-    run.save("best", 5, write("the weights"))  # type: ignore[arg-type]
-    folder = run.checkpoints / "best"
-    for name in ("model.safetensors", "config.json", "mezo.json"):
-        whole = (folder / name).read_bytes()
-        for place in range(len(whole)):
-            damaged = bytearray(whole)
-            damaged[place] ^= 0x10
-            (folder / name).write_bytes(bytes(damaged))
-            with contextlib.suppress(UserError):
-                checkpoints.verify(folder)
-                assert json.loads(damaged) == json.loads(whole)  # white space in mezo.json
-        (folder / name).unlink()
-        with pytest.raises(UserError, match=r"missing|no such file"):
-            checkpoints.verify(folder)
-        (folder / name).write_bytes(whole)
-    checkpoints.verify(folder)
-
-
-def test_half_a_file_is_never_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.json"
-    sealed.write_whole(path, "old")
-
-    def crash(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sealed.os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        sealed.write_whole(path, "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
-    assert path.read_text() == "old"
-
-
 # --- the list ---
 
 
 def test_the_list_of_nothing(tmp_path: Path) -> None:
     said = mezo("runs", tmp_path)
     assert (said.code, said.out) == (0, f"no runs under {tmp_path}\n")
-    assert "no such folder" in refused(mezo("runs", tmp_path / "none"))
+    assert "no such folder" in error_line(mezo("runs", tmp_path / "none"))
     (tmp_path / "file").write_text("")
-    assert "no such folder" in refused(mezo("runs", tmp_path / "file"))
+    assert "no such folder" in error_line(mezo("runs", tmp_path / "file"))
 
 
 def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.yaml").write_text("a: 1\n")
-    with born(tmp_path / "sound").recording():
-        pass
-    with born(tmp_path / "torn").recording():
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path / "sound").tracked():
+        raise KeyboardInterrupt
+    with new_run(tmp_path / "torn").tracked():
         pass
     (tmp_path / "torn" / "run.json").write_text('{"status": "fin')
     (tmp_path / "only-steps").mkdir()
@@ -399,8 +384,8 @@ def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> N
     assert said.code == 0, said
     rows = [line.split() for line in said.out.splitlines()]
     assert rows[0][:2] == ["run", "status"]
-    assert [row[:2] for row in rows[1:4]] == [["only-steps", "damaged"], ["torn", "damaged"], ["sound", "finished"]]
-    assert rows[3][2:] == ["sst2", "mlm", "mezo", "roberta-large", "42", "0/3", "-", "-"]
+    assert [row[:2] for row in rows[1:4]] == [["only-steps", "damaged"], ["torn", "damaged"], ["sound", "interrupted"]]
+    assert rows[3][2:] == ["sst2", "mlm", "mezo", "roberta-large", "accuracy", "42", "0/3", "-", "-"]
     assert "torn: " in said.out
     assert "run.json is damaged" in said.out
     assert "odd" not in {row[0] for row in rows[1:]}
@@ -409,19 +394,19 @@ def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> N
 # --- the summary ---
 
 
-def test_a_changed_summary_is_told(tmp_path: Path) -> None:
-    run = born(tmp_path)
+def test_a_changed_summary_is_reported(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
     with pytest.raises(UserError, match=r"summary\.json: no such file"):
-        run.results()
-    run.summary({"steps": 3, "seconds": 1.5})
-    assert run.results() == {"steps": 3, "seconds": 1.5}
+        run.read_summary()
+    run.write_summary({"steps": 3, "seconds": 1.5})
+    assert run.read_summary() == {"steps": 3, "seconds": 1.5}
     file = tmp_path / "summary.json"
     file.write_text(file.read_text().replace('"steps": 3', '"steps": 8'))
     with pytest.raises(UserError, match=r"summary\.json is damaged"):
-        run.results()
+        run.read_summary()
 
 
-def test_a_folder_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_folder_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     with pytest.raises(UserError, match=r"no such folder \(did you mean 'outputs'\?\)"):
-        runs.find(tmp_path / "output")
+        runs.find_runs(tmp_path / "output")

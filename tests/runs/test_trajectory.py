@@ -1,4 +1,4 @@
-"""The trajectory file: what is written comes back, torn tails are cut, damage is told."""
+"""The trajectory file: a round trip, incomplete records are cut, damage is reported."""
 
 from pathlib import Path
 
@@ -36,8 +36,29 @@ def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, gr
             writer.append(step, g, 0.5)
     past = trajectory.read(path)
     assert past.header == head
-    assert past.sound == path.stat().st_size
+    assert past.valid_bytes == path.stat().st_size
     assert past.records(0, len(past)) == [(i, g, 0.5) for i, g in enumerate(grads)]
+
+
+def test_samples_that_were_not_drawn_are_no_gradients_of_zero(tmp_path: Path) -> None:
+    """n-SPSA with a linear schedule draws 1, 1, 2, 2 samples; the records have room for 2."""
+    with open(tmp_path / "t", "wb") as file:
+        writer = trajectory.Writer(file, header(samples=2))
+        for step, grads in enumerate([[1.0], [-2.0], [3.0, 0.0], [-4.0, 5.0]]):
+            writer.append(step, grads, 1e-6)
+    past = trajectory.read(tmp_path / "t")
+    assert past.grads.tolist() == [[1.0, 0.0], [-2.0, 0.0], [3.0, 0.0], [-4.0, 5.0]]
+    drawn = past.drawn_grads(lambda step: 1 + 2 * step // 4)
+    assert drawn.tolist() == [1.0, -2.0, 3.0, 0.0, -4.0, 5.0]
+    stats = trajectory.projected_grad_stats(drawn)
+    assert stats == {"zero_fraction": pytest.approx(1 / 6), "mean_abs": 2.5, "min_abs": 0.0, "max_abs": 5.0}
+
+
+def test_no_gradients_have_no_statistics(tmp_path: Path) -> None:
+    write(tmp_path / "t", [])
+    none = dict.fromkeys(("zero_fraction", "mean_abs", "min_abs", "max_abs"))
+    assert trajectory.projected_grad_stats(trajectory.read(tmp_path / "t").drawn_grads(lambda step: 1)) == none
+    assert trajectory.projected_grad_stats(None) == none
 
 
 def test_twenty_thousand_steps_of_a_large_model_stay_under_330_kb(tmp_path: Path) -> None:
@@ -47,15 +68,15 @@ def test_twenty_thousand_steps_of_a_large_model_stay_under_330_kb(tmp_path: Path
 
 
 @pytest.mark.parametrize("lost", range(1, 16))
-def test_a_torn_tail_is_cut_and_appending_goes_on(tmp_path: Path, lost: int) -> None:
+def test_an_incomplete_record_is_cut_and_appending_continues(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "t"
     head = write(path, [[1.0], [2.0], [3.0]])
     path.write_bytes(path.read_bytes()[:-lost])
     past = trajectory.read(path)
     assert past.grads.ravel().tolist() == [1.0, 2.0]
     with open(path, "r+b") as file:
-        file.truncate(past.sound)
-        file.seek(past.sound)
+        file.truncate(past.valid_bytes)
+        file.seek(past.valid_bytes)
         trajectory.Writer(file, head).append(2, [4.0], 1e-6)
     assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0, 4.0]
 
@@ -75,7 +96,7 @@ def test_every_flipped_byte_is_told_or_only_costs_the_last_step(tmp_path: Path) 
                 trajectory.read(path)
 
 
-def test_a_missing_or_empty_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_empty_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         trajectory.read(tmp_path / "none")
     (tmp_path / "empty").write_bytes(b"")

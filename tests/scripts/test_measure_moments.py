@@ -1,4 +1,4 @@
-"""The script behind docs/methods.md: what it calls the error of a window is one."""
+"""scripts/measure_moments.py, which made the tables of docs/methods.md: its error of a window is the true error."""
 
 import importlib.util
 from pathlib import Path
@@ -22,18 +22,18 @@ def script() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["mezo_momentum", "mezo_adam"])
-def test_a_window_over_all_steps_has_no_error_and_a_short_one_the_sum_of_what_it_lacks(
+def test_a_window_over_all_steps_has_no_error_and_a_short_window_that_of_the_missing_terms(
     name: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
     words, records = script.MOMENTS[name], [(step, [g], 1e-3) for step, g in enumerate(GRADS)]
 
     def errors(window: int) -> list[float]:
-        ours = script.displaced([*words, f"optimizer.window={window}"], GIVEN, records, 1)
+        ours = script.movement([*words, f"optimizer.window={window}"], GIVEN, records, 1)
         return [float((a - b).norm() / b.norm()) for a, b in zip(ours, exact, strict=True)]
 
-    exact = script.displaced(words, GIVEN, records, 1)
+    exact = script.movement(words, GIVEN, records, 1)
     assert max(errors(len(GRADS))) < 1e-6
     _, single = errors(2)
-    kept = [(0.9**age * g) ** 2 for age, g in enumerate(reversed(GRADS))]  # the directions are orthogonal, nearly
+    kept = [(0.9**age * g) ** 2 for age, g in enumerate(reversed(GRADS))]  # the directions are nearly orthogonal
     assert single == pytest.approx((sum(kept[2:]) / sum(kept)) ** 0.5, rel=0.02)

@@ -1,6 +1,7 @@
 """The script that rebuilds a model like the demo's: small, on a text made here."""
 
 import importlib.util
+import json
 import lzma
 import random
 import re
@@ -8,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pretrain_demo_model.py"
@@ -41,7 +44,7 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("pretrain_demo_model", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["pretrain_demo_model"] = importlib.util.module_from_spec(spec)  # its dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -100,12 +103,27 @@ def test_label_words_take_the_place_of_the_last_merges(script: ModuleType) -> No
     assert len(plain.encode(" Expression", add_special_tokens=False).ids) == 1
 
 
-def test_masking_follows_the_rule(script: ModuleType) -> None:
+def batches(script: ModuleType, corpus: Any, tokenizer: Any, *options: str, opinions: list[int] | None = None) -> Any:
+    """The batches of a run on this corpus; `opinions` are the tokens that count as opinion words."""
+    args = script.arguments(["x", "--out", "nowhere", "--steps", "1", *options])
+    table = np.zeros(tokenizer.get_vocab_size(), dtype=bool)
+    table[opinions or []] = True
+    return script.Batches([corpus], tokenizer, table, args)
+
+
+def bare(script: ModuleType, tokens: np.ndarray) -> Any:
+    """A corpus of one sentence in which nothing is said."""
+    zero = np.zeros(1, dtype=int)
+    return script.Corpus(tokens, np.array([0, len(tokens)]), zero, zero + 1, zero[:0], zero[:0])
+
+
+def test_masking_follows_the_rule(made: tuple[Path, str], script: ModuleType) -> None:
     tokens = np.random.default_rng(0).integers(5, 300, size=20_000).astype(np.uint16)
-    args = script.arguments(["x", "--out", "nowhere", "--steps", "1", "--batch-tokens", "60000"])
-    stream = script.batches(tokens, 300, args)
+    tokenizer = script.Tokenizer.from_file(str(made[0] / "tokenizer.json"))
+    stream = batches(script, bare(script, tokens), tokenizer, "--batch-tokens", "60000")
     for step in range(1, 11):
-        ids, masked, targets = next(stream)
+        batch = stream(step)
+        ids, masked = batch.ids, batch.masked
         assert ids.shape[1] == (254 if step == 10 else 64)
         assert (ids[:, 0] == script.BOS).all()
         assert (ids[:, -1] == script.EOS).all()
@@ -113,9 +131,176 @@ def test_masking_follows_the_rule(script: ModuleType) -> None:
         assert masked.float().mean() == pytest.approx(0.25 * (ids.shape[1] - 2) / ids.shape[1], abs=0.01)
         seen = ids[masked]
         assert (seen == script.MASK).float().mean() == pytest.approx(0.8, abs=0.02)
-        assert (seen == targets).float().mean() == pytest.approx(0.1, abs=0.02)
-    again = next(script.batches(tokens, 300, args))
-    assert torch.equal(again[0], next(script.batches(tokens, 300, args))[0])
+        assert (seen == batch.word).float().mean() == pytest.approx(0.1, abs=0.02)
+        assert batch.place.tolist() == list(range(len(seen)))
+        assert (batch.weight == 1).all()
+    assert torch.equal(stream(3).ids, stream(3).ids)
+    assert not torch.equal(stream(3).ids, stream(4).ids)
+
+
+def test_opinion_words_are_masked_at_their_own_rate_and_weigh_more(made: tuple[Path, str], script: ModuleType) -> None:
+    tokens = np.random.default_rng(0).integers(5, 300, size=20_000).astype(np.uint16)
+    tokenizer = script.Tokenizer.from_file(str(made[0] / "tokenizer.json"))
+    options = ["--batch-tokens", "60000", "--mask", "0.1", "--opinion-mask", "0.6", "--opinion-weight", "3"]
+    batch = batches(script, bare(script, tokens), tokenizer, *options, opinions=[*range(5, 35)])(1)
+    opinion = batch.word < 35
+    assert (batch.weight[opinion] == 3).all()
+    assert (batch.weight[~opinion] == 1).all()
+    share = 30 / 295  # of the tokens
+    inner = batch.ids[:, 1:-1].numel()
+    assert opinion.sum() / (share * inner) == pytest.approx(0.6, abs=0.03)
+    assert (~opinion).sum() / ((1 - share) * inner) == pytest.approx(0.1, abs=0.01)
+
+
+def test_sentences_keep_every_character_and_spelling_is_that_of_sst2(script: ModuleType) -> None:
+    said = "I saw it. \"So good!\" she said... It's (mostly) fine, isn't it?"
+    cut = script.sentences(said)
+    assert cut == ["I saw it.", ' "So good!"', " she said...", " It's (mostly) fine, isn't it?"]
+    assert script.spaced(cut[1]) == "`` so good ! ''"
+    assert script.spaced(cut[2]) == "she said ..."
+    assert script.spaced(cut[3]) == "it 's ( mostly ) fine , is n't it ?"
+    assert script.spaced("At 4.5 a.m. -- the End.") == "at 4.5 a.m. -- the end ."
+
+
+def test_opinion_words_are_found_by_where_they_stand(script: ModuleType) -> None:
+    docs = ["The movie was dull and so very bleak.", "It was a day. It is really bleak, too dull."] * 3
+    docs += ["It was made there, really quickly."] * 5  # a function word, and a form in -ly
+    docs += ["It was forced.", "The plot is thin."] * 3  # a form in -ed without an intensifier
+    docs += ["The cast is big enough.", "It is odd."] * 2  # too few places
+    assert script.opinion_words(docs) == ["bleak", "dull", "thin"]
+    assert script.opinion_words([*docs, *["a dull day"] * 1500]) == [
+        "bleak",
+        "thin",
+    ]  # less than 1% of the uses of dull
+
+
+def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType) -> None:
+    docs = ["the film is good. the cast shines and I loved it! her acting was dull. a story was not fine."]
+    docs += ["we left early. so we left early. the score is sweet."]
+    tokenizer = script.train_tokenizer([*docs * 20, text()], 512, 1.0, 0)
+    opinions = script.marked(tokenizer, ["good", "dull", "fine", "sweet"], (" {word}",))
+    corpus = script.corpus(tokenizer, docs, opinions)
+    said = [tokenizer.decode([i]).strip() for i in corpus.said]
+    assert said == ["good", "dull", "sweet"]  # "not fine" says nothing
+    assert corpus.said_in.tolist() == [0, 2, 6]
+    args = ["--prompt-share", "1", "--opinion-words", "x", "--reach", "1", "--phrase-share", "0"]
+    args += ["--prompt-mask", "0", "--prompt-opinion-mask", "0", "--length", "60"]
+    stream = batches(script, corpus, tokenizer, *args, opinions=np.flatnonzero(opinions).tolist())
+    expected = {  # sentences -> what the sentence before and the sentence after say
+        "the cast shines and I loved it!": {"good", "dull"},
+        "a story was not fine.": {"dull"},
+        "so we left early.": {"sweet"},
+        "the cast shines and I loved it! her acting was dull.": {"good"},
+        "her acting was dull. a story was not fine.": set(),
+    }
+    found: dict[str, set[str]] = {}
+    for step in range(1, 40):
+        batch = stream(step)
+        assert (batch.ids == script.MASK).sum() == len(batch.ids)
+        for row, ids in enumerate(batch.ids.tolist()):
+            asked = batch.word[batch.place == row]
+            assert batch.weight[batch.place == row].sum() == pytest.approx(10)
+            shown = tokenizer.decode(ids, skip_special_tokens=True)
+            body = next(shown.split(f"{e[0]}{e[1]}")[0] for e in script.ENDINGS if f"{e[0]}{e[1]}" in shown).strip()
+            found[body] = {tokenizer.decode([i]).strip() for i in asked}
+    for body, words in expected.items():
+        assert found.get(body, set()) == words, body
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text(text())
+    (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "a great film \t1\na dull film \t0\n" * 5)
+    command = [str(tmp_path / "text.txt"), *SMALL, "--opinion-words", "auto", "--prompt-share", "0.5", "--length", "24"]
+    command += ["--spaced-share", "0.5", "--evaluate", str(tmp_path / "rows.tsv"), "--evaluate-every", "20"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    script.main([*command, "--out", str(whole)])
+    step = script.Run.step
+
+    def stop(run: Any, *args: Any) -> None:
+        if run.at.step == 31:
+            raise KeyboardInterrupt
+        step(run, *args)
+
+    often = ["--checkpoint-minutes", "1e-9"]  # after every step
+    monkeypatch.setattr(script.Run, "step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        script.main([*command, *often, "--out", str(stopped)])
+    monkeypatch.setattr(script.Run, "step", step)
+    assert [path.name for path in stopped.iterdir()] == ["checkpoint"]
+    with pytest.raises(SystemExit):
+        script.main([*command, "--mask", "0.1", "--out", str(stopped)])
+    assert "unfinished run whose --mask is 0.25, not 0.1" in capsys.readouterr().err
+    (stopped / "checkpoint").rename(stopped / "checkpoint.old")  # as if stopped between the two renames
+    script.main([*command, "--out", str(stopped)])
+    assert "continued from step 30" in capsys.readouterr().out
+    one, two = (load_file(folder / "model.safetensors") for folder in (whole, stopped))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert recorded(whole) == recorded(stopped)
+    assert "good" in recorded(whole)["opinion_words"]
+    assert {p.name for p in stopped.iterdir()} == {p.name for p in whole.iterdir()}  # no checkpoint is left
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What training.json holds, without what no two runs share."""
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    for entry in record["history"]:
+        entry.pop("minutes", None)
+    record["arguments"].pop("out")
+    return record
+
+
+def test_a_model_is_trained_on_from_where_it_was(made: tuple[Path, str], tmp_path: Path) -> None:
+    rates = ["--muon-lr", "0", "--adam-lr", "1e-9", "--steps", "1", "--batch-tokens", "512", "--length", "16"]
+    (tmp_path / "text.txt").write_text(text())
+    done = run(tmp_path / "text.txt", "--start", made[0], "--out", tmp_path / "on", *rates, "--long-length", "32")
+    assert done.returncode == 0, done.stderr
+    before, after = (load_file(folder / "model.safetensors") for folder in (made[0], tmp_path / "on"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[k].float(), after[k].float(), atol=1e-3) for k in before)
+    assert (made[0] / "tokenizer.json").read_bytes() == (tmp_path / "on" / "tokenizer.json").read_bytes()
+
+
+def test_what_evaluate_prints_is_right(made: tuple[Path, str], script: ModuleType) -> None:
+    scores, labels = np.array([-2.0, -1.0, 0.5, 1.0, 3.0]), np.array([0, 1, 0, 1, 1])
+    # 2 of 5 wrong; above the median 0.5 are two, both positive, and one positive is below; 6 pairs, 1 in wrong order
+    assert script.quality(scores, labels) == pytest.approx({"accuracy": 3 / 5, "median": 4 / 5, "auc": 5 / 6})
+    model = AutoModelForMaskedLM.from_pretrained(made[0], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(made[0])
+    texts = ["a dull film ", "her acting was great and the cast shines", "naïve"]
+    found = script.margins(model, script.Tokenizer.from_file(str(made[0] / "tokenizer.json")), texts)
+    for said, value in zip(texts, found, strict=True):
+        ids = tokenizer(f"{said} It was<mask>.", return_tensors="pt")["input_ids"]
+        logits = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
+        great, terrible = (tokenizer(w, add_special_tokens=False)["input_ids"][0] for w in (" great", " terrible"))
+        assert value == pytest.approx((logits[great] - logits[terrible]).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("evaluate", "text\tclass\na film\t1\n", "line 2: the columns sentence and label"),
+        ("evaluate", "sentence\tlabel\na film\t1\nb\t2\n", "line 3: the columns sentence and label"),
+        ("evaluate", "sentence\tlabel\na film\t1\n", "rows of both labels"),
+        ("opinion-words", "good, bad", "is not JSON"),
+        ("opinion-words", "[]", "must hold a JSON list of words"),
+        ("opinion-words", '["unbelievablelongword"]', "no opinion word is a single token"),
+        ("start", "", "is not a folder"),
+    ],
+)
+def test_a_bad_file_ends_in_2_and_leaves_nothing(
+    name: str, content: str, named: str, script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text(text())
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        script.main(
+            [str(tmp_path / "text.txt"), "--out", str(tmp_path / "m"), *SMALL, f"--{name}", str(tmp_path / "file")]
+        )
+    assert stop.value.code == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +308,16 @@ def test_masking_follows_the_rule(script: ModuleType) -> None:
     [
         (["--width", "33"], "--width 33 must be even and a multiple of --heads 2"),
         (["--steps", "0"], "--steps must be above 0"),
-        (["--muon-lr", "nan"], "--muon-lr must be above 0"),
+        (["--muon-lr", "nan"], "--muon-lr must be 0 or more"),
+        (["--adam-lr", "0"], "--adam-lr must be above 0"),
         (["--warmup", "-1"], "--warmup must be 0 or more"),
         (["--length", "64"], "rows of 64, 32 tokens: 8 to 32"),
         (["--vocab-size", "300"], "--vocab-size 300 is too small"),
         (["--layers", "two"], "invalid int value"),
+        (["--prompt-share", "0.5"], "--prompt-share needs --opinion-words"),
+        (["--prompt-share", "1.5"], "--prompt-share must be at most 1"),
+        (["--opinion-mask", "1.5"], "--opinion-mask must be at most 1"),
+        (["--prompt-share", "1", "--opinion-words", "auto"], "--prompt-share needs a --length of at least 24, not 16"),
     ],
 )
 def test_bad_arguments_end_in_2_with_one_clear_line(

@@ -1,0 +1,1 @@
+"""One module per command: what it does, and what it prints."""

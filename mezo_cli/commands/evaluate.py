@@ -1,0 +1,83 @@
+"""`mezo eval`: evaluate a run's checkpoint, or any Hugging Face folder, on a split."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from mezo_cli import data
+from mezo_cli.config.overrides import quote
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import console_logging, make_console, make_table, print_line
+from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.runs import Run, checkpoints
+from mezo_cli.system import import_torch
+
+log = logging.getLogger("mezo")
+
+SPLITS = ("test", "dev", "train")
+
+
+def evaluate(path: Path, overrides: Sequence[str], checkpoint: str | None, split: str, config_dir: str | None) -> None:
+    """Evaluate a run, a checkpoint folder of a run, or a plain Hugging Face folder, and print the scores.
+
+    Args:
+        path: the folder.
+        overrides: settings for a plain folder, at least the task and the data; a run has its own config.
+        checkpoint: of a run: `best` (if None), `last` or a step number.
+        split: one of `SPLITS`.
+        config_dir: the user's config folder.
+
+    Raises:
+        UserError: for a folder or a split that does not exist, and when the loss is not finite.
+    """
+    if split not in SPLITS:
+        raise UserError(f"--split {split}: allowed are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder")
+    is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
+    run_dir = path if is_run else checkpoints.find_run(path)
+    if run_dir is None and not any(text.startswith("task=") for text in overrides):
+        raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
+    if run_dir is not None and overrides:
+        raise UserError(f"'{overrides[0]}': settings go with a plain model folder; a run has its own")
+    import_torch()
+    if checkpoint is not None and not is_run:
+        what = f"the checkpoint '{path.name}' of {run_dir}" if run_dir is not None else "a plain model folder"
+        raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option goes with a run directory")
+    from mezo_cli.training import restore
+    from mezo_cli.training.device_errors import explain_device_errors
+    from mezo_cli.training.evaluation import evaluate as evaluate_rows
+    from mezo_cli.training.setup import prepare
+
+    console = make_console()
+    with console_logging(console):
+        if run_dir is None:
+            from mezo_cli.config.compose import build_config
+
+            config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
+        else:
+            wanted = (checkpoint or "best") if is_run else path.name
+            run, config, name = Run.open(run_dir), read_config(run_dir / "config.yaml"), f"{run_dir} {wanted}"
+        splits = data.load_splits(config)
+        rows = getattr(splits, split)
+        if rows is None:
+            raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
+        if run_dir is None:
+            session = prepare(config)
+        else:
+            if run.info().get("data_fingerprint") not in (None, splits.fingerprint):
+                log.warning("warning: the data have changed since the run")
+            session = restore.load_checkpoint(config, run, wanted)
+        advice = f"a lower eval_batch_size (now {config.eval_batch_size})"
+        if run_dir is not None:  # whose settings are fixed
+            advice = (
+                f"again when the device has more free memory (the run's eval_batch_size is {config.eval_batch_size})"
+            )
+        with explain_device_errors(f"{name}: evaluating {split}", advice):
+            result = evaluate_rows(session, session.encoder.encode_all(rows))
+    if not result.is_finite:
+        raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
+    print_line(f"{name}, {split}: {len(rows)} rows")
+    table = make_table("", *result.scores(), *(f"predicted {label}" for label in result.predicted))
+    table.add_row("", *(f"{value:.4f}" for value in result.scores().values()), *map(str, result.predicted.values()))
+    console.print(table)

@@ -1,0 +1,58 @@
+"""Train in a claimed run directory and log the results: what `train`, `resume`, a sweep's jobs and the API share."""
+
+import logging
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mezo_cli.config.schema import Config
+from mezo_cli.console import format_duration
+from mezo_cli.runs import Run
+from mezo_cli.system import import_torch
+
+log = logging.getLogger("mezo")
+
+
+def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Train in a run directory that this process has claimed, log the results and return the summary.
+
+    `prepare` is called first; if it raises, the run is recorded as failed.
+    """
+    with run.tracked():
+        prepare()
+        import_torch()
+        from mezo_cli.training import loop  # imports torch
+
+        summary = loop.train(config, run, console)
+        _log_results(run, summary, config.task.metric)
+    return summary
+
+
+def relative(path: Path) -> str:
+    """Return a path as seen from the working directory where it lies below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
+    """Log the scores before training and at the best checkpoint, which the task's metric has chosen."""
+    first = run.evaluations("dev")[0]
+    best, test = summary["best"]["step"], summary["test"]
+    own = "" if metric == "accuracy" else f"{metric:>8}  "
+    log.info("%-19s  %saccuracy    loss  at step", "", own)
+    rows = [("dev before training", first, 0), ("dev best", summary["dev"], best), ("test at best", test, best)]
+    for name, scores, step in rows:
+        if scores is not None:
+            score = f"{scores[metric]:8.3f}  " if own else ""
+            log.info("%-19s  %s%7.1f%%  %6.4f  %7d", name, score, 100 * scores["accuracy"], scores["loss"], step)
+    log.info(
+        "%d steps, %d forwards in %s; peak memory %.2f GB",
+        summary["steps"],
+        summary["forwards"],
+        format_duration(summary["seconds"]),
+        summary["peak_memory_bytes"] / 1e9,
+    )
+    log.info("evaluate again: mezo eval %s", shlex.quote(relative(run.path)))

@@ -1,0 +1,80 @@
+"""`mezo prune`: remove the full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
+
+import gc
+from pathlib import Path
+
+from mezo_cli.commands.execute import relative
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
+from mezo_cli.runs import Run, checkpoints, find_runs
+from mezo_cli.runs.run_json import utc_now
+from mezo_cli.system import import_torch
+
+
+class NothingToPruneError(UserError):
+    """The run has no checkpoints that can be removed. Its text says why."""
+
+
+def prune(folder: Path) -> None:
+    """Prune a run, or every finished run under a folder, and print the bytes that were freed.
+
+    Raises:
+        UserError: when there is no run; for a single run, when it cannot be pruned; for a folder, when the checkpoints
+            of some run are damaged or differ from their replay (the other runs are pruned first).
+    """
+    single = (folder / "config.yaml").is_file()
+    runs = [Run(folder)] if single else find_runs(folder)
+    if not runs:
+        raise UserError(f"no runs under {folder}")
+    freed, failed = 0, []
+    for run in runs:
+        try:
+            size = _prune(Run.open(run.path))
+        except UserError as error:
+            if single:
+                raise
+            print_line(f"kept    {error}")
+            if not isinstance(error, NothingToPruneError):
+                failed.append(run.path)
+            continue
+        freed += size
+        print_line(f"pruned  {relative(run.path)}: {size:,} bytes")
+    print_line(f"{freed:,} bytes freed; the weights are replayed from the trajectory when they are needed")
+    if failed:
+        raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")
+
+
+def _prune(run: Run) -> int:
+    """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
+    config, status = read_config(run.path / "config.yaml"), run.status()
+    if not optimizer_class(config.optimizer).replayable:
+        raise NothingToPruneError(
+            f"{run.path}: optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
+        )
+    if status != "finished":
+        raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
+    steps = {name: step for name in checkpoints.NAMES if (step := run.checkpoint_step(name)) is not None}
+    if not steps:
+        raise NothingToPruneError(f"{run.path} has no full checkpoints")
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.training import restore
+
+    with run.locked(), console_logging(make_console()):
+        stored = {}
+        for name in steps:
+            stored[name] = models.fingerprint(restore.load_verified(config, run, name).loaded.model)
+            gc.collect()  # memory may not hold two models
+        for step, session in restore.replay_to_each(config, run, steps.values()):
+            replayed = models.fingerprint(session.loaded.model)
+            for name in steps:
+                if steps[name] == step and stored[name] != replayed:
+                    raise UserError(
+                        f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
+                        "nothing was removed"
+                    )
+        size = checkpoints.remove_all(run.checkpoints)
+        run.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": steps})
+    return size

@@ -1,0 +1,31 @@
+"""`mezo replay`: rebuild the weights of a step from the base model and the trajectory."""
+
+from pathlib import Path
+
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from mezo_cli.runs.files import write_folder
+from mezo_cli.system import import_torch
+
+
+def replay(path: Path, step: int, out: Path) -> None:
+    """Write the weights of `step` of a run to the folder `out`, in Hugging Face layout.
+
+    Raises:
+        UserError: when `out` is in use or cannot be written, and when the run cannot be replayed to that step.
+        RunFailed: when the disk is full; nothing is left at `out`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: it exists and is not an empty folder")
+    run = Run.open(path)
+    config = read_config(path / "config.yaml")
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.training import restore
+
+    with console_logging(make_console()):
+        session = restore.replay_from_base(config, run, step)
+    write_folder(out, lambda folder: models.save(session.loaded, folder))
+    print_line(f"step {step} of {path} written to {out}")

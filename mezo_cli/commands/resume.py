@@ -1,0 +1,60 @@
+"""`mezo resume`: go on with an interrupted run, or with a sweep."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mezo_cli.commands.change_end import apply_new_end, with_new_end
+from mezo_cli.commands.execute import execute
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run, sweep_record
+from mezo_cli.system import import_torch
+
+
+def resume(
+    path: Path, overrides: Sequence[str] = (), retry_failed: bool = False, from_sound_prefix: bool = False
+) -> int:
+    """Go on with a run or a sweep, and return the exit status; a finished run is left as it is.
+
+    Args:
+        path: the directory.
+        overrides: of a run: when it ends, see change_end.py. With more steps a finished run goes on, too.
+        retry_failed: of a sweep: run its failed jobs again.
+        from_sound_prefix: of a run with damaged files: go back to the last step before the damage.
+
+    Raises:
+        UserError: for a directory that holds neither.
+    """
+    if sweep_record.exists(path) and not (path / "config.yaml").exists():
+        if overrides:
+            raise UserError(f"'{overrides[0]}': {path} is a sweep; settings are changed run by run")
+        from mezo_cli.commands import sweep  # imports Hydra
+
+        if from_sound_prefix:
+            raise UserError(f"--from-sound-prefix: {path} is a sweep; name one of its runs")
+        return sweep.resume(path, retry_failed)
+    if retry_failed:
+        raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
+    run = Run.open(path)
+    config = read_config(path / "config.yaml")
+    new = with_new_end(run, config, overrides)
+    if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
+        stopped = run.info().get("stopped")
+        how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
+        print_line(f"{path} is finished{how}: there is nothing to resume")
+        return 0
+    run.claim()
+
+    def prepare() -> None:
+        if from_sound_prefix:
+            import_torch()
+            from mezo_cli.training import recovery
+
+            recovery.cut_to_sound_prefix(config, run)
+        apply_new_end(run, config, new)
+
+    console = make_console()
+    with console_logging(console):
+        execute(run, new, console, prepare)
+    return 0

@@ -1,0 +1,1 @@
+"""Configuration: the typed schema, composition of conf/, overrides, validation, shell completion."""

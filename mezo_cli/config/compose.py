@@ -1,0 +1,457 @@
+"""Compose YAML files and overrides into a validated `Config`. With `commands.sweep` the only module that knows Hydra.
+
+Hydra composes plain nodes; `validation.build` then checks them against the schema, so that types, unknown keys and
+ranges are judged in one place and reported in the same words, wherever a value comes from.
+"""
+
+import copy
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra, Hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, OverrideType
+from hydra.core.override_parser.types import Override as HydraOverride
+from hydra.core.utils import JobRuntime
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+from packaging.version import Version
+from yaml import MarkedYAMLError
+
+from mezo_cli.config import file_rules
+from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
+from mezo_cli.config.keys import all_keys
+from mezo_cli.config.overrides import Override, check_form, check_override, quote
+from mezo_cli.config.schema import Config, SettingError
+from mezo_cli.config.validation import build, defaults
+from mezo_cli.errors import UserError, did_you_mean
+
+MAIN, VERSION_BASE = "config", "1.3"
+MAX_JOBS = 100_000  # of a sweep
+COMPOSED = (  # what Hydra itself records in its node, and the grid of an experiment file
+    "hydra.job.override_dirname",
+    "hydra.overrides.",
+    "hydra.runtime.",
+    "hydra.searchpath",
+    "hydra.sweeper.params",
+)
+FORMS: dict[OverrideType, Any] = {
+    OverrideType.CHANGE: "set",
+    OverrideType.ADD: "add",
+    OverrideType.FORCE_ADD: "force_add",
+    OverrideType.DEL: "delete",
+}
+
+# Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
+OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run to start: its validated config and its directory; in a sweep also the overrides that make the job."""
+
+    config: Config
+    directory: Path
+    overrides: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweeper:
+    """How a sweep is run: `basic` is a grid, any other sweeper proposes jobs as it goes."""
+
+    name: str
+    launcher: str
+    params: dict[str, str]  # `hydra.sweeper.params`: key or group -> values, as on the command line
+
+
+# --- one run ---
+
+
+def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
+    """Compose the overrides over the defaults and return the validated config.
+
+    Raises:
+        UserError: for an unknown key or choice, a wrong type, a value out of range, a file that cannot be composed.
+    """
+    return compose_run(overrides, config_dir).config
+
+
+def compose_run(overrides: Sequence[str], config_dir: str | None = None) -> Job:
+    """Compose a single run: its config, and its directory by `hydra.run.dir`.
+
+    Raises:
+        UserError: as `build_config`, and when the directory cannot be named.
+    """
+    with hydra_session():
+        return _compose_valid(overrides, config_dir)[1]
+
+
+def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> str:
+    """Return the composed config as YAML: `job` without Hydra's own part, `hydra` that alone, `all` both.
+
+    Raises:
+        UserError: as `build_config`: a config that is not valid is not shown.
+    """
+    with hydra_session() as hydra:
+        node, _ = _compose_valid(overrides, config_dir)
+        return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, what))
+
+
+def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
+    choices = find_choices(config_dir)
+    for override in parse(overrides, choices):
+        if override.sweeps:
+            raise UserError(
+                f"'{override.text}' names several values: add -m to sweep over them, or quote them to mean one"
+            )
+        if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweeper.")):
+            raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
+    node = compose_node(overrides, config_dir)
+    with locating(node, overrides, choices):
+        return node, Job(config_of(node), Path(_select(node, "hydra.run.dir")).absolute())
+
+
+def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
+    """Parse the overrides by Hydra's grammar and check each by itself.
+
+    Raises:
+        UserError: for the first one that is not valid.
+    """
+    parser, parsed = OverridesParser.create(), []
+    for text in overrides:
+        check_form(text)
+        try:
+            override = _converted(parser.parse_override(text), text, choices)
+        except HydraException as error:
+            name = re.split("[=@]", text.lstrip("~+"), maxsplit=1)[0]
+            raise UserError(
+                f"'{text}' cannot be read: quote a value with special characters, '{name}=\"...\"'"
+            ) from error
+        check_override(override, choices)
+        parsed.append(override)
+    return parsed
+
+
+def _converted(made: HydraOverride, text: str, choices: Choices) -> Override:
+    """Return Hydra's override as ours, with the values of a sweep as texts."""
+    value, sweeps, element = made.value(), made.is_sweep_override(), made.get_key_element()
+    values: list[str] | None = ["null" if value is None else str(value)]
+    jobs = []
+    if isinstance(value, Glob):
+        values = value.filter(list(choices.get(made.key_or_group, {})))
+    elif sweeps:
+        enumerable = made.is_discrete_sweep()
+        values = list(itertools.islice(made.sweep_string_iterator(), MAX_JOBS + 1)) if enumerable else None
+    else:
+        jobs = [f"{element}={made.get_value_element_as_str()}"]
+    return Override(
+        text=text,
+        name=made.key_or_group,
+        package=made.package,
+        form=FORMS[made.type],
+        sweeps=sweeps,
+        value=None if sweeps else value,
+        values=None if values is None else tuple(values),
+        jobs=tuple([f"{element}={one}" for one in values or ()] if sweeps else jobs),
+    )
+
+
+def config_of(node: DictConfig) -> Config:
+    """Return a composed node as a config: validated, resolved and frozen.
+
+    `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
+    any working directory.
+
+    Raises:
+        SettingError: for the first setting that is not valid.
+    """
+    settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
+    try:
+        plain = OmegaConf.to_container(settings, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unresolved(error.full_key or "", error) from error
+    config = build(plain)
+    folder, model = config.data.dir, Path(config.model.path).expanduser()
+    data = dataclasses.replace(
+        config.data,
+        seed=config.data_seed,
+        dir=None if folder is None else str(Path(folder).expanduser().absolute()),
+    )
+    path = str(model.absolute()) if model.is_dir() and config.model.path != "demo" else config.model.path
+    return dataclasses.replace(config, data=data, model=dataclasses.replace(config.model, path=path))
+
+
+# --- what a sweep needs ---
+
+
+def sweeper_of(node: DictConfig) -> Sweeper:
+    """Return the sweeper, the launcher and the grid that the composed files choose."""
+    chosen, params = node.hydra.runtime.choices, OmegaConf.select(node, "hydra.sweeper.params") or {}
+    grid = {str(key): str(value) for key, value in params.items()}
+    return Sweeper(str(chosen["hydra/sweeper"]), str(chosen["hydra/launcher"]), grid)
+
+
+def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
+    """Return a copy of a composed node with plain values set, as Hydra sets them after it has merged the files."""
+    made = copy.deepcopy(node)
+    for override in overrides:
+        try:
+            OmegaConf.update(made, override.name, override.value)
+        except OmegaConfBaseException as error:
+            raise UserError(_explain_composition(error)) from error
+    return made
+
+
+def sweep_dir_uses_overrides(node: DictConfig) -> bool:
+    """Whether the names of a sweep's directories are made of its overrides (`${hydra.job.override_dirname}`)."""
+    return "override" in str(OmegaConf.to_container(node.hydra.sweep, resolve=False))
+
+
+def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:
+    """Return the directory of the sweep, and in it that of job `number`."""
+    with read_write(node.hydra.job), open_dict(node.hydra.job):
+        node.hydra.job.num = node.hydra.job.id = number
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(node)  # what ${hydra:...} reads
+    try:
+        folder = Path(_select(node, "hydra.sweep.dir")).absolute()
+        return folder, Path(os.path.normpath(folder / _select(node, "hydra.sweep.subdir")))
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def copy_times(source: DictConfig, node: DictConfig) -> None:
+    """Let `${now:...}` and `${mezo_unique:}` give in `node` what they gave in `source`."""
+    OmegaConf.copy_cache(from_config=source, to_config=node)
+
+
+# --- Hydra ---
+
+
+@contextmanager
+def hydra_session() -> Iterator[Hydra]:
+    """Initialize Hydra on the built-in configs, and leave its global state as it was found.
+
+    `finetune` may be called inside a program that uses Hydra itself.
+    """
+    ConfigStore.instance().store(name="mezo_schema", node=defaults())  # so that every key can be overridden
+    known, version, runtime = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
+    before = known.hydra, version.getbase(), runtime.get("name")
+    known.clear()
+    try:
+        with initialize_config_dir(config_dir=str(conf_dir()), job_name="mezo", version_base=VERSION_BASE):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            yield hydra
+    finally:
+        GlobalHydra.instance().clear()
+        if before[0] is not None:
+            GlobalHydra.instance().initialize(before[0])
+        if isinstance(before[1], Version):
+            version.setbase(before[1])
+        runtime.set("name", before[2])
+
+
+def search_path(config_dir: str | None) -> list[str]:
+    """Return the override that adds the config folders of plug-ins and of the user (`--config-dir`) to Hydra's path."""
+    folders = [quote(f"file://{folder}") for folder in config_dirs(config_dir)[1:]]
+    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+
+
+def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
+    path, choices = search_path(config_dir), find_choices(config_dir)
+    _check_files(choices, config_dir)
+    try:
+        node = compose(config_name=MAIN, overrides=[*path, *overrides], return_hydra_config=True)
+    except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
+        _explain_files(error, choices)
+        raise UserError(_explain_composition(error)) from error
+    _check_hydra_node(node, overrides)
+    return node
+
+
+# --- what the files may contain ---
+
+
+def _check_files(choices: Choices, config_dir: str | None) -> None:
+    """Check every file of the user and of plug-ins before Hydra composes them: none of them can run code.
+
+    A file that cannot be read is left to Hydra, which reads it in the same way and refuses it where it is chosen.
+
+    Raises:
+        UserError: for the first file that contains what it may not.
+    """
+    if config_dir is not None:
+        file_rules.check_folder(config_dirs(config_dir)[-1])
+    for group, files in choices.items():
+        for path in files.values():
+            if not file_rules.is_built_in(path):
+                with suppress(OSError, ValueError, MarkedYAMLError, OmegaConfBaseException):
+                    file_rules.check_file(path, group, _load(path), choices)
+
+
+def _load(path: Path) -> Any:
+    """Return the content of a file as Hydra reads it. No interpolation is resolved."""
+    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+
+
+def _check_hydra_node(node: DictConfig, overrides: Sequence[str]) -> None:
+    """Check that in a composed node Hydra's own settings are the built-in ones, but for what the command line sets.
+
+    The files are checked already. This looks at what they came to, because Hydra instantiates it.
+
+    Raises:
+        UserError: for the first setting that is another one.
+    """
+    given = [text.lstrip("+").split("=")[0] for text in overrides if text.lstrip("+").startswith("hydra.")]
+    choices = tuple(text for text in overrides if text.startswith("hydra/"))
+    found, built_in = _flat(node.hydra), _built_in_hydra(choices)
+    for key in [*found, *(key for key in built_in if key not in found)]:
+        by_user = any(f"{key}.".startswith(f"{name}.") for name in given) and not key.endswith("._target_")
+        if found.get(key) != built_in.get(key) and not by_user and not key.startswith(COMPOSED):
+            raise UserError(f"{key}={found.get(key)}, set by a config file: {file_rules.ALLOWED}")
+
+
+@functools.cache
+def _built_in_hydra(choices: tuple[str, ...]) -> dict[str, Any]:
+    """Return Hydra's own settings without any file of the user's, for a choice of launcher and sweeper."""
+    return _flat(compose(config_name=MAIN, overrides=list(choices), return_hydra_config=True).hydra)
+
+
+def _flat(node: DictConfig) -> dict[str, Any]:
+    """Return the leaves of Hydra's part of a node by dotted key; interpolations are not resolved."""
+    leaves: dict[str, Any] = {}
+
+    def collect(value: Any, key: str) -> None:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                collect(inner, f"{key}.{name}")
+        else:
+            leaves[key] = value
+
+    collect(OmegaConf.to_container(node, resolve=False), "hydra")
+    return leaves
+
+
+def _select(node: DictConfig, key: str) -> str:
+    """Return the name of a directory that Hydra's config gives."""
+    try:
+        value = OmegaConf.select(node, key)
+    except OmegaConfBaseException as error:
+        raise _unresolved(key, error) from error
+    if value in (None, ""):
+        raise SettingError(key, f"{key} needs a folder")
+    return str(value)
+
+
+# --- what went wrong, in one line ---
+
+
+@contextmanager
+def locating(node: DictConfig, overrides: Sequence[str], choices: Choices) -> Iterator[None]:
+    """Add ` (FILE:LINE)` to an error about a key that no override gives, where one of the chosen files names it."""
+    try:
+        yield
+    except SettingError as error:
+        if any(text.lstrip("~+").partition("=")[0] == error.key for text in overrides):
+            raise
+        picked = node.hydra.runtime.choices
+        groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
+        files = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
+        for path in files:
+            place = file_rules.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
+            if place != str(path):
+                raise UserError(f"{error} ({place})") from error
+        raise
+
+
+def _explain_files(error: BaseException, choices: Choices) -> None:
+    """Name the file that Hydra could not read or merge, where its own error does not.
+
+    Raises:
+        UserError: when there is one.
+    """
+    cause = _innermost(error)
+    files = [(group, path) for group, found in choices.items() for path in found.values()]
+    if isinstance(cause, UnicodeDecodeError):
+        for _, path in files:
+            line = _not_utf8(path)
+            if line is not None:
+                raise UserError(f"{path}:{line}: the file is not UTF-8; save it as UTF-8") from error
+    if isinstance(cause, OSError) and cause.errno is None:  # OmegaConf: a file whose content is one value
+        for _, path in files:
+            if not file_rules.is_built_in(path) and _is_single_value(path):
+                raise UserError(f"{path}: expected a mapping of keys to values, not a single value") from error
+    named = re.match(r"In '(\w+)/([^']+)': ConfigTypeError", str(error))
+    if named and named[2] in choices.get(named[1], {}):
+        path = choices[named[1]][named[2]]
+        file_rules.explain_type(path, named[1], _load(path))
+
+
+def _is_single_value(path: Path) -> bool:
+    """Return whether a file holds a number or the like, which OmegaConf refuses without naming the file."""
+    with suppress(ValueError, MarkedYAMLError, OmegaConfBaseException):
+        try:
+            OmegaConf.load(path)
+        except OSError as error:
+            return error.errno is None
+    return False
+
+
+def _not_utf8(path: Path) -> int | None:
+    """Return the first line of a file that is not UTF-8, None if there is none."""
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    return None
+
+
+def _explain_composition(error: BaseException) -> str:
+    """Return what Hydra could not compose."""
+    error = _innermost(error)
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"
+    return re.sub(r"\w+ raised while composing config: ", "", _first_lines(error))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the cause that Hydra has wrapped."""
+    while error.__cause__ is not None and not isinstance(error, MarkedYAMLError):
+        error = error.__cause__
+    return error
+
+
+def _unresolved(key: str, error: OmegaConfBaseException) -> SettingError:
+    """Return the error for a value that does not resolve, with the nearest key for an interpolation."""
+    line = _first_lines(error)
+    if "nterpolation" in type(error).__name__:
+        name = re.search(r"Interpolation key '([^']+)'", line)
+        near = did_you_mean(name[1], all_keys()) if name else ""
+        line = f"an interpolation does not resolve: {line}{near} (a plain ${{ is written \\${{)"
+    return SettingError(key, f"{key}: {line}")
+
+
+def _first_lines(error: BaseException) -> str:
+    """Return the first two lines of the innermost error; Hydra wraps the cause and spreads it over several."""
+    while isinstance(error.__cause__, (HydraException, OmegaConfBaseException)):
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    return " ".join(lines[:2]) or type(error).__name__

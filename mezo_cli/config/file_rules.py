@@ -1,0 +1,174 @@
+"""Check what a config file of the user (`--config-dir`) or of a plug-in contains. Such a file cannot run code.
+
+Hydra instantiates what a config names: callbacks, log handlers, launchers. So a file may give settings of mezo's own
+groups and `hydra.sweeper.params`, the grid of an experiment; all else under `hydra` is for the command line alone.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config.choices import Choices, conf_dir
+from mezo_cli.config.keys import all_keys, container
+from mezo_cli.errors import UserError, did_you_mean, join
+
+ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
+NOT_READ = ("config.yaml", "mezo_schema.yaml")  # the built-in ones are read instead
+
+
+def check_folder(folder: Path) -> None:
+    """Check that the user's folder has no file that Hydra would ignore, or take for one of its own.
+
+    Raises:
+        UserError: naming the file.
+    """
+    for name in NOT_READ:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: mezo has a {name} of its own and does not read this one: move its settings to "
+                f"{folder / 'experiment' / 'NAME.yaml'} (first line '# @package _global_') and give experiment=NAME"
+            )
+    for path in sorted((folder / "hydra").rglob("*.yaml")):
+        raise UserError(f"{path}: a config folder cannot contain settings of Hydra's own; {ALLOWED}")
+
+
+def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
+    """Check one file.
+
+    Args:
+        path: the file.
+        group: its config group.
+        content: its keys and values, as Hydra reads them; interpolations are not resolved.
+        choices: the files of every group, which a defaults list may name.
+
+    Raises:
+        UserError: for a package or a defaults list that reaches out of mezo's groups, for Hydra's own keys, for
+            `_target_` and for resolvers, naming the file, and the line where it is known.
+    """
+    if not isinstance(content, Mapping):
+        return  # Hydra refuses it where it is chosen
+    text = path.read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*#+\s*@\s*package\s*:?\s*(.*?)\s*$", line)
+        if header and header[1] not in ("_global_", "_group_", group):
+            raise UserError(f"{path}:{number}: '@package {header[1]}': allowed are _global_ and {group}")
+    for entry in content.get("defaults") or ():
+        _check_default(path, group, entry, choices)
+    for key, value in content.items():
+        if str(key).split(".")[0] == "hydra":
+            _check_hydra(path, text, str(key), value)
+    for key, value in _leaves(content):
+        parts = key.split(".")
+        if "_target_" in parts:
+            raise UserError(
+                f"{locate(path, text, '_target_')}: {key}: a config file cannot name code to run (_target_)"
+            )
+        name = _resolver(value) if isinstance(value, str) else None
+        if name is not None:
+            raise UserError(
+                f"{locate(path, text, parts[-1])}: {key}: a config file cannot call ${{{name}:...}}, only refer to "
+                f"other keys (${{seed}}); give {key} on the command line"
+            )
+
+
+def explain_type(path: Path, group: str, content: Any) -> None:
+    """Name the first key of a file that has a list where the schema has a mapping, or the other way round.
+
+    Hydra merges the files before they are validated, and its own message has neither the key nor the direction.
+
+    Raises:
+        UserError: naming file, line and key.
+    """
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: expected a mapping of keys to values, not a {_kind(content)}")
+    text = path.read_text(encoding="utf-8")
+    prefix = "" if re.search(r"^\s*#\s*@package _global_", text, re.MULTILINE) else f"{group}."
+    for key, value in _nodes(content):
+        expected = _expected(f"{prefix}{key}")
+        if isinstance(value, (Mapping, list)) and expected and _kind(value) != expected.split()[0].rstrip(","):
+            place = locate(path, text, key.split(".")[-1])
+            raise UserError(f"{place}: {prefix}{key}: expected a {expected}, not a {_kind(value)}")
+
+
+def is_built_in(path: Path) -> bool:
+    """Return whether a file is one of mezo's own."""
+    return path.is_relative_to(conf_dir())
+
+
+def locate(path: Path, text: str, key: str) -> str:
+    """Return `FILE:LINE` of the first line that names a key, or `FILE`."""
+    leaf = re.compile(rf"[\s{{,-]*[\"']?{re.escape(key)}[\"']?\s*:")
+    for number, line in enumerate(text.splitlines(), 1):
+        if leaf.match(line):
+            return f"{path}:{number}"
+    return str(path)
+
+
+def _check_hydra(path: Path, text: str, key: str, value: Any) -> None:
+    """Refuse every key under `hydra` but `sweeper.params`."""
+    for name, _ in _nodes({key: value}):
+        if not f"{name}.".startswith("hydra.sweeper.params.") and name not in ("hydra", "hydra.sweeper"):
+            raise UserError(f"{locate(path, text, name.split('.')[-1])}: {name}: {ALLOWED}")
+
+
+def _check_default(path: Path, group: str, entry: Any, choices: Choices) -> None:
+    """Check one entry of a defaults list: `_self_`, a choice of the file's group, or `[override] /GROUP: CHOICE`."""
+    for key, value in entry.items() if isinstance(entry, Mapping) else [("", entry)]:
+        shown = f"{path}: defaults: '{key}: {value}'" if key else f"{path}: defaults: '{value}'"
+        target = re.sub(r"^((override|optional)\s+)+", "", str(key)).strip()
+        if not target and str(value).startswith("/"):
+            target, _, value = str(value).rpartition("/")
+        target = target.removeprefix("/") or group
+        if target.split("/")[0].split("@")[0] == "hydra":
+            raise UserError(f"{shown}: {ALLOWED}")
+        if target not in choices:
+            raise UserError(f"{shown}: allowed are the groups {join(choices)}{did_you_mean(target, choices)}")
+        for one in value if isinstance(value, list) else [value]:
+            if one not in (None, "_self_") and str(one).removesuffix(".yaml") not in choices[target]:
+                near = did_you_mean(str(one), choices[target])
+                raise UserError(f"{shown}: no such {target}{near}; allowed: {join(sorted(choices[target]))}")
+
+
+def _resolver(value: str) -> str | None:
+    """Return the name of a resolver that a text calls (`${oc.env:HOME}`), None if it calls none.
+
+    Escapes are read as if they were not there: what is escaped here may be resolved where the text goes.
+    """
+    text = value.replace("\\", "")
+    reduced = None
+    while reduced != text:  # take plain references out, the innermost first: ${a.${b}}
+        reduced, text = text, re.sub(r"\$\{[^${}:]*\}", "", text)
+    call = re.search(r"\$\{([^:]*):", text)
+    return call[1].strip() if call else None
+
+
+def _nodes(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every node of nested mappings."""
+    for key, value in content.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from _nodes(value, f"{prefix}{key}.")
+
+
+def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every leaf, entries of lists included."""
+    if isinstance(content, (Mapping, list)) and content:
+        items = content.items() if isinstance(content, Mapping) else enumerate(content)
+        for key, value in items:
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, content
+
+
+def _expected(key: str) -> str | None:
+    """Return what a known key takes, a list or a mapping; None for a single value and for an unknown key."""
+    known = all_keys()
+    if any(other.startswith(f"{key}.") for other in known):
+        return "mapping of keys to values"
+    kind = container(key) if key in known else None
+    return "list, e.g. [one, two]" if kind is list else "mapping, e.g. {one: two}" if kind is dict else None
+
+
+def _kind(value: Any) -> str:
+    return "mapping" if isinstance(value, Mapping) else "list" if isinstance(value, list) else "single value"

@@ -1,0 +1,107 @@
+"""The keys of a config: which there are, what type each takes, and the nearest to one that does not exist.
+
+For overrides, error lines and shell completion.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from mezo_cli.config.schema import Config, OptimizerConfig, SettingError
+from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.optim import OPTIMIZERS, all_settings
+
+
+def children(node: Any) -> dict[str, Any]:
+    """Return the keys inside a group and their types: those of a dataclass, or every optimizer's settings."""
+    if node is not OptimizerConfig:
+        return type_hints(node)
+    found = {"name": str} | {key: setting.type for key, setting in all_settings().items()}
+    for name in OPTIMIZERS.plugins:
+        with suppress(UserError):  # a broken plug-in is reported when it is chosen
+            found |= {key: setting.type for key, setting in all_settings(name).items() if key not in found}
+    return found
+
+
+@cache
+def type_hints(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields."""
+    return typing.get_type_hints(kind)
+
+
+def is_group(node: Any) -> bool:
+    """Return whether a type of the schema is a group of keys."""
+    return dataclasses.is_dataclass(node)
+
+
+def check_key(key: str, extra: Iterable[str] = ()) -> None:
+    """Check that a dotted key exists. `extra` are further top-level names.
+
+    Raises:
+        SettingError: for an unknown key, with the nearest one and its siblings.
+    """
+    node: Any = Config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if typing.get_origin(node) is dict:
+            return
+        if typing.get_origin(node) is list:
+            whole = ".".join(parts[:depth])
+            raise SettingError(key, f"unknown key '{key}': a list is given whole, {whole}=[one,two]")
+        if not is_group(node):
+            raise SettingError(key, f"unknown key '{key}': {'.'.join(parts[:depth])} has no keys of its own")
+        hints = children(node)
+        if part not in hints:
+            prefix = ".".join(parts[:depth])
+            known = [f"{prefix}.{name}" if prefix else name for name in hints] + ([] if prefix else list(extra))
+            under = f" under {prefix}" if prefix else ""
+            near = _nearest(key, ".".join(parts[: depth + 1]), known)
+            raise SettingError(key, f"unknown key '{key}'{near}; known{under}: {join(known)}")
+        node = plain_type(hints[part])
+
+
+def all_keys(node: Any = Config, prefix: str = "") -> list[str]:
+    """Return every dotted key that takes a value."""
+    keys = []
+    for name, hint in children(node).items():
+        inner = plain_type(hint)
+        keys += all_keys(inner, f"{prefix}{name}.") if is_group(inner) else [f"{prefix}{name}"]
+    return keys
+
+
+def groups() -> list[str]:
+    """Return the names that choose a file: the schema's groups, and `experiment`."""
+    return [*(name for name, hint in children(Config).items() if is_group(hint)), "experiment"]
+
+
+def is_entry(key: str) -> bool:
+    """Return whether a known key is an entry of a dict, such as `task.rename.sentence1`."""
+    return key not in all_keys() and any(key.startswith(f"{known}.") for known in all_keys())
+
+
+def container(key: str) -> type | None:
+    """Return list or dict for a known key that takes one, None for every other."""
+    node: Any = Config
+    for part in key.split("."):
+        node = plain_type(children(node)[part])
+        if not is_group(node):
+            break
+    return typing.get_origin(node)
+
+
+def plain_type(hint: Any) -> Any:
+    """Return a type without `| None`."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return next(a for a in typing.get_args(hint) if a is not type(None))
+    return hint
+
+
+def _nearest(key: str, upto: str, siblings: list[str]) -> str:
+    """Suggest the one key that ends alike (`optimizer.lr` for `lr`), a sibling, or a similar spelling."""
+    everywhere = all_keys()
+    alike = [known for known in everywhere if known.endswith(f".{key}")]
+    return did_you_mean(alike[0], alike) if alike else did_you_mean(upto, siblings) or did_you_mean(key, everywhere)

@@ -1,0 +1,168 @@
+"""Check the overrides of the command line one at a time, before anything is composed.
+
+So an error line can name the key, what is allowed and the nearest spelling. Refused are keys and choices that do not
+exist, settings that are removed, and Hydra's own settings other than its directories, launchers and sweepers.
+"""
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mezo_cli.config.choices import Choices
+from mezo_cli.config.keys import check_key, container, is_entry
+from mezo_cli.errors import UserError, did_you_mean, join
+
+HYDRA_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+HYDRA_CHOICES = {  # what may run a sweep, and the package that brings it
+    "hydra/launcher": {
+        "basic": None,
+        "joblib": "hydra-joblib-launcher",
+        "submitit_local": "hydra-submitit-launcher",
+        "submitit_slurm": "hydra-submitit-launcher",
+        "ray": "hydra-ray-launcher",
+    },
+    "hydra/sweeper": {"basic": None, "optuna": "hydra-optuna-sweeper"},
+}
+HYDRA_KEYS = (*HYDRA_DIRS, *HYDRA_CHOICES, "hydra.launcher.*", "hydra.sweeper.*")
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override, parsed by Hydra's grammar."""
+
+    text: str  # as it was given
+    name: str  # the dotted key, or the group of a choice
+    package: str | None  # of `task@PACKAGE=...`
+    form: Literal["set", "add", "force_add", "delete"]  # KEY=, +KEY=, ++KEY=, ~KEY
+    sweeps: bool  # it names several values
+    value: Any  # None for a sweep
+    values: tuple[str, ...] | None  # the value, or those of a sweep, as text; None where they cannot be enumerated
+    jobs: tuple[str, ...]  # one override per value, as Hydra's own sweeper spells them
+
+
+def check_form(text: str) -> None:
+    """Check that a text looks like an override at all.
+
+    Raises:
+        UserError: when it does not.
+    """
+    if not re.match(r"(~|\+{0,2})[^=\s]+=|~[^=\s]+$", text):
+        raise UserError(f"'{text}' is not KEY=VALUE, e.g. task=rte or optimizer.lr=1e-5")
+
+
+def check_override(override: Override, choices: Choices) -> None:
+    """Check that the key, or the group and its choice, exist, and that the form is allowed there.
+
+    Raises:
+        UserError: with one line that names what is allowed.
+    """
+    name = override.name
+    if name.startswith("hydra"):
+        _check_hydra(override)
+    elif name in choices:
+        _check_choice(override, choices)
+    else:
+        check_key(name, ["experiment"])
+        (_check_entry if is_entry(name) else _check_setting)(override)
+
+
+def quote(value: object) -> str:
+    """Return a text so that the override grammar reads it back unchanged."""
+    text = str(value).replace("${", "\\${")
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a quote is escaped, and so are the backslashes right before it
+    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
+
+
+def _check_setting(override: Override) -> None:
+    text, key, kind = override.text, override.name, container(override.name)
+    if override.form == "delete":
+        raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
+    if override.form == "add":
+        raise UserError(f"'{text}': {key} exists already; write {key}=...")
+    if kind is dict:
+        raise UserError(f"'{text}': entries are given one at a time: +{key}.NAME=VALUE")
+    if kind is list and isinstance(override.value, dict):
+        raise UserError(f"'{text}': expected a list, e.g. {key}=[one,two]")
+
+
+def _check_entry(override: Override) -> None:
+    if override.form == "set":
+        raise UserError(f"'{override.text}': write +{override.text} for a new entry, ++ to change one")
+
+
+def _check_hydra(override: Override) -> None:
+    text, key = override.text, override.name
+    if override.package is not None:
+        raise UserError(f"'{text}': a choice cannot be moved to another key; write {key}=...")
+    if key in HYDRA_CHOICES:
+        _check_hydra_choice(override)
+    elif key.startswith(("hydra.launcher.", "hydra.sweeper.")):
+        _check_hydra_setting(override)
+    elif key in HYDRA_DIRS:
+        _check_hydra_dir(override)
+    elif key == "hydra.searchpath":
+        raise UserError(f"'{text}': give your config folder as --config-dir DIR")
+    else:
+        near = did_you_mean(key, HYDRA_KEYS)
+        raise UserError(f"'{text}': of Hydra's own keys only {join(HYDRA_KEYS)} can be set{near}")
+
+
+def _check_hydra_dir(override: Override) -> None:
+    text, key = override.text, override.name
+    if override.sweeps:
+        raise UserError(f"'{text}': {key} takes one folder; a sweep's jobs have the subfolders of hydra.sweep.subdir")
+    if override.form == "delete" or override.value in ("", None):
+        raise UserError(f"'{text}': {key} needs a folder")
+    if isinstance(override.value, str) and override.value.startswith("~"):
+        raise UserError(f"'{text}': neither the shell nor Hydra expands ~ here; write {key}=$HOME/...")
+
+
+def _check_hydra_choice(override: Override) -> None:
+    """Check that a launcher or sweeper is one of those that are known, and that its package is installed."""
+    text, key = override.text, override.name
+    known = HYDRA_CHOICES[key]
+    if override.sweeps or override.form != "set" or override.value not in known:
+        near = did_you_mean(str(override.value), known)
+        raise UserError(f"'{text}': allowed is {key}= with one of {join(known)}{near}")
+    package = known[override.value]
+    if package is not None and not _is_installed(package):
+        raise UserError(f"'{text}': it is not installed: pip install {package}")
+
+
+def _check_hydra_setting(override: Override) -> None:
+    """Check a setting of the launcher or sweeper; Hydra checks that the chosen one has it."""
+    text, key = override.text, override.name
+    if override.sweeps or override.form == "delete":
+        raise UserError(f"'{text}': {key} takes one value")
+    if f"{key}.".startswith("hydra.sweeper.params."):
+        raise UserError(f"'{text}': give the values to sweep over as KEY=VALUE,VALUE")
+    if "_target_" in text:  # of the key, or of a mapping in the value
+        raise UserError(
+            f"'{text}': the code to run (_target_) cannot be set; choose by hydra/launcher=, hydra/sweeper="
+        )
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether one of Hydra's plug-ins is there. It is located, not imported."""
+    try:
+        return importlib.util.find_spec(f"hydra_plugins.{package.replace('-', '_')}") is not None
+    except ModuleNotFoundError:  # there is no hydra_plugins at all
+        return False
+
+
+def _check_choice(override: Override, choices: Choices) -> None:
+    text, group = override.text, override.name
+    allowed = join(sorted(choices[group])) or "none"
+    if override.package is not None:
+        raise UserError(f"'{text}': a choice cannot be moved to another key; write {group}=...")
+    if override.form == "delete":
+        raise UserError(f"'{text}': a choice cannot be removed, only made: {group}=...; allowed: {allowed}")
+    if override.form != "set":
+        raise UserError(f"'{text}': {group} exists already; write {group}=...")
+    if isinstance(override.value, list):
+        raise UserError(f"'{text}': expected one choice; allowed: {allowed}")
+    for value in override.values or ():
+        if value not in choices[group]:
+            near = did_you_mean(value, choices[group])
+            raise UserError(f"{group}={value}: no such {group}{near}; allowed: {allowed}")

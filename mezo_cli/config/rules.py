@@ -1,0 +1,66 @@
+"""Reject combinations of settings that are individually valid but incompatible."""
+
+from mezo_cli.config.schema import Config, SettingError
+from mezo_cli.errors import join
+from mezo_cli.objectives import NOT_DIFFERENTIABLE, OBJECTIVES
+from mezo_cli.optim import all_settings, optimizer_class
+
+
+def check_rules(config: Config) -> None:
+    """Apply every rule in turn.
+
+    Raises:
+        SettingError: for the first combination that is not allowed.
+    """
+    _check_unread(config)
+    _check_optimizer(config)
+    _check_linear_probe(config)
+    _check_labels(config)
+
+
+def _check_unread(config: Config) -> None:
+    """Reject a setting that the optimizer does not read, unless it has its default value."""
+    read = [setting.name for setting in optimizer_class(config.optimizer).settings]
+    if not read:
+        return  # linear probing takes no step: settings of an experiment for its steps do no harm
+    for name, setting in all_settings(config.optimizer.name).items():
+        value = getattr(config.optimizer, name)
+        if name not in read and value != setting.default:
+            shown = "null" if value is None else value
+            raise SettingError(
+                f"optimizer.{name}",
+                f"optimizer.{name}={shown}: optimizer={config.optimizer.name} does not read it; it reads {join(read)}",
+            )
+
+
+def _check_optimizer(config: Config) -> None:
+    kind, chosen = optimizer_class(config.optimizer), f"optimizer={config.optimizer.name}"
+    if config.checkpoint == "trajectory" and not kind.replayable:
+        raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
+    kind.check(config.optimizer)
+    loss = config.objective.loss
+    if kind.needs_backward and loss in NOT_DIFFERENTIABLE:
+        raise SettingError(
+            "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
+        )
+
+
+def _check_linear_probe(config: Config) -> None:
+    if config.optimizer.name == "linear_probe":
+        if config.init != "linear_probe":
+            raise SettingError("init", f"init={config.init}: optimizer=linear_probe needs init=linear_probe")
+        if config.steps:
+            other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
+            raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
+    if config.probe_c is not None and config.init != "linear_probe":
+        raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
+    decoder_is_probed = config.init == "linear_probe" and config.peft.name not in ("none", "head")
+    if decoder_is_probed and not OBJECTIVES.load(config.objective.name).model_kind.has_classifier:
+        why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
+        raise SettingError("init", f"init=linear_probe: {why}; use peft=none or head, or objective=cls")
+
+
+def _check_labels(config: Config) -> None:
+    """Reject a task without labels before its data is read: no row could have one of them."""
+    if not config.task.labels:
+        raise SettingError("task.labels", f"task '{config.task.name}': task.labels is empty; give two or more names")

@@ -1,0 +1,178 @@
+"""Plan a sweep: expand its overrides into jobs, and compose and validate every job before the first one starts."""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config import compose
+from mezo_cli.config.choices import Choices, find_choices
+from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
+from mezo_cli.config.overrides import Override
+from mezo_cli.errors import UserError
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep. `jobs` is None under an adaptive sweeper, which proposes them as it goes."""
+
+    directory: Path
+    overrides: list[str]  # those of the experiment's grid included, and the values of each written out
+    sweeper: Sweeper
+    jobs: list[Job] | None
+
+
+def plan_sweep(
+    overrides: Sequence[str], config_dir: str | None = None, on_progress: Callable[[int, int], None] = lambda *_: None
+) -> SweepPlan:
+    """Return the plan of a sweep whose every job is valid.
+
+    Args:
+        overrides: of the command line; an experiment file may add a grid of its own (`hydra.sweeper.params`).
+        config_dir: the user's config folder.
+        on_progress: called after each job with the number of jobs done and of all.
+
+    Raises:
+        UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
+    """
+    words, sweeper = add_experiment_grid(overrides, config_dir)
+    parsed = compose.parse(words, find_choices(config_dir))
+    adaptive = sweeper.name != "basic"
+    jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
+    common = [override.text for override in parsed if override.name.startswith("hydra")]
+    directory, planned = _compose_jobs(jobs, common, config_dir, on_progress)
+    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned)
+
+
+def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None) -> tuple[list[str], Sweeper]:
+    """Return the overrides behind those of the experiment file's grid, and the sweeper that the files choose.
+
+    What the command line names itself, a value or a choice, is not swept over by the file.
+
+    Raises:
+        UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
+    """
+    choices = find_choices(config_dir)
+    parsed = compose.parse(overrides, choices)
+    plain = [override.text for override in parsed if not override.sweeps]
+    experiments = [job for override in parsed if override.name == "experiment" for job in override.jobs]
+    with compose.hydra_session():
+        nodes = [compose.compose_node([*plain, *one], config_dir) for one in ([[x] for x in experiments] or [[]])]
+    sweepers = [compose.sweeper_of(node) for node in nodes]
+    if any(other != sweepers[0] for other in sweepers):
+        raise UserError(f"{', '.join(experiments)}: their files sweep over unlike grids; run one experiment at a time")
+    given = {override.name for override in parsed}
+    grid = [f"{key}={values}" for key, values in sweepers[0].params.items() if key not in given]
+    try:
+        for override in compose.parse(grid, choices):
+            if override.name.startswith("hydra"):
+                raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
+    except UserError as error:
+        raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
+    return [*grid, *overrides], sweepers[0]
+
+
+def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
+    """Return the overrides of each job, in the order in which Hydra's basic sweeper runs them.
+
+    Of several overrides of one key the last counts, in the place of the first. Those of Hydra's own keys are left out.
+
+    Raises:
+        UserError: for an override that names no value, or values that cannot be enumerated, and for too many jobs.
+    """
+    values: dict[Any, tuple[str, ...]] = {}
+    for override in parsed:
+        if override.values is None:
+            raise UserError(f"'{override.text}' cannot be swept over: its values cannot be enumerated")
+        if not override.jobs:
+            raise UserError(f"'{override.text}' names no value to sweep over")
+        if not override.name.startswith("hydra"):
+            values[override.name, override.package, override.form] = override.jobs
+    count = math.prod(len(texts) for texts in values.values())
+    if count > MAX_JOBS:
+        raise UserError(f"the sweep has {count:,} jobs; at most {MAX_JOBS:,} are allowed")
+    return list(itertools.product(*values.values()))
+
+
+def describe_job(jobs: Sequence[Sequence[str]], number: int) -> str:
+    """Return the overrides by which a job differs from the others: `seed=42 optimizer.lr=0.001`."""
+    return " ".join(text for i, text in enumerate(jobs[number]) if any(job[i] != text for job in jobs))
+
+
+def _written_out(parsed: Iterable[Override]) -> list[str]:
+    """Return the overrides with the values of each sweep written out: `seed=range(1,3)` becomes `seed=1,2`."""
+    words = []
+    for override in parsed:
+        if override.sweeps and override.values is not None:
+            words.append(f"{override.jobs[0].partition('=')[0]}={','.join(override.values)}")
+        else:
+            words.append(override.text)
+    return words
+
+
+def _compose_jobs(
+    jobs: Sequence[tuple[str, ...]],
+    common: Sequence[str],
+    config_dir: str | None,
+    on_progress: Callable[[int, int], None],
+) -> tuple[Path, list[Job]]:
+    """Compose and validate every job; return the directory of the sweep, and the jobs with theirs.
+
+    Jobs of the same choices share one composition of files, and differ in the plain values that are set in a copy of
+    it. That takes a fifth of the time of a composition for each.
+    """
+    choices = find_choices(config_dir)
+    texts = list(dict.fromkeys(text for job in jobs for text in job))
+    parsed = dict(zip(texts, compose.parse(texts, choices), strict=True))
+    plain = _plain_values(parsed.values(), choices)
+    composed: dict[tuple[str, ...], Any] = {}
+    first: tuple[Any, Path] | None = None  # the node and the sweep's directory of the first job
+    made: dict[Path, Job] = {}
+    with compose.hydra_session():
+        for number, job in enumerate(jobs):
+            with _naming(jobs, number):
+                files = tuple(text for text in job if text not in plain)
+                if files not in composed:
+                    composed[files] = compose.compose_node([*common, *files], config_dir)
+                if compose.sweep_dir_uses_overrides(composed[files]):
+                    node = compose.compose_node([*common, *job], config_dir)
+                else:
+                    node = compose.with_values(composed[files], [parsed[text] for text in job if text in plain])
+                if first is not None:
+                    compose.copy_times(first[0], node)
+                with compose.locating(node, job, choices):
+                    config = compose.config_of(node)
+                    folder, directory = compose.sweep_directories(node, number)
+                first = first or (node, folder)
+                if folder != first[1]:
+                    raise UserError(f"hydra.sweep.dir={folder}, and {first[1]} for job 1: a sweep has one directory")
+                if directory in made:
+                    raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
+                made[directory] = Job(config, directory, job)
+            on_progress(len(made), len(jobs))
+    assert first is not None
+    return first[1], list(made.values())
+
+
+def _plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
+    """Return the overrides that set a value, and so change neither which files are merged nor how.
+
+    None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
+    """
+    plain = {one.text: one.name for one in parsed if one.form == "set" and one.name not in choices}
+    others = [one.name for one in parsed if one.text not in plain and one.name not in choices]
+    related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)
+    return set() if related else set(plain)
+
+
+@contextmanager
+def _naming(jobs: Sequence[Sequence[str]], number: int) -> Iterator[None]:
+    """Name the job in an error line."""
+    try:
+        yield
+    except UserError as error:
+        label = describe_job(jobs, number)
+        raise UserError(f"job {number + 1} of {len(jobs)} ({label}): {error}" if label else str(error)) from error

@@ -1,0 +1,238 @@
+"""Console output: logging, a progress bar on a terminal and plain lines elsewhere, tables.
+
+Text from data, file names, labels and errors is not trusted: a terminal never gets its control characters, and rich
+never reads it as markup. Everything is printed by `print_line`, a `TextTable` or the log, which see to that.
+"""
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from mezo_cli.system import discard_output
+
+log = logging.getLogger("mezo")
+
+# Control characters (C0 without tab and line feed, DEL, C1), marks and overrides of the writing direction, line
+# separators, and the surrogates by which Python represents bytes of a file name that are not UTF-8.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+# --- text ---
+
+
+def printable(text: str) -> str:
+    """Return the text with every character that a terminal acts on as an escape: `\\x1b` for ESC, `\\u202e`."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def print_line(text: str = "", file: IO[str] | None = None) -> None:
+    """Print a line, on standard output unless `file` is given."""
+    print(printable(text), file=file)
+
+
+def plain_text(text: str) -> Text:
+    """Return text for rich to print as it is: without markup, emoji codes and control characters."""
+    return Text(printable(text))
+
+
+class TextTable(Table):
+    """A table of rich whose headers and cells are plain text."""
+
+    def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
+        """Add a column; see rich."""
+        super().add_column(plain_text(header), *args, **options)
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row of texts."""
+        super().add_row(*map(plain_text, cells), **options)
+
+
+class LogFormatter(logging.Formatter):
+    """Format a log record as one printable line, followed by its traceback if it has one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """Return the line of a record."""
+        return printable(re.sub(r"\s*\n\s*", " ", super().formatMessage(record)))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Return the traceback of a record."""
+        return printable(super().formatException(ei))
+
+
+# --- progress ---
+
+
+class ProgressReporter:
+    """Report the progress of a run: a live bar on a terminal, log lines otherwise."""
+
+    MAX_INTERVAL = 30.0  # seconds between log lines
+
+    def __init__(self, progress: Progress | None, total: int, done: int) -> None:
+        self._progress, self._total, self._start_step = progress, total, done
+        self._start_time: float | None = None
+        self._last_line = time.perf_counter()
+        self._fields: dict[str, Any] = {"loss": "-", "dev": "-", "rate": "-"}
+        if progress is not None:
+            self._task = progress.add_task("train", total=total, completed=done, **self._fields)
+
+    def report_step(self, done: int, loss: float) -> None:
+        """Show the loss after `done` steps in the bar, and log it at every twentieth of the run or half minute."""
+        now = time.perf_counter()
+        if self._start_time is None:  # the first step compiles, so it does not count for the rate
+            self._start_step, self._start_time = done, now
+        rate = (done - self._start_step) / max(now - self._start_time, 1e-9)
+        speed = f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
+        self._fields.update(loss=f"{loss:.4f}", rate=speed if rate else "-")
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, **self._fields)
+        if done % max(1, self._total // 20) == 0 or now - self._last_line > self.MAX_INTERVAL:
+            self._last_line = now
+            left = f"  {speed} steps/s  {format_duration((self._total - done) / rate)} left" if rate else ""
+            log.debug("%s  loss %.4f%s", self._at(done), loss, left)
+
+    def report_dev(self, step: int, accuracy: float, summary: str) -> None:
+        """Show the accuracy on dev in the bar, and log the summary of the evaluation."""
+        self._fields["dev"] = f"{100 * accuracy:.1f}%"
+        if self._progress is not None:
+            self._progress.update(self._task, **self._fields)
+        log.info("%s  dev %s", self._at(step), summary)
+
+    def _at(self, step: int) -> str:
+        return f"step {step:{len(str(self._total))}d}/{self._total}"
+
+
+class ProgressLog:
+    """Log lines about long work that has no bar: steps done, rate, time left; after 5 s and then every half minute."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._start_time = time.perf_counter()
+        self._next_line = self._start_time + 5
+
+    def report(self, done: int) -> None:
+        """Log a line if one is due."""
+        now = time.perf_counter()
+        if now < self._next_line or not done:
+            return
+        self._next_line = now + ProgressReporter.MAX_INTERVAL
+        rate = done / (now - self._start_time)
+        left = format_duration((self._total - done) / rate)
+        log.info("%s: %d of %d steps  %.4g steps/s  %s left", self._what, done, self._total, rate, left)
+
+
+@contextmanager
+def progress_reporter(console: Console, total: int, done: int) -> Iterator[ProgressReporter]:
+    """Yield the progress reporter of a run of `total` steps of which `done` are done."""
+    if not console.is_terminal or total == 0:
+        yield ProgressReporter(None, total, done)
+        return
+    columns = (
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("loss [cyan]{task.fields[loss]}[/]"),
+        TextColumn("dev [green]{task.fields[dev]}[/]"),
+        TextColumn("{task.fields[rate]} steps/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
+        yield ProgressReporter(progress, total, done)
+
+
+# --- console, tables, log ---
+
+
+class _Terminal:
+    """Standard output on a terminal. Once the terminal is gone (a lost connection), what is written is discarded.
+
+    Without it, a run whose terminal is gone would fail by its next write instead of being recorded as interrupted.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text if the terminal is there."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard_output(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush if the terminal is there."""
+        try:
+            self._stream.flush()
+        except OSError:
+            discard_output(self._stream)
+
+
+def make_console() -> Console:
+    """Return the console. In a pipe or a file its lines have any length: none is wrapped."""
+    if not sys.stdout.isatty():
+        return Console(width=1000)
+    terminal: Any = _Terminal(sys.stdout)
+    return Console(file=terminal)
+
+
+def make_table(first: str, *columns: str) -> TextTable:
+    """Return an empty table without lines: the first column is left-aligned, the others right-aligned."""
+    table = TextTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+class _PlainHandler(logging.StreamHandler):
+    """Plain log lines. A closed pipe (`| head`, a lost connection) does not stop a run: train.log has every line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+@contextmanager
+def console_logging(console: Console) -> Iterator[None]:
+    """Show the log on the console inside the block: above the bar on a terminal, as plain lines otherwise.
+
+    Afterwards the logger is as it was: the block may run inside another program.
+    """
+    handler: logging.Handler = _PlainHandler(console.file)
+    handler.setLevel(logging.DEBUG)
+    if console.is_terminal:
+        plain = NullHighlighter()
+        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
+        handler.setLevel(logging.INFO)  # the bar shows the steps
+    handler.setFormatter(LogFormatter("%(message)s"))
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people: 12 s, 3 min, 2 h 05 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,260 @@
+"""Find a checkpoint's files: in a local folder, in the embedded demo, or on the hub, through its local cache.
+
+All downloads are done here, and transformers reads only the returned folder. So tokenizer and weights come from one
+commit, and the hub is never asked to convert weights that are not safetensors. Pickled weights, and code inside a
+checkpoint, are refused before anything is loaded.
+"""
+
+import importlib.resources
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import safetensors
+from huggingface_hub import errors
+
+from mezo_cli.config.schema import ModelConfig
+from mezo_cli.errors import UserError
+from mezo_cli.hub import hub_url, is_offline, is_reachable
+
+log = logging.getLogger("mezo")
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+TOKENIZER = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+VOCABULARIES = (  # one of these is needed; without any, transformers makes an empty tokenizer without an error
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("tokenizer.model",),
+)
+HOW_OFFLINE = "to run offline: experiment=demo, or model.path=FOLDER with data=files data.dir=PATH"
+
+
+def fetch(config: ModelConfig, weights: bool = True) -> Path:
+    """Return the folder of a checkpoint: config.json, the tokenizer's files and, if `weights`, the weights.
+
+    Args:
+        config: its path is `demo`, a local folder, or a hub id (with its revision).
+        weights: whether to fetch the weights too.
+
+    Raises:
+        UserError: when the checkpoint is not found, has no tokenizer or needs its own code, or when its weights are
+            not safetensors or are damaged.
+    """
+    folder = _local_folder(config.path)
+    if folder is None:
+        folder = _from_hub(config, weights)
+        _refuse_adapter(folder, config.path)
+    _refuse_code(folder, config.path)
+    if not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES):
+        raise UserError(f"model.path={config.path}: there is no tokenizer (tokenizer.json, or a vocabulary's files)")
+    if weights:
+        _check_weights(folder, config.path)
+    return folder
+
+
+def hub_commit(folder: Path) -> str | None:
+    """Return the commit of a folder in the hub's local cache; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name) else None
+
+
+def _local_folder(path: str) -> Path | None:
+    """Return the folder that a path names; None for a hub id."""
+    if path == "demo":
+        return Path(str(importlib.resources.files("mezo_cli") / "demo" / "model"))
+    folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
+    if folder.is_dir():
+        _refuse_adapter(folder, path)
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"model.path={path}: the folder holds no {CONFIG}, so it is not a Hugging Face model")
+        return folder
+    if folder.exists():
+        raise UserError(f"model.path={path}: this is a file; give the folder that holds it, with its {CONFIG}")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or not path:
+        raise UserError(f"model.path={path}: no such folder; give a folder with {CONFIG} or a hub id like org/name")
+    return None
+
+
+# --- the hub ---
+
+
+def _from_hub(config: ModelConfig, weights: bool) -> Path:
+    """Download the files to the local cache, or find them there; return the folder of their commit."""
+    cached_only = is_offline() or not is_reachable()
+    asked = CONFIG  # the last file
+
+    def get(name: str, revision: str | None) -> Path:
+        nonlocal asked
+        asked = name
+        path = huggingface_hub.hf_hub_download(
+            config.path, name, revision=revision, local_files_only=cached_only, endpoint=hub_url()
+        )
+        return Path(path)
+
+    def has(name: str) -> bool:
+        known = huggingface_hub.try_to_load_from_cache(config.path, name, revision=commit)
+        if known is not None:  # a path, or an object that says that the commit has no such file
+            return isinstance(known, str)
+        try:
+            get(name, commit)
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError) and not cached_only:
+                raise  # the connection was lost
+            return False
+        return True
+
+    with _explain_errors(config, cached_only, lambda: asked):
+        folder = get(CONFIG, config.revision).parent
+        commit = folder.name
+        _refuse_code(folder, config.path)
+        for name in TOKENIZER:
+            has(name)
+        if weights and not has(WEIGHTS) and has(INDEX):
+            for name in _shards(folder, config.path):
+                get(name, commit)
+    if cached_only and not is_offline():
+        log.warning(
+            "warning: %s does not answer: %s is read from the local cache, at commit %s", hub_url(), config.path, commit
+        )
+    if cached_only:
+        lacks_weights = weights and not (folder / WEIGHTS).exists() and not (folder / INDEX).exists()
+        lacks_tokenizer = not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES)
+        if lacks_tokenizer or lacks_weights:
+            missing = VOCABULARIES[0][0] if lacks_tokenizer else WEIGHTS
+            raise UserError(f"{_cannot_load(config)}: {_not_cached(config, missing)}")
+    return folder
+
+
+@contextmanager
+def _explain_errors(config: ModelConfig, cached_only: bool, asked: Callable[[], str]) -> Iterator[None]:
+    """Turn what the hub's library raises into one line: what was not found, why, and what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
+        raise UserError(
+            f"{_cannot_load(config)}: {_reason(error, config, asked() if cached_only else None)}"
+        ) from error
+
+
+def _cannot_load(config: ModelConfig) -> str:
+    revision = f" at revision {config.revision}" if config.revision else ""
+    return f"model.path={config.path}: cannot load it{revision} from {hub_url()}"
+
+
+def _not_cached(config: ModelConfig, name: str) -> str:
+    """Return which file the local cache lacks, why it is not downloaded, and the command that brings it."""
+    why = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
+    revision = f" model.revision={config.revision}" if config.revision else ""
+    command = f"mezo fetch task=... model.path={config.path}{revision}"
+    return f"{why}, and the local cache lacks {name} of {config.path}; with a network: {command}; {HOW_OFFLINE}"
+
+
+def _reason(error: Exception, config: ModelConfig, missing: str | None) -> str:
+    """Return what a failure of the hub's library means. `missing`: the file that only the cache was asked for."""
+    if isinstance(error, errors.GatedRepoError):
+        return f"it is gated: accept its terms at {hub_url()}/{config.path}, then hf auth login (or HF_TOKEN)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is no such model, or it is private: check the spelling of model.path, or log in (hf auth login)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the model has no such revision (model.revision)"
+    if missing is not None and isinstance(error, errors.EntryNotFoundError):
+        return _not_cached(config, missing)
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return f"the repository lacks a file that is needed ({_first_line(error)})"
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    return f"{_first_line(cause)}; {HOW_OFFLINE}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# --- checks of the folder ---
+
+
+def _refuse_adapter(folder: Path, path: str) -> None:
+    """Refuse an adapter where a model is needed: transformers would download the base model that it names."""
+    if (folder / ADAPTER).is_file():
+        raise UserError(
+            f"model.path={path}: this is an adapter ({ADAPTER}), not a model: give its base model as model.path, or "
+            "evaluate the run that it belongs to (mezo eval RUN)"
+        )
+
+
+def _refuse_code(folder: Path, path: str) -> None:
+    """Refuse a checkpoint that needs its own Python code: such code is never run."""
+    for name in (CONFIG, "tokenizer_config.json"):
+        if (folder / name).is_file() and _json(folder / name, path).get("auto_map"):
+            raise UserError(
+                f"model.path={path}: its {name} asks for code that comes with the checkpoint (auto_map), and such code "
+                "is never run; use a checkpoint of a model that transformers itself contains"
+            )
+
+
+def _check_weights(folder: Path, path: str) -> None:
+    """Refuse weights that are missing, not safetensors, or truncated."""
+    other = _json(folder / CONFIG, path).get("transformers_weights")
+    if other is not None:
+        raise UserError(f"model.path={path}: its {CONFIG} names weights of its own ({other}); only {WEIGHTS} is read")
+    if not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
+        pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
+        found = f" (only {pickled[0]})" if pickled else ""
+        raise UserError(
+            f"model.path={path}: there is no {WEIGHTS}{found}; weights are read from safetensors alone, never from "
+            "pickles (*.bin), which can run code"
+        )
+    for file in weight_files(folder, path):
+        try:
+            with safetensors.safe_open(file, "pt") as opened:
+                opened.keys()
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"model.path={path}: {file} is damaged or missing: {error}") from error
+
+
+def weight_files(folder: Path, path: str) -> list[Path]:
+    """Return the safetensors files of a checkpoint: one, or those that its index names."""
+    names = [WEIGHTS] if (folder / WEIGHTS).is_file() else _shards(folder, path)
+    return [folder / name for name in names]
+
+
+def _shards(folder: Path, path: str) -> list[str]:
+    """Return the names of the files that the weights are split into."""
+    table = _json(folder / INDEX, path).get("weight_map")
+    names = sorted({str(name) for name in table.values()}) if isinstance(table, dict) else []
+    for name in names or ["no file at all"]:
+        if not name.endswith(".safetensors") or Path(name).name != name:
+            raise UserError(f"model.path={path}: {INDEX} names {name}; weights are read from safetensors alone")
+    return names
+
+
+def _json(file: Path, path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, OSError) as error:
+        raise UserError(f"model.path={path}: {file} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"model.path={path}: {file} is damaged: it holds no JSON object")
+    return content

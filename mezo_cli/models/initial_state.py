@@ -1,0 +1,96 @@
+"""Save and fingerprint the initial weights that the base checkpoint does not contain: a new head, an adapter.
+
+A new tensor is stored whole. When a linear probe has set the label words' rows of a decoder over the vocabulary, only
+these rows are stored.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from mezo_cli.errors import UserError
+
+
+def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
+    """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`."""
+    total = hashlib.sha256()
+    for name, p in model.named_parameters():
+        if name not in exclude:
+            total.update(f"{name}{tuple(p.shape)}".encode())
+            total.update(memoryview(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+    return total.hexdigest()
+
+
+def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
+    """Refuse to replay a trajectory on other weights than it started from.
+
+    Raises:
+        UserError: naming the trajectory.
+    """
+    if fingerprint(model) != wanted:
+        raise UserError(
+            f"{path} started from other weights than these: model.path, or the run's start.safetensors, has changed"
+        )
+
+
+def save_initial_state(
+    model: Any, names: Sequence[str], path: Path, rows: Mapping[str, list[int]] | None = None
+) -> None:
+    """Save tensors of a model to a safetensors file; write no file when there are none.
+
+    Args:
+        model: has the tensors in its state dict.
+        names: of tensors that are saved whole.
+        path: the file.
+        rows: name -> row numbers, of tensors of which only these rows are saved.
+    """
+    state, rows = model.state_dict(), rows or {}
+    tensors = {name: state[name] for name in names} | {name: state[name][chosen] for name, chosen in rows.items()}
+    if tensors:
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps(dict(rows))})
+
+
+def load_initial_state(model: Any, path: Path) -> None:
+    """Load the saved tensors and rows into a model; do nothing when there is no file.
+
+    Raises:
+        UserError: when the file is damaged.
+    """
+    if not path.exists():
+        return
+    state = model.state_dict()
+    tensors, rows = _read(path)
+    for name, value in tensors.items():
+        chosen = rows.get(name, slice(None))
+        if name not in state or not _fits(state[name], chosen, value):
+            raise UserError(f"{path} is damaged: the model has no tensor {name} of shape {list(value.shape)}")
+        state[name][chosen] = value.to(state[name].device)
+
+
+def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
+    """Return whether `value` has the shape of the chosen rows of a tensor, and the tensor has these rows."""
+    if isinstance(chosen, slice):
+        return tensor.shape == value.shape
+    inside = all(isinstance(row, int) and 0 <= row < len(tensor) for row in chosen)
+    return inside and value.shape == (len(chosen), *tensor.shape[1:])
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    """Return the tensors of the file, and the row numbers of those that are only rows."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            rows = json.loads((file.metadata() or {}).get("rows", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(rows, dict) or not all(isinstance(chosen, list) for chosen in rows.values()):
+        raise UserError(f"{path} is damaged: its list of rows is not valid")
+    return tensors, rows

@@ -1,0 +1,105 @@
+"""Check the tensors of a checkpoint's files against the model that was built from its config.json.
+
+transformers drops a tensor that the model does not use, and converts integers to floats. Both can mean that config.json
+belongs to another checkpoint: with fewer layers than the file has, the model loads and gives other scores.
+"""
+
+import json
+import logging
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.models.parameter_names import format_names
+
+log = logging.getLogger("mezo")
+
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
+
+def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
+    """Refuse unused tensors inside the model's layers; log all others (poolers, other heads, buffers of old files).
+
+    Args:
+        unused: names of tensors in the files that the model did not take.
+        model: the loaded transformers model.
+        path: of the checkpoint, for the error line.
+
+    Raises:
+        UserError: for a layer that the model lacks, and for a tensor that a layer of the model has no place for.
+    """
+    names = sorted(unused)
+    for name in names:
+        found = _find_layers(model, name)
+        if found is None:
+            continue
+        layers, count, index = found
+        if index >= count:
+            raise UserError(
+                f"model.path={path}: the checkpoint has layer {index} in {layers} (tensor {name}), but with its"
+                f" config.json the model has {count}, numbered from 0: config.json is that of another checkpoint"
+            )
+        if not _is_buffer(model, name):
+            raise UserError(
+                f"model.path={path}: with its config.json the model has no place for the checkpoint's tensor {name}:"
+                " config.json is that of another checkpoint"
+            )
+    if names:
+        log.info("not used of the checkpoint, which the model has no place for: %s", format_names(names))
+
+
+def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
+    """Refuse parameters that are stored as anything but floats.
+
+    Raises:
+        UserError: naming the first.
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for file in files:
+        for name, dtype in _read_dtypes(file):
+            modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+            if dtype not in FLOATS and parameters & {modern, _with_body(model, modern)}:
+                raise UserError(
+                    f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {', '.join(FLOATS)}"
+                )
+
+
+def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:
+    """Return the first numbered list of layers that a name leads into: its path, length, and the number in the name."""
+    for full in (name, _with_body(model, name)):
+        module, parts = model, full.split(".")
+        for place, part in enumerate(parts):
+            if isinstance(module, nn.ModuleList) and part.isdecimal():
+                return ".".join(parts[:place]), len(module), int(part)
+            module = module._modules.get(part)
+            if module is None:
+                break
+    return None
+
+
+def _is_buffer(model: Any, name: str) -> bool:
+    """Whether a name is that of a former buffer: its module exists and is made of modules alone (GPT-2's attn.bias)."""
+    modules = dict(model.named_modules())
+    owner = modules.get(name.rpartition(".")[0]) or modules.get(_with_body(model, name).rpartition(".")[0])
+    if owner is None or not any(True for _ in owner.children()):
+        return False
+    return all(p is None for p in owner._parameters.values())
+
+
+def _with_body(model: Any, name: str) -> str:
+    """Return the name in the whole model of a tensor that a file of the body alone names."""
+    return f"{model.base_model_prefix}.{name}"
+
+
+def _read_dtypes(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, dtype) of each tensor from the header of a safetensors file, whose header is valid."""
+    with open(file, "rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    for name, values in header.items():
+        if name != "__metadata__":
+            yield name, str(values["dtype"])

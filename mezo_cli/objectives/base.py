@@ -1,0 +1,67 @@
+"""The interface of an objective: from a batch to a score per label."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.models import ModelKind
+from mezo_cli.objectives.collate import MAX_PAIRED_TOKENS, Batch
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import InputEncoder
+
+
+class Objective:
+    """Computes label scores. A subclass has its name in `OBJECTIVES`, or in the entry-point group `mezo.objectives`.
+
+    Class attributes:
+        model_kind: the kind of model that is loaded.
+        encoder_class: turns a task's rows into token ids.
+
+    Attributes:
+        supports_paired_forward: whether `logits` can compute both signs of a perturbation in one forward.
+
+    Args:
+        model: a loaded model of `model_kind`.
+        forward: runs it with perturbed weights. Its modules are patched, so `model(...)` sees them too.
+        label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
+    """
+
+    model_kind: ClassVar[ModelKind]
+    encoder_class: ClassVar[type[InputEncoder]]
+    supports_paired_forward = False
+
+    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Any]) -> None:
+        self.model, self.forward, self.label_ids = model, forward, label_ids
+
+    @staticmethod
+    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Any]) -> Tensor:
+        """Return the same scores by the model's own forward, as plainly as possible: [rows, labels].
+
+        It is called before the model is patched. At every start the scores of two rows are checked against it.
+        """
+        raise NotImplementedError
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.
+
+        The second shape is asked for only where `fits_paired_forward` returned True.
+        """
+        raise NotImplementedError
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
+        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
+            return False
+        return batch.tokens <= MAX_PAIRED_TOKENS
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the layer that scores the labels, and its rows that do, in label order (None: all of them).
+
+        A linear probe is written to these rows.
+
+        Raises:
+            UserError: when there is no such layer.
+        """
+        raise UserError(f"init=linear_probe: {type(self).__name__} has no output layer for a probe")

@@ -1,0 +1,54 @@
+"""Objective `cls`: a classification head on the plain text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.models import SEQUENCE_CLASSIFIER
+from mezo_cli.objectives import packed_encoder
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.packed_encoder import PackedEncoder
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import ClsEncoder
+
+
+class ClassHeadScorer(Objective):
+    """The logits of transformers' sequence-classification head.
+
+    In the model families that are packed the head reads the first token of a row.
+    """
+
+    model_kind = SEQUENCE_CLASSIFIER
+    encoder_class = ClsEncoder
+
+    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[int]) -> None:
+        super().__init__(model, forward, label_ids)
+        self.supports_paired_forward = packed_encoder.is_supported(model)
+        self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+
+    @staticmethod
+    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
+        """Return the logits of the padded batch."""
+        return model(**batch.inputs()).logits
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the head's logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        if self._packed is not None:
+            return self._packed.logits(batch, torch.zeros_like(batch.positions)).float()
+        return self.model(**batch.inputs()).logits.float()
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the last linear layer over the labels, of which all rows score labels.
+
+        Raises:
+            UserError: when the head's last layer is not linear.
+        """
+        labels = self.model.config.num_labels
+        layers = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m.out_features == labels]
+        if not layers:
+            raise UserError(f"{type(self.model).__name__} has no linear layer over its {labels} classes")
+        return layers[-1], None

@@ -1,0 +1,135 @@
+"""Objective `lm`: how likely a decoder continues a prompt with each label word (paper, section 3.2: OPT).
+
+The score of a label is the sum of the log-probabilities of its word's tokens after the prompt. The loss is
+cross-entropy over the labels' scores.
+
+The normalizer at the end of the prompt is the same for all labels. It cancels in every softmax over them, so it is left
+out: where each word is a single token, only the last position goes through the head, and only the words' rows of the
+head are computed. The further tokens of a word are normalized over the whole vocabulary, each after the prefix of the
+word that precedes it. A prefix that words share is computed once (packed_decoder.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.models import CAUSAL_LM
+from mezo_cli.models.output_head import vocabulary_head
+from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import LmEncoder
+
+_VOCABULARY_CHUNK = 8192  # rows of the head that are perturbed and multiplied at a time; bounds the memory
+
+
+class CausalLabelScorer(Objective):
+    """The label words' log-probabilities after the prompt, without the prompt's normalizer.
+
+    `label_ids` are the tokens of each label's word, in label order.
+    """
+
+    model_kind = CAUSAL_LM
+    encoder_class = LmEncoder
+
+    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Sequence[int]]) -> None:
+        super().__init__(model, forward, label_ids)
+        head = vocabulary_head(model)
+        if head is None:
+            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")
+        self._head = head
+        words = [tuple(word) for word in label_ids]
+        prefixes = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
+        tokens = sorted({token for word in words for token in word})
+        asked = [(), *prefixes]
+        device = head.weight.device
+        self._prefixes = prefixes
+        self._rows = torch.tensor(tokens, device=device)
+        # Per word and token: the number of the prefix before it (0: the prompt alone), and its index in `self._rows`.
+        self._word_tokens = [
+            (
+                torch.tensor([asked.index(word[:n]) for n in range(len(word))], device=device),
+                torch.tensor([tokens.index(token) for token in word], device=device),
+            )
+            for word in words
+        ]
+        self._batch: Batch | None = None
+        self._inputs: tuple[dict[str, Any], Tensor] = ({}, self._rows)  # the layout of `self._batch`
+        self._positions = self._rows
+        self.supports_paired_forward = packed_decoder.is_supported(model)
+        if self.supports_paired_forward:
+            use_packed_attention(model)
+        forward.exclude(head)
+        head.forward = self._score_words  # type: ignore[method-assign,assignment]
+        head.register_forward_pre_hook(self._select_positions)
+
+    @staticmethod
+    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Return the scores by the model's own forward: each row with each word alone, over the whole vocabulary."""
+        rows = []
+        for ids, real in zip(batch.input_ids, batch.attention_mask.bool(), strict=True):
+            for word in label_ids:
+                word_ids = torch.tensor(list(word), device=ids.device)
+                logits = model(input_ids=torch.cat([ids[real], word_ids]).unsqueeze(0)).logits[0].float()
+                logits = logits[-len(word) - 1 : -1]
+                scores = torch.cat([logits[:1], logits[1:].log_softmax(-1)])
+                rows.append(scores.gather(1, word_ids.unsqueeze(1)).sum())
+        return torch.stack(rows).view(len(batch.input_ids), len(label_ids))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        if batch is not self._batch:  # a step may ask twice for the same batch
+            lay_out = packed_decoder.pack if self.supports_paired_forward else packed_decoder.pad
+            self._batch, self._inputs = batch, lay_out(batch.input_ids, batch.attention_mask, self._prefixes)
+        inputs, self._positions = self._inputs
+        return packed_logits(self.model, self.forward, {**inputs, "use_cache": False}).float().squeeze(0)
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor]:
+        """Return the head, and its rows of the label words, in label order.
+
+        Raises:
+            UserError: when a word has several tokens: no single row of the head scores it.
+        """
+        for index, (prefixes, _) in enumerate(self._word_tokens):
+            if len(prefixes) > 1:
+                raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
+        return self._head, self._rows[torch.cat([rows for _, rows in self._word_tokens])]
+
+    def _select_positions(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        """Keep only the hidden states that the head scores: [signs, 1 + prefixes, rows, width].
+
+        A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
+        """
+        states = args[0] if self.supports_paired_forward else args[0].flatten(0, 1).unsqueeze(0)
+        return (states[:, self._positions].float(),)
+
+    def _score_words(self, hidden: Tensor) -> Tensor:
+        """Replace the head's forward: [signs, 1 + prefixes, rows, width] -> [signs, rows, labels], float32."""
+        logits = self._row_logits(hidden, self._rows)
+        if self._prefixes:
+            log_probs = logits[:, 1:] - self._normalizer(hidden[:, 1:]).unsqueeze(-1)
+            logits = torch.cat([logits[:, :1], log_probs], dim=1)
+        return torch.stack([logits[:, prefixes, :, rows].sum(0) for prefixes, rows in self._word_tokens], dim=-1)
+
+    def _row_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Multiply hidden states, [signs, positions, batch rows, width], by some rows of the head.
+
+        Computed in float32 whatever the compute dtype is: labels' scores differ by little against their size.
+        """
+        weight = self.forward.read(self._head.weight, rows, torch.float32)
+        logits = hidden @ (weight if weight.dim() == 2 else weight.unsqueeze(1)).mT
+        if self._head.bias is not None:
+            bias = self.forward.read(self._head.bias, rows, torch.float32)
+            logits = logits + (bias if bias.dim() == 1 else bias[:, None, None])
+        return logits
+
+    def _normalizer(self, hidden: Tensor) -> Tensor:
+        """Return the log of the sum of exponentials over the whole vocabulary: [signs, prefixes, rows]."""
+        vocabulary = torch.arange(len(self._head.weight), device=hidden.device)
+        parts = [self._row_logits(hidden, rows).logsumexp(-1) for rows in vocabulary.split(_VOCABULARY_CHUNK)]
+        return torch.stack(parts).logsumexp(0)

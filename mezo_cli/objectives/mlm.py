@@ -1,0 +1,82 @@
+"""Objective `mlm`: fill in the mask of a prompt with one of the label words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.models import MASKED_LM
+from mezo_cli.objectives import packed_encoder
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.packed_encoder import PackedEncoder
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import MlmEncoder
+
+
+class MaskedLabelScorer(Objective):
+    """The logits of the label words at the mask (paper, section 3; LM-BFF).
+
+    Only the mask position goes through the head, and only the label words' rows of the decoder are computed, whether
+    its weight is tied to the input embeddings or not.
+    """
+
+    model_kind = MASKED_LM
+    encoder_class = MlmEncoder
+
+    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[int]) -> None:
+        super().__init__(model, forward, label_ids)
+        decoder = model.get_output_embeddings()
+        if not isinstance(decoder, nn.Linear):
+            raise UserError(f"{type(model).__name__} has no decoder over the vocabulary: objective=mlm needs one")
+        self._decoder = decoder
+        self._rows = torch.tensor(list(label_ids), device=decoder.weight.device)
+        self._positions: Tensor | None = None  # of the masks, while a padded forward is running
+        self.supports_paired_forward = packed_encoder.is_supported(model)
+        self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+        forward.exclude(decoder)
+        decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
+        if self._packed is None:
+            body = getattr(model, model.base_model_prefix)
+            for child in model.children():
+                if child is not body:
+                    child.register_forward_pre_hook(self._select_positions)
+
+    @staticmethod
+    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
+        """Return the logits by the model's own forward: of all positions and the whole vocabulary, then select."""
+        scores = model(**batch.inputs()).logits
+        return scores[torch.arange(len(batch.positions), device=scores.device), batch.positions][:, list(label_ids)]
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the label words' logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        if self._packed is not None:
+            return self._packed.logits(batch, batch.positions)
+        self._positions = batch.positions
+        return self.model(**batch.inputs()).logits.view(len(batch.positions), -1)
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the decoder, and its rows of the label words, in label order."""
+        return self._decoder, self._rows
+
+    def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Keep the mask position of each row of a padded batch: [rows, length, width] -> [rows, 1, width]."""
+        if self._positions is None:
+            return None
+        positions, self._positions = self._positions, None
+        rows = torch.arange(len(positions), device=positions.device)
+        return (args[0][rows, positions].unsqueeze(1), *args[1:])
+
+    def _score_label_rows(self, hidden: Tensor) -> Tensor:
+        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels].
+
+        Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
+        """
+        weight = self.forward.read(self._decoder.weight, self._rows, torch.float32)
+        signs = weight.shape[0] if weight.dim() == 3 else 1
+        scores = hidden.float().view(signs, -1, hidden.shape[-1]) @ weight.mT
+        if self._decoder.bias is not None:
+            scores = scores + self.forward.read(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
+        return scores

@@ -1,0 +1,114 @@
+"""Check at every start that an objective's scores are those of the model's own forward, also with perturbed weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction
+
+# The largest allowed difference, as a fraction of the largest score: rounding, and no more.
+TOLERANCE = {"cpu": 1e-4}
+DEFAULT_TOLERANCE = 1e-2  # a GPU may multiply in TF32
+# One bit in the middle of the mantissa: to flip it changes a weight by 1/16 to 1/8, and to flip it again restores it.
+FLIPPED_BITS = {
+    torch.float32: (torch.int32, 1 << 19),
+    torch.bfloat16: (torch.int16, 1 << 3),
+    torch.float16: (torch.int16, 1 << 6),
+}
+
+
+def check_against_reference(logits: Tensor, reference: Tensor, device: str, name: str) -> None:
+    """Refuse a model of a family that an objective does not support: its scores differ from the model's own.
+
+    Args:
+        logits, reference: scores of the same rows by the objective and by the model's own forward, [rows, labels],
+            float32.
+        device: the type of the device.
+        name: of the model, for the error line.
+
+    Raises:
+        UserError: also when the reference is not finite, which means that the weights are damaged.
+    """
+    if not bool(reference.isfinite().all()):
+        raise UserError(f"{name}: its scores are not finite: the weights are damaged")
+    if not _agree(logits, reference, device):
+        error = float((logits - reference).abs().max()) if logits.shape == reference.shape else float("inf")
+        raise UserError(f"{name} is a model family that is not supported: its scores are wrong (by {error:.2g})")
+
+
+def check_perturbed(
+    forward: PerturbedForward, objective: Objective, batch: Batch, reference: Tensor, name: str
+) -> None:
+    """Refuse a model whose patched forwards miss a use of a weight: one that its own module does not make.
+
+    A weight that a module reads and another one too (an embedding in a linear layer elsewhere) is seen perturbed by the
+    first only. Without a perturbation the scores are right, so only perturbed weights show it.
+
+    Args:
+        forward, objective: of the patched model, without a perturbation.
+        batch: some rows.
+        reference: their scores by the model's own forward, float32, [2, rows, labels]: inside `flip_weights`, plain.
+        name: of the model, for the error line.
+
+    Raises:
+        UserError: when the scores differ.
+    """
+    tensors, noise = forward.params.tensors, forward.params.noise
+    try:
+        forward.select_reachable(lambda: objective.logits(batch))
+        forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
+        with forward.perturbed(Direction(0, 0), 1.0):
+            paired = objective.fits_paired_forward(batch)
+            logits = objective.logits(batch) if paired else forward.forward_per_sign(lambda: objective.logits(batch))
+    finally:
+        forward.params.tensors, forward.params.noise = tensors, noise
+    if not _agree(logits, reference, batch.input_ids.device.type):
+        raise UserError(
+            f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
+            "some weight is used outside its own module"
+        )
+
+
+@contextmanager
+def flip_weights(model: nn.Module) -> Iterator[None]:
+    """Perturb the trainable parameters in place by one flipped bit each, and restore them exactly after the block."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in trainable:
+            _flip_(p.data)
+        yield
+    finally:
+        for p in trainable:
+            _flip_(p.data)
+
+
+class _FlippedBits:
+    """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element."""
+
+    def perturb(self, direction: Direction, name: str, theta: Tensor, c: float, *outs: Tensor) -> None:
+        """Write the flipped weights for a positive sign, theta for the other."""
+        for out, sign in zip(outs, (c, -c), strict=False):
+            out.copy_(_flip_(theta.clone()) if sign > 0 else theta)
+
+    def perturb_rows(
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
+    ) -> None:
+        """Do the same for some rows."""
+        self.perturb(direction, name, theta[rows], c, *outs)
+
+
+def _flip_(theta: Tensor) -> Tensor:
+    dtype, bit = FLIPPED_BITS[theta.dtype]
+    theta.view(dtype).bitwise_xor_(bit)
+    return theta
+
+
+def _agree(logits: Tensor, reference: Tensor, device: str) -> bool:
+    allowed = TOLERANCE.get(device, DEFAULT_TOLERANCE) * float(reference.abs().max())
+    return logits.shape == reference.shape and float((logits - reference).abs().max()) <= allowed

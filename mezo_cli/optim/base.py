@@ -1,0 +1,157 @@
+"""The interface of an optimizer: what its class declares, what a step returns, how a run is resumed; the learning rate.
+
+A run can be interrupted after any step, so an optimizer is one of two kinds:
+
+- `ReplayableOptimizer`: a step follows from a few scalars (its projected gradients and lr), which the trajectory
+  stores. The weights and the state of any step are rebuilt from them by the arithmetic of training. A state that takes
+  long to rebuild can be stored in the checkpoint `last` as well.
+- `StatefulOptimizer`: the state is stored beside the weights of the checkpoint `last`.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from mezo_cli.config.schema import OptimizerConfig, Setting, StepRecord
+from mezo_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mezo_cli.perturb.forward import PerturbedForward
+    from mezo_cli.perturb.params import Params
+
+# The loss of one fixed batch: float32, shape [], or [2] inside `forward.perturbed(direction, eps)`.
+LossFn = Callable[[], "Tensor"]
+
+
+class StepResult(Protocol):
+    """The scalars of one step."""
+
+    @property
+    def loss(self) -> float:
+        """The loss that the progress line shows."""
+
+    @property
+    def projected_grads(self) -> list[float]:
+        """The scalars from which, with `lr`, the step is replayed; empty for an optimizer without a trajectory."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, rounded to float32 as the trajectory stores it."""
+
+    def scalars(self) -> dict[str, float]:
+        """Return the fields of the step's line in metrics.jsonl: `loss` first, `lr` last."""
+
+
+class BaseOptimizer(Protocol):
+    """Updates the trainable parameters, one step at a time.
+
+    Class attributes:
+        title: the name in tables; empty: the name of the choice.
+        settings: the settings that it reads, e.g. `Setting("lr", float, 1e-6)`.
+        replayable: whether it is a `ReplayableOptimizer`.
+        needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
+    """
+
+    title: ClassVar[str] = ""
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    needs_backward: ClassVar[bool] = False
+
+    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None: ...
+
+    @classmethod
+    def check(cls, config: OptimizerConfig) -> None:
+        """Reject settings that are individually valid but incompatible.
+
+        Raises:
+            SettingError: with the key of one of them.
+        """
+        return None
+
+    @classmethod
+    def tied_to_steps(cls, config: OptimizerConfig) -> list[str]:
+        """Return the settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
+        read = {setting.name for setting in cls.settings} & {"schedule", "sample_schedule"}
+        values = {name: getattr(config, name) for name in sorted(read)}
+        return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
+
+    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
+        """Take step number `step` (from 0). A loss that is not finite leaves the weights as they are."""
+
+    def passes(self, steps: int) -> dict[str, int]:
+        """Return the number of `forwards` and `backwards` of a batch that the first `steps` steps take."""
+
+
+class ReplayableOptimizer(BaseOptimizer, Protocol):
+    """An optimizer whose steps are replayed from the trajectory."""
+
+    replayable: ClassVar[Literal[True]] = True
+
+    def samples(self, step: int) -> int:
+        """Return the number of projected gradients of step `step`: at most the setting `samples`."""
+
+    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild the state that the steps of `records` left, all steps from the first on; the weights stay."""
+
+    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update the weights by each record in order, with the arithmetic of `step`."""
+
+    def save_state(self, path: Path) -> None:
+        """Write the state to a file, to spare a resumed run `rebuild_state`. By default write no file."""
+        return None
+
+    def load_state(self, path: Path, step: int) -> None:
+        """Read what `save_state` wrote after `step` steps, instead of `rebuild_state`.
+
+        Raises:
+            UserError: when the file is missing or damaged, or of another step.
+        """
+        raise UserError(f"{path}: this optimizer stores no state")
+
+
+class StatefulOptimizer(BaseOptimizer, Protocol):
+    """An optimizer whose state is stored in the checkpoint `last`. It leaves no trajectory."""
+
+    replayable: ClassVar[Literal[False]] = False
+
+    def save_state(self, path: Path) -> None:
+        """Write the state to a file."""
+
+    def load_state(self, path: Path) -> None:
+        """Read what `save_state` wrote, before the first step.
+
+        Raises:
+            UserError: when the file is missing or damaged.
+        """
+
+
+Optimizer = ReplayableOptimizer | StatefulOptimizer  # `replayable` tells which
+
+
+def to_float32(value: float) -> float:
+    """Round to float32, as the trajectory stores it; a value out of range becomes infinite."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Return the learning rate of step `step` (from 0) of `steps`, rounded to float32.
+
+    `schedule: linear` falls from lr at step 0 to 0 after the last step.
+    """
+    fraction = 1.0 if config.schedule == "constant" else 1.0 - step / steps
+    return to_float32(config.lr * fraction)
+
+
+def not_finite(result: StepResult) -> str:
+    """Return "NAME is VALUE" for the first scalar of a step that is not finite, "" if all are.
+
+    `loss` is looked at last: it may be the mean of others.
+    """
+    values = result.scalars()
+    order = [*(name for name in values if name != "loss"), "loss"]
+    return next((f"{name} is {values[name]}" for name in order if not math.isfinite(values[name])), "")

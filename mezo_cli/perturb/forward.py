@@ -1,0 +1,308 @@
+"""Run a model's forwards with the perturbed weights theta + eps z and theta - eps z, without a write to theta.
+
+The paper's Algorithm 1 adds eps z to the weights in place, subtracts it twice and adds it again: three passes over
+theta, after which rounding leaves it slightly off. Here theta stays as it is. Every module that owns parameters gets
+a patched forward, which writes the module's perturbed weights to a scratch buffer and runs the original forward with
+them while they are still in cache. An embedding draws z only for the rows of its batch.
+
+So the update is the only write to theta, a step takes one pass over theta and two forwards, and the peak of
+memory is that of a forward plus the largest module. The same patch rounds the weights to the compute dtype.
+
+z is drawn by `params.noise.perturb` and `perturb_rows`, for one tensor at a time, as its module runs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.params import Params
+
+
+class Perturbation(NamedTuple):
+    """What forwards see instead of theta: theta + sign eps z for each of the signs."""
+
+    direction: Direction
+    eps: float
+    signs: tuple[int, ...]  # (1, -1), the antithetic pair, or one of them
+
+    @property
+    def coefficient(self) -> float:
+        """Factor of z for the first sign."""
+        return self.signs[0] * self.eps
+
+
+class PerturbedForward:
+    """A model with patched forwards: inside `perturbed(direction, eps)` they see theta +- eps z.
+
+    Args:
+        model: a transformers model; the forwards of its modules are replaced for good.
+        params: its trainable tensors. Only these are perturbed.
+
+    Attributes:
+        params: as given.
+        compute_dtype: the dtype that modules see their weights in; theta itself stays in float32.
+        scratch: memory for the perturbed weights of the module that is running.
+    """
+
+    def __init__(self, model: nn.Module, params: Params) -> None:
+        self.params = params
+        self.compute_dtype = torch.float32
+        self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
+        self._perturbation: Perturbation | None = None
+        self._paired = False  # a paired forward is running
+        self._read: set[str] = set()  # trainable tensors that patched forwards have read
+        self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
+        self.scratch = ScratchBuffer()
+        self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
+        self._patch(model)
+
+    # --- what to compute ---
+
+    @contextmanager
+    def perturbed(self, direction: Direction, eps: float, signs: tuple[int, ...] = (1, -1)) -> Iterator[None]:
+        """Let forwards inside see theta + sign eps z, z drawn for `direction`; theta itself is not written.
+
+        With both signs, a forward inside is run by `forward_per_sign`, or inside `paired_forward`.
+
+        Args:
+            direction: names z. It is drawn by `params.noise.perturb` as each module runs, and never stored.
+            eps: the perturbation scale.
+            signs: (1, -1), (1,) or (-1,).
+        """
+        if signs not in ((1, -1), (1,), (-1,)):
+            raise ValueError(f"signs are (1, -1), (1,) or (-1,), not {signs}")
+        outside = {name: self.params.tensors[name].data for name in self._read_outside_module}
+        before = self._perturbation
+        try:
+            self._perturbation = Perturbation(direction, eps, signs)
+            if len(signs) == 1:  # no patched forward reads these: the whole tensor is replaced
+                for name, theta in outside.items():
+                    out = torch.empty_like(theta)
+                    self.params.noise.perturb(direction, name, theta, self._perturbation.coefficient, out)
+                    self.params.tensors[name].data = out
+            with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
+                yield
+        finally:
+            self._perturbation = before
+            for name, theta in outside.items():
+                self.params.tensors[name].data = theta
+
+    @property
+    def num_signs(self) -> int:
+        """Number of signs that a forward is to compute now: 2 inside `perturbed` with both, else 1."""
+        return 1 if self._perturbation is None else len(self._perturbation.signs)
+
+    def forward_per_sign(self, forward: Callable[[], Tensor]) -> Tensor:
+        """Run `forward` once per sign, one after the other; return the results stacked, [signs, ...]."""
+        assert self._perturbation is not None
+        direction, eps, signs = self._perturbation
+        outputs = []
+        for sign in signs:
+            with self.perturbed(direction, eps, (sign,)):
+                outputs.append(forward())
+        return torch.stack(outputs)
+
+    @property
+    def supports_paired_forward(self) -> bool:
+        """Whether one forward can compute both signs: not where weights are read outside their own module."""
+        return not self._read_outside_module
+
+    @contextmanager
+    def paired_forward(self) -> Iterator[None]:
+        """Let one forward inside compute both signs: its tensors are [2, ...], theta + eps z's half first.
+
+        z is drawn once for both signs, and modules without perturbed weights compute both halves at once.
+        """
+        if self.num_signs != 2 or not self.supports_paired_forward:
+            raise ValueError("a paired forward needs both signs, and no weight that is read outside its own module")
+        try:
+            self._paired = True
+            yield
+        finally:
+            self._paired = False
+
+    @contextmanager
+    def using_compute_dtype(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let forwards inside compute in `dtype`."""
+        before, self.compute_dtype = self.compute_dtype, dtype
+        try:
+            yield
+        finally:
+            self.compute_dtype = before
+
+    # --- set-up ---
+
+    def select_reachable(self, run: Callable[[], Tensor]) -> list[str]:
+        """Keep as trainable only the tensors that can change the loss; return the names of the others.
+
+        Left out are poolers and unused heads. The autograd graph of one small forward shows which; no backward is run.
+
+        Args:
+            run: runs a small forward and returns its logits.
+
+        Raises:
+            UserError: when no trainable tensor is in the graph.
+        """
+        self._read.clear()
+        with self.using_compute_dtype(torch.float32), torch.enable_grad():  # the graph would keep all rounded copies
+            unreachable = self.params.select_reachable(run())
+        self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
+        return unreachable
+
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
+        """Let forwards compute in `dtype`, and store the frozen weights in it.
+
+        Frozen weights are never updated: to round them once gives the same as to round them in every forward, in less
+        memory and time. Embeddings stay as they are: only rows of them are read.
+        """
+        self.compute_dtype = dtype
+        for module, forward in self._original_forwards.items():
+            if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
+                for p in self._own_parameters(module).values():
+                    if not p.requires_grad:
+                        p.data = p.data.to(dtype)
+
+    def exclude(self, module: nn.Module) -> None:
+        """Restore a module's original forward: its caller gets the weights that it needs by `read`."""
+        module.forward = self._original_forwards.pop(module)
+
+    def read(self, p: Tensor, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a parameter, or some rows of it, as the forward that is running sees it: perturbed.
+
+        Args:
+            p: a parameter of the model.
+            rows: row numbers, [n], int64; None for the whole tensor.
+            dtype: the dtype to round to; the compute dtype when None.
+
+        Returns:
+            [n, ...] or p's shape, with a leading dimension of 2 signs in a paired forward; not in the scratch buffer.
+        """
+        name, dtype = self._names[id(p)], dtype or self.compute_dtype
+        if torch.is_grad_enabled() and p.requires_grad:
+            self._read.add(name)
+            return (p if rows is None else p[rows]).to(dtype)
+        if self._perturbation is None or not self._is_perturbed(p):
+            value = (p.data if rows is None else p.data[rows]).to(dtype)
+            return torch.stack([value, value]) if self._paired else value
+        direction, c = self._perturbation.direction, self._perturbation.coefficient
+        whole = rows is None or p.dim() == 1
+        shape = p.shape if rows is None or whole else (len(rows), *p.shape[1:])
+        outs = torch.empty(self.num_signs, *shape, dtype=dtype, device=p.device)
+        if whole:
+            self.params.noise.perturb(direction, name, p.data, c, *outs)
+            outs = outs if rows is None else outs[:, rows]
+        else:
+            assert rows is not None
+            self.params.noise.perturb_rows(direction, name, p.data, rows, c, *outs)
+        return outs if self._paired else outs[0]
+
+    # --- patched forwards ---
+
+    def _patch(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if not any(True for _ in module.parameters(recurse=False)):
+                continue
+            # A subclass with a forward of its own may scale or compute positions: it gets all its weights perturbed.
+            is_lookup = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+            self._original_forwards[module] = module.forward
+            patched = self._lookup_forward if is_lookup else self._module_forward
+            module.forward = partial(patched, module, module.forward)
+
+    def _lookup_forward(self, module: nn.Module, original_forward: Callable[..., Tensor], ids: Tensor) -> Tensor:
+        """Run an embedding; only the rows that the batch looks up are perturbed."""
+        weight = module.get_parameter("weight")
+        if torch.is_grad_enabled():
+            self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
+            return original_forward(ids).to(self.compute_dtype)
+        if not self._is_perturbed(weight) and self.compute_dtype == weight.dtype:
+            return original_forward(ids)
+        rows, index = torch.unique(ids, return_inverse=True)
+        table = self.read(weight, rows)
+        if not self._paired:
+            return table[index]
+        return torch.cat([half[i] for half, i in zip(table, index.chunk(2), strict=True)])
+
+    def _module_forward(
+        self, module: nn.Module, original_forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run any other module with perturbed copies of its parameters, written to the scratch buffer."""
+        own = self._own_parameters(module)
+        if torch.is_grad_enabled():
+            self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
+            rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if p.dtype != self.compute_dtype}
+            return swap_params(module, rounded, original_forward, args, kwargs)
+        perturbed = [key for key, p in own.items() if self._is_perturbed(p)]
+        own = {key: p for key, p in own.items() if key in perturbed or p.dtype != self.compute_dtype}
+        if not own:
+            return original_forward(*args, **kwargs)
+        num_signs = self.num_signs if perturbed else 1
+        size, device = num_signs * sum(p.numel() for p in own.values()), next(iter(own.values())).device
+        with self.scratch.allocate(size, self.compute_dtype, device) as buffer:
+            copies = self._write_perturbed(own, buffer, num_signs)
+            if num_signs == 1:
+                return swap_params(module, copies[0], original_forward, args, kwargs)
+            return self._run_pair(module, copies, original_forward, args, kwargs)
+
+    def _own_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
+        own = {key: p for key, p in module._parameters.items() if p is not None}
+        if own and any(True for _ in module.children()):
+            inside = {id(p) for child in module.children() for p in child.parameters()}
+            own = {key: p for key, p in own.items() if id(p) not in inside}
+        return own
+
+    def _write_perturbed(self, own: dict[str, nn.Parameter], buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
+        """Write the parameters as each sign sees them to `buffer`; return name -> tensor, one dict per sign."""
+        copies: list[dict[str, Tensor]] = [{} for _ in range(num_signs)]
+        for key, p in own.items():
+            outs = [part.view(p.shape) for part in buffer[: num_signs * p.numel()].chunk(num_signs)]
+            buffer = buffer[num_signs * p.numel() :]
+            for copy, out in zip(copies, outs, strict=True):
+                copy[key] = out
+            if self._perturbation is not None and self._is_perturbed(p):
+                direction, c = self._perturbation.direction, self._perturbation.coefficient
+                self.params.noise.perturb(direction, self._names[id(p)], p.data, c, *outs)
+            else:
+                for out in outs:
+                    out.copy_(p.data)
+        return copies
+
+    def _run_pair(
+        self,
+        module: nn.Module,
+        copies: list[dict[str, Tensor]],
+        original_forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Tensor:
+        """Run a module on both halves of a paired batch, each with its own weights."""
+        if not self._paired:
+            raise RuntimeError("a forward with both signs goes through `forward_per_sign` or `paired_forward`")
+        if type(module) is nn.Linear:
+            own = {"weight": module.weight, "bias": module.bias}
+            both = ({**own, **copy} for copy in copies)
+            return linear_per_sign(args[0], [(copy["weight"], copy["bias"]) for copy in both])
+        halves = [[split_signs(value, index) for value in args] for index in range(2)]
+        assert self._perturbation is not None
+        direction, eps, signs = self._perturbation
+        outputs = []
+        for index, sign in enumerate(signs):
+            named = {key: split_signs(value, index) for key, value in kwargs.items()}
+            self._paired = False  # the modules inside see one sign at a time
+            try:
+                with self.perturbed(direction, eps, (sign,)):
+                    outputs.append(swap_params(module, copies[index], original_forward, halves[index], named))
+            finally:
+                self._paired = True
+        return torch.cat(outputs)
+
+    def _is_perturbed(self, p: Tensor) -> bool:
+        """Whether patched forwards see this parameter perturbed now."""
+        name = self._names[id(p)]
+        return self._perturbation is not None and name in self.params.tensors and name not in self._read_outside_module

@@ -1,0 +1,156 @@
+"""Compile a kernel and check it against its eager form; without a compiler, run the eager form."""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("mezo")
+
+Function = Callable[..., None]
+OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the only index is masked to the length of its table
+CHECKED_TILES = 3  # compiled code must give the right bits on as many tiles before it is used
+# Kernels of all kinds share their code objects, by which torch counts recompilations.
+DYNAMO = {"recompile_limit": 1024}
+
+
+class Kernel:
+    """One function over tiles (at least two), compiled at its first call per device, dtype and number of threads.
+
+    MEZO_EAGER=1 in the environment selects the eager form: the same bits, 10 to 30 times slower.
+
+    Args:
+        function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, float32, then the
+            outputs), then the tile numbers (int64 [T]), then tensors whose sizes do not depend on T.
+        arrays: 1 for theta <- f(theta), one more per output.
+        tile: elements per tile.
+        max_tiles: tiles per call at most, on a CPU.
+    """
+
+    # Shared by all kernels: one failure shows that there is no compiler, or that torch's interfaces have changed.
+    compiler_error: ClassVar[str | None] = None  # why the kernels are not compiled
+    guarded_because: ClassVar[str | None] = None  # why they are compiled with torch.compile's guards
+
+    def __init__(self, function: Function, arrays: int, tile: int, max_tiles: int) -> None:
+        self.function, self.arrays, self.tile, self.max_tiles = function, arrays, tile, max_tiles
+        self.compiled: dict[Any, Function] = {}  # by device, dtype and number of threads
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Run the kernel; all tensors are on one device."""
+        last = tensors[self.arrays - 1]
+        run = self.compiled.get((last.device, last.dtype, torch.get_num_threads()))
+        if run is None or _eager():
+            run = self._prepare(*tensors)
+        run(*tensors)
+
+    def _prepare(self, *tensors: Tensor) -> Function:
+        """Return the compiled and checked function, or the eager one with a line in the log."""
+        if Kernel.compiler_error is not None or _eager():
+            return self.function
+        last, rest = tensors[self.arrays - 1], tensors[self.arrays + 1 :]
+        try:
+            compiled = self._compile(last, rest)
+            actual, expected = self._example(CHECKED_TILES, last), self._example(CHECKED_TILES, last)
+            compiled(*actual, *rest)
+            self.function(*expected, *rest)
+            if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
+                raise ValueError("the compiled code gives other numbers than the eager code")
+        except Exception as error:  # a compiler fails in many ways, for which torch has no common type
+            Kernel.compiler_error = _first_line(error)
+            log.warning("warning: %s", describe_kernels()[1])
+            return self.function
+        self.compiled[last.device, last.dtype, torch.get_num_threads()] = compiled
+        return compiled
+
+    def _compile(self, last: Tensor, rest: tuple[Tensor, ...]) -> Function:
+        # The compiler decides by the sizes of its first example whether to use threads: give it the largest.
+        example = self._example(self.max_tiles, last)
+        try:
+            return self.compile_unguarded(*example, *rest)
+        except Exception as error:  # torch's private interfaces have changed: the public one works too
+            compiled = self.compile_guarded(*example, *rest)
+            if Kernel.guarded_because is None:
+                Kernel.guarded_because = _first_line(error)
+                log.warning("warning: %s", describe_kernels()[1])
+            return compiled
+
+    def _example(self, count: int, last: Tensor) -> list[Tensor]:
+        """Return arrays of `count` tiles with some values, and the tile numbers."""
+        theta = torch.linspace(-1, 1, count * self.tile, device=last.device)
+        outs = [torch.empty_like(theta, dtype=last.dtype) for _ in range(self.arrays - 1)]
+        return [theta, *outs, torch.arange(count, device=last.device)]
+
+    def compile_guarded(self, *tensors: Tensor) -> Function:
+        """Compile by `torch.compile` alone."""
+        compiled = torch.compile(self.function, dynamic=True, fullgraph=True, options=OPTIONS)
+
+        def guarded(*tensors: Tensor) -> None:
+            with torch._dynamo.config.patch(DYNAMO):
+                compiled(*tensors)
+
+        guarded(*tensors)
+        return guarded
+
+    def compile_unguarded(self, *tensors: Tensor) -> Function:
+        """Compile, and return the machine code without torch.compile's guards.
+
+        At every call the guards would check, in some 20 us, what `__call__` looks up; a model has hundreds of small
+        tensors. The code takes sizes besides tensors, so each of its inputs is found by its name or its size.
+        """
+        from torch._inductor.compile_fx import compile_fx
+
+        found: list[tuple[list[str], list[Any], Function]] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+            code: Any = compile_fx(graph, inputs, config_patches=OPTIONS)
+            found.append((names, inputs, code))
+            return code
+
+        with torch._dynamo.config.patch(DYNAMO):
+            torch.compile(self.function, dynamic=True, fullgraph=True, backend=backend)(*tensors)
+        ((names, inputs, code),) = found
+        parameters = list(inspect.signature(self.function).parameters)
+        sizes = {self.max_tiles: 1, self.max_tiles * self.tile: self.tile}  # size in the example -> elements per tile
+        slots: list[tuple[int, int]] = []  # (index of a tensor, 0), (-1, elements per tile) or (-2, a constant)
+        for name, value in zip(names, inputs, strict=True):
+            if isinstance(value, Tensor):
+                slots.append((parameters.index(name.lower().strip("_").removeprefix("l_")), 0))
+            else:
+                hint = int(value.node.hint)
+                slots.append((-1, sizes[hint]) if hint in sizes else (-2, hint))
+
+        def unguarded(*tensors: Tensor) -> None:
+            count = tensors[self.arrays].shape[0]
+            code(*[tensors[i] if i >= 0 else size * count if i == -1 else size for i, size in slots])
+
+        return unguarded
+
+
+def describe_kernels() -> tuple[str, str]:
+    """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
+
+    The first is `compiled`, `guarded` (compiled, with a check at every call) or `eager`.
+    """
+    if _eager():
+        return "eager", "the noise is not compiled, and 10 to 30 times slower: MEZO_EAGER is set"
+    if Kernel.compiler_error is not None:
+        return "eager", f"the noise is not compiled, and 10 to 30 times slower: {Kernel.compiler_error}"
+    if Kernel.guarded_because is not None:
+        return (
+            "guarded",
+            f"the noise is compiled with torch.compile's guards, 20 us more per call: {Kernel.guarded_because}",
+        )
+    return "compiled", ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _eager() -> bool:
+    return os.environ.get("MEZO_EAGER", "") not in ("", "0")

@@ -1,0 +1,110 @@
+"""The name of one z, and the protocol of all kinds of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Direction(NamedTuple):
+    """The name of one z of a run: its seed, the step (from 0), and the sample (n-SPSA draws several per step)."""
+
+    seed: int
+    step: int
+    sample: int = 0
+
+
+class Noise(Protocol):
+    """A kind of noise: z is a function of (direction, tensor name, element index) and of nothing else."""
+
+    kind: str
+
+    def describe_kernels(self) -> tuple[str, str]:
+        """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
+
+        The first is `compiled`, `guarded` (compiled, with a check at every call), `eager`, or `none` without kernels.
+        """
+
+    def z(
+        self,
+        direction: Direction,
+        name: str,
+        shape: Sequence[int],
+        device: torch.device | str,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
+
+    def perturb(
+        self,
+        direction: Direction,
+        name: str,
+        theta: Tensor,
+        c: float,
+        out: Tensor,
+        out_minus: Tensor | None = None,
+    ) -> None:
+        """Write out = theta + c z and, if given, out_minus = theta - c z, of the same z (an antithetic pair).
+
+        c z is rounded to float32, then the sum is, then it is rounded to out's dtype.
+
+        Args:
+            direction: names z.
+            name: the tensor's name in the model.
+            theta: float32, contiguous, any shape.
+            c: the coefficient, rounded to float32.
+            out: float32 or bfloat16, contiguous, as many elements as theta; may not overlap it.
+            out_minus: like out.
+        """
+
+    def perturb_rows(
+        self,
+        direction: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        out_minus: Tensor | None = None,
+    ) -> None:
+        """Write out[i] = theta[rows[i]] + c z[rows[i]]: rows of `perturb`'s results, bit for bit.
+
+        Args:
+            direction: names z.
+            name: the tensor's name in the model.
+            theta: float32 [V, ...], contiguous.
+            rows: int64 [R], each in [0, V).
+            c: the coefficient, rounded to float32.
+            out: float32 or bfloat16 [R, ...].
+            out_minus: like out; if given, it becomes theta[rows[i]] - c z[rows[i]].
+        """
+
+    @property
+    def block(self) -> int:
+        """Number of elements that `update_` works best on; a block may begin at every multiple of it."""
+
+    def update_(
+        self,
+        name: str,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        start: int = 0,
+    ) -> None:
+        """Apply theta <- decay theta + coefficient z for each term in order, in place.
+
+        The bits are those of one call per term. coefficient and decay are rounded to float32, then coefficient z is;
+        its sum with the exact product decay theta is taken in float64 and rounded to float32.
+
+        Args:
+            name: the tensor's name in the model.
+            theta: float32, contiguous, any shape: the tensor, or a block of it.
+            terms: (direction, coefficient), in order.
+            decays: one per term.
+            start: index in the tensor of theta's first element: 0, or a multiple of `block`.
+        """

@@ -1,0 +1,94 @@
+"""The four kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
+
+They are written in tensor operations; `Kernel` compiles them to C++ or Triton, or runs them as they are.
+
+A tensor is cut into *tiles* of 4 * per_word * LANES elements. Lane l of tile t reads Philox block t * LANES + l. The
+block's four words serve the same lane of all rows of the tile: neighbours in memory read neighbouring words, which is
+what vector units need, and no block is computed twice.
+
+No fused multiply-add can change a bit, so every device computes the same: the kernels add the *rounded* product c z
+(an entry of a scaled table, or +-c), and take decay * theta in float64, where that product is exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise.philox import MASK, philox
+
+LANES = 32  # a vector register holds 32 bfloat16 values
+
+# (tiles, key, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """The kernels of one kind of noise. They are compiled once per process, so one set is made per kind."""
+
+    tile: int  # elements
+    max_tiles: int  # tiles per call on a CPU, so that their words stay in cache
+    perturb: Kernel  # out = theta + c z
+    perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
+    add: Kernel  # theta <- theta + c z
+    decay: Kernel  # theta <- decay theta + c z
+
+
+def random_words(tiles: Tensor, key: Tensor, step_sample: Tensor) -> Tensor:
+    """Return the random words of some tiles, int32 [T, 4, 1, LANES].
+
+    Args:
+        tiles: tile numbers, int64 [T].
+        key: `philox.stream_key`, int64 [2].
+        step_sample: step and sample of the direction, int64 [2].
+    """
+    block = tiles.view(-1, 1) * LANES + torch.arange(LANES, device=tiles.device)
+    words = philox(block & MASK, block >> 32, step_sample[0], step_sample[1], key[0], key[1])
+    return torch.stack([word.to(torch.int32) for word in words])[:, :, None].transpose(0, 1)
+
+
+def make_kernels(draw: Draw, per_word: int, max_tiles: int) -> KernelSet:
+    """Return the kernels of a kind of noise.
+
+    Args:
+        draw: returns c z for some tiles.
+        per_word: how many elements one random word serves.
+        max_tiles: tiles per call on a CPU.
+    """
+
+    def perturb(theta: Tensor, out: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
+        cz = draw(tiles, key, step_sample, scaled)
+        out.view(cz.shape).copy_(theta.view(cz.shape) + cz)
+
+    def perturb_pair(
+        theta: Tensor,
+        out: Tensor,
+        out_minus: Tensor,
+        tiles: Tensor,
+        key: Tensor,
+        step_sample: Tensor,
+        scaled: Tensor,
+    ) -> None:
+        cz = draw(tiles, key, step_sample, scaled)
+        view = theta.view(cz.shape)
+        out.view(cz.shape).copy_(view + cz)
+        out_minus.view(cz.shape).copy_(view - cz)
+
+    def add(theta: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
+        cz = draw(tiles, key, step_sample, scaled)
+        view = theta.view(cz.shape)
+        view.copy_(view + cz)
+
+    def decay(
+        theta: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor, decay_factor: Tensor
+    ) -> None:
+        cz = draw(tiles, key, step_sample, scaled)
+        view = theta.view(cz.shape)
+        view.copy_(view.double() * decay_factor + cz.double())
+
+    tile = 4 * per_word * LANES
+    functions = ((perturb, 2), (perturb_pair, 3), (add, 1), (decay, 1))
+    return KernelSet(tile, max_tiles, *(Kernel(function, arrays, tile, max_tiles) for function, arrays in functions))

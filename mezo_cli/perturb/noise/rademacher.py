@@ -1,0 +1,30 @@
+"""Rademacher noise: each element of z is +1 or -1, by one random bit."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.kernels import make_kernels, random_words
+
+
+def draw(tiles: Tensor, key: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
+    """Draw c z: +c for a set bit, else -c (c: float32 []), float32 [T, 4, 32, LANES]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=tiles.device).view(32, 1)
+    return torch.where((random_words(tiles, key, step_sample) >> shifts) & 1 != 0, c, -c)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def coefficient(c: float, device: torch.device) -> Tensor:
+    """Return c, float32 []."""
+    return torch.tensor(c, dtype=torch.float32).to(device)
+
+
+KERNELS = make_kernels(draw, per_word=32, max_tiles=1024)
+
+
+def rademacher_noise() -> CounterNoise:
+    """Return the noise whose z is +1 or -1, each with probability 1/2."""
+    return CounterNoise("rademacher", KERNELS, coefficient)

@@ -1,0 +1,113 @@
+"""Noise from torch's own generator, seeded per tensor name: slow; it allows a comparison with the reference's steps."""
+
+from collections.abc import Sequence
+from math import prod
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mezo_cli.perturb.noise.counter import compute_device
+from mezo_cli.perturb.noise.direction import Direction
+
+
+class TorchNoise:
+    """z drawn on the CPU in float32, one whole tensor at a time, by a newly seeded `torch.Generator`.
+
+    The generator's seed is (step_seed << 32) + crc32(name), where step_seed is the step-th
+    `RandomState(seed).randint(10**9)`. For sample s > 0 of a step (the reference has none) the name is "name#s".
+    torch's CPU generator keeps only the low 32 bits of its seed, that is crc32(name): z is the same at every step. The
+    bits are kept for the comparison; a run warns of it. The methods are those of `Noise`.
+    """
+
+    kind = "torch"
+    block = 1 << 62  # a tensor is drawn whole
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._step_seeds: list[int] = []
+
+    def describe_kernels(self) -> tuple[str, str]:
+        """Return `none`: torch draws z."""
+        return "none", ""
+
+    def step_seed(self, seed: int, step: int) -> int:
+        """Return draw number `step` (from 0) of `RandomState(seed).randint(10**9)`."""
+        if seed != self._seed:
+            self._seed, self._step_seeds, self._stream = seed, [], np.random.RandomState(seed)
+        while len(self._step_seeds) <= step:
+            self._step_seeds.extend(self._stream.randint(10**9, size=1024).tolist())
+        return self._step_seeds[step]
+
+    def z(
+        self,
+        direction: Direction,
+        name: str,
+        shape: Sequence[int],
+        device: torch.device | str,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
+        key = f"{name}#{direction.sample}" if direction.sample else name
+        seed = (self.step_seed(direction.seed, direction.step) << 32) + crc32(key.encode())
+        whole = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float32).view(-1)
+        return whole[start : prod(shape) if stop is None else stop].to(device)
+
+    @torch.no_grad()
+    def perturb(
+        self,
+        direction: Direction,
+        name: str,
+        theta: Tensor,
+        c: float,
+        out: Tensor,
+        out_minus: Tensor | None = None,
+    ) -> None:
+        """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
+        cz = self._scaled_z(direction, name, theta, c)
+        out.copy_(theta + cz)
+        if out_minus is not None:
+            out_minus.copy_(theta - cz)
+
+    @torch.no_grad()
+    def perturb_rows(
+        self,
+        direction: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        out_minus: Tensor | None = None,
+    ) -> None:
+        """Write out[i] = theta[rows[i]] + c z[rows[i]]; z is drawn for the whole tensor: see `Noise.perturb_rows`."""
+        cz = self._scaled_z(direction, name, theta, c)[rows]
+        out.copy_(theta[rows] + cz)
+        if out_minus is not None:
+            out_minus.copy_(theta[rows] - cz)
+
+    @torch.no_grad()
+    def update_(
+        self,
+        name: str,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        start: int = 0,
+    ) -> None:
+        """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
+        if start:
+            raise ValueError(f"a tensor is drawn whole, not from element {start} on")
+        for (direction, coefficient), decay in zip(terms, decays, strict=True):
+            cz = self._scaled_z(direction, name, theta, coefficient)
+            if np.float32(decay) == 1.0:
+                theta.add_(cz)  # the same bits: a float32 sum does not change when it is taken in float64 first
+            else:
+                device = compute_device(theta.device)
+                theta.copy_(theta.to(device).double() * np.float32(decay).item() + cz.to(device).double())
+
+    def _scaled_z(self, direction: Direction, name: str, theta: Tensor, c: float) -> Tensor:
+        z = self.z(direction, name, theta.shape, "cpu").view(theta.shape)
+        return (z * torch.tensor(c, dtype=torch.float32)).to(theta.device)

@@ -1,0 +1,52 @@
+"""Whether metrics.jsonl has every line that the other files of a run say it must have.
+
+The checksums of its lines form a chain, so a line lost in the middle shows. The loss of the last ones shows only beside
+what was written after them: summary.json, or the trajectory.
+"""
+
+from typing import Any
+
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
+from mezo_cli.runs import trajectory
+from mezo_cli.runs.run import Run
+
+
+def check_finished(run: Run, config: Config, summary: dict[str, Any]) -> None:
+    """Check that metrics.jsonl of a finished run ends with its last evaluation.
+
+    Raises:
+        UserError: when lines are missing or damaged.
+    """
+    if "best" not in summary:
+        raise UserError(f"{run.path / 'summary.json'} is damaged: it lacks best")
+    lines = run.metrics()
+    split = next(split for split in ("test", "train", "dev") if summary.get(split) or split == "dev")
+    step = summary.get("steps", config.steps) if split == "dev" else summary["best"]["step"]
+    last = lines[-1] if lines else {}
+    if (last.get("split"), last.get("step")) != (split, step):
+        wanted = f"the evaluation on {split} at step {step}"
+        raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it does not end with {wanted}, as summary.json does")
+
+
+def missing_lines(run: Run, config: Config) -> str | None:
+    """Return what metrics.jsonl of a run that has not finished lacks beside its trajectory; None if it is complete.
+
+    Each step's line is written before its record. A power cut can lose the line and keep the record.
+
+    Raises:
+        UserError: when one of the two is damaged otherwise.
+    """
+    path = run.trajectory
+    done = trajectory.count_steps(path) if path.exists() and path.stat().st_size else 0  # before the lines are read
+    lines = run.metrics()
+    if done == 0:
+        return None
+    logged = done if done == config.steps else done // config.log_every * config.log_every
+    evaluated = 0 if config.eval_every == 0 else (done - 1) // config.eval_every * config.eval_every
+    lacks = f"{run.path / 'metrics.jsonl'} lacks the %s of step %d, and trajectory.bin has {done} steps"
+    if logged > max((line["step"] for line in lines if line["kind"] == "train"), default=0):
+        return lacks % ("line", logged)
+    if evaluated > max((line["step"] for line in lines if line["kind"] == "eval"), default=-1):
+        return lacks % ("evaluation", evaluated)
+    return None

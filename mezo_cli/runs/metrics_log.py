@@ -1,0 +1,102 @@
+"""`metrics.jsonl`: one JSON object per line, with chained checksums (checksums.py).
+
+The best step of a run is read from it, so a changed or lost line has to show. A crash can damage lines at the end
+that were not synced yet; `read_prefix` and `truncate` are for the process that resumes the run.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs.checksums import add_checksum, verify_checksum
+from mezo_cli.runs.files import name_in_errors, sync, write_atomically
+
+
+class MetricsLog:
+    """A metrics.jsonl file: one process appends to it, any may read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last_crc: int | None = None  # of the last line; None until the file was read
+        self._synced = True  # whether what this object appended is on the disk
+
+    def append(self, kind: str, step: int, **values: Any) -> None:
+        """Append one line.
+
+        Raises:
+            ValueError: for a number that is not finite.
+        """
+        if self._last_crc is None:
+            self.read()
+        line = add_checksum({"kind": kind, "step": step, **values}, self._last_crc or 0)
+        is_new = not self.path.exists()
+        with name_in_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if is_new:
+            sync(self.path.parent)
+        self._last_crc, self._synced = int(line["crc"], 16), False
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        if not self._synced:
+            sync(self.path)
+            self._synced = True
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines without an incomplete last one.
+
+        Raises:
+            UserError: for any other damage, with the line's number.
+        """
+        lines, problem, _ = self._read()
+        if problem is not None:
+            raise UserError(problem)
+        return [line for line, _ in lines]
+
+    def read_prefix(self) -> tuple[list[dict[str, Any]], str | None, bool]:
+        """Return the lines before the first damaged one, what is wrong with that one, and whether it is in the middle.
+
+        It is in the middle when a later line looks sound: no crash leaves that. An incomplete last line is left out
+        without a word.
+        """
+        lines, problem, in_middle = self._read()
+        return [line for line, _ in lines], problem, in_middle
+
+    def truncate(self, step: int) -> None:
+        """Drop damaged lines, those after `step`, and the final ones (train, test): a resumed run writes them again."""
+        kept = []
+        for line, raw in self._read()[0]:
+            if line["step"] > step or line.get("split") in ("train", "test"):
+                break
+            kept.append(raw)
+        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+        self._last_crc = None
+
+    def _read(self) -> tuple[list[tuple[dict[str, Any], str]], str | None, bool]:
+        """As `read_prefix`, with each line also as text."""
+        self._last_crc = 0
+        found: list[tuple[dict[str, Any], str]] = []
+        rows = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        for number, raw in enumerate(rows, 1):
+            line, crc, problem = None, None, "it, or a line before it, was changed"
+            try:
+                line = json.loads(raw)
+                crc = verify_checksum(line, self._last_crc)
+            except ValueError as error:
+                problem = str(error)
+            if crc is None:
+                in_middle = any(_looks_sound(later) for later in rows[number:])
+                return found, f"{self.path}:{number} is damaged: {problem}", in_middle
+            assert line is not None
+            found.append((line, raw.decode()))
+            self._last_crc = crc
+        return found, None, False
+
+
+def _looks_sound(raw: bytes) -> bool:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return False
+    return isinstance(line, dict) and {"kind", "step", "crc"} <= set(line)

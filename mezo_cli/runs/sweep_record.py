@@ -1,0 +1,70 @@
+"""The record of a sweep, `SWEEP/sweep.json`: what was asked for, and every job with its directory.
+
+It is written before the first job starts, so that a sweep that was interrupted can go on.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs.files import read_json, write_atomically
+
+NAME = "sweep.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepJob:
+    """One job: its number (from 0), its overrides, and its run directory, relative to the sweep's."""
+
+    number: int
+    overrides: list[str]
+    directory: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRecord:
+    """A sweep. `jobs` is None for an adaptive sweeper, which proposes jobs as it goes."""
+
+    overrides: list[str]  # of the whole sweep, the experiment's grid included
+    argv: list[str]  # of the process that started it
+    cwd: str  # its working directory: relative paths in the overrides start here
+    config_dir: str | None
+    jobs: list[SweepJob] | None
+    retry_failed: bool = False  # of the process that runs it now
+
+    def write(self, folder: Path) -> None:
+        """Write the record into the sweep's directory.
+
+        Raises:
+            UserError: when it cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise UserError(f"{folder}: the sweep's directory cannot be written: {error.strerror}") from error
+
+    def directories(self, folder: Path) -> dict[int, Path]:
+        """Return the run directory of every known job by its number."""
+        return {job.number: folder / job.directory for job in self.jobs or ()}
+
+
+def exists(folder: Path) -> bool:
+    """Whether a directory is a sweep's."""
+    return (folder / NAME).is_file()
+
+
+def read(folder: Path) -> SweepRecord:
+    """Read the record of a sweep.
+
+    Raises:
+        UserError: when it is missing or damaged.
+    """
+    given: dict[str, Any] = read_json(folder / NAME)
+    try:
+        jobs = None if given["jobs"] is None else [SweepJob(**job) for job in given["jobs"]]
+        return SweepRecord(**{**given, "jobs": jobs})
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / NAME} is damaged: {error}") from error

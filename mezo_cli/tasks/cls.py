@@ -1,0 +1,48 @@
+"""Encode a task's texts for a classification head (objective cls): one text or a pair, no template."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.errors import UserError, join
+from mezo_cli.tasks.encoder import InputEncoder, restored_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+
+class ClsEncoder(InputEncoder):
+    """One text, or a pair as the tokenizer itself joins it.
+
+    The tokenizer adds its special tokens, and cuts the longer text first at `max_length`. `position` is -1.
+
+    Raises:
+        UserError: for a task of more than two columns.
+    """
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
+        if not 1 <= len(task.columns) <= 2:
+            raise UserError(
+                f"task '{task.name}': objective=cls reads one or two texts, task.columns has {len(task.columns)}"
+                f" ({join(task.columns) or 'none'})"
+            )
+        self._has_segments = "token_type_ids" in tokenizer.model_input_names
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
+        """Encode rows by one call of the tokenizer."""
+        texts = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
+        with restored_options(self.tokenizer):
+            batch = self.tokenizer(
+                *texts,
+                truncation=True,
+                max_length=self.max_length,
+                return_token_type_ids=self._has_segments,
+                return_attention_mask=False,
+                split_special_tokens=True,
+                verbose=False,
+            )
+        all_ids = batch["input_ids"]
+        all_segments = batch["token_type_ids"] if self._has_segments else ([0] * len(ids) for ids in all_ids)
+        for example, ids, segments in zip(examples, all_ids, all_segments, strict=True):
+            yield TokenizedExample(ids, segments, -1, example.label)

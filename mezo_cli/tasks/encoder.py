@@ -1,0 +1,130 @@
+"""The base of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.errors import UserError, join
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+_CHUNK = 16_384  # rows tokenized at a time; bounds the memory of the tokenizer's own records
+_NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it knows no limit
+
+
+class InputEncoder:
+    """Turns a task's rows into the token ids that an objective reads. A subclass defines `encode_chunk`.
+
+    Args:
+        task: the task. Its template and label words are checked against the tokenizer here.
+        tokenizer: a fast tokenizer.
+
+    Attributes:
+        max_length: rows are cut at this many tokens.
+        label_words: in label order; empty for an objective that reads none.
+        label_ids: the token id (mlm) or token ids (lm) of each label word; empty for an objective that reads none.
+
+    Raises:
+        UserError: for a slow tokenizer, and for labels that are fewer than two or not distinct.
+    """
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"{describe_tokenizer(tokenizer)} is not a fast tokenizer (it has no tokenizer.json), and only these"
+                " are supported"
+            )
+        labels = list(task.labels)
+        if len(labels) < 2 or len(set(labels)) != len(labels):
+            raise UserError(
+                f"task '{task.name}': task.labels needs two or more names, all different, not [{join(labels)}]"
+            )
+        self.task = task
+        self.tokenizer = tokenizer
+        self.max_length = max_row_length(tokenizer, task.max_length)
+        self.label_words: list[str] = []
+        self.label_ids: list[Any] = []
+
+    def encode(self, example: Example) -> TokenizedExample:
+        """Encode one row."""
+        return self.encode_all([example])[0]
+
+    def encode_all(self, examples: Sequence[Example]) -> list[TokenizedExample]:
+        """Encode rows, in order."""
+        chunks = (examples[start : start + _CHUNK] for start in range(0, len(examples), _CHUNK))
+        return [row for chunk in chunks for row in self.encode_chunk(chunk)]
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
+        """Encode rows, in order; `encode_all` calls it with a bounded number of them.
+
+        Raises:
+            UserError: for a row that cannot be encoded, naming the row.
+        """
+        raise NotImplementedError
+
+    def decode(self, row: TokenizedExample) -> str:
+        """Return the input as the model sees it, special tokens included."""
+        return str(
+            self.tokenizer.decode(list(row.input_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+
+def max_row_length(tokenizer: "Tokenizer", wanted: int) -> int:
+    """Return `wanted`, or the most tokens that the model takes when that is known and less."""
+    known = 0 < tokenizer.model_max_length < _NO_LIMIT
+    return min(wanted, tokenizer.model_max_length) if known else wanted
+
+
+def tokenize(texts: list[str], tokenizer: "Tokenizer") -> list[list[int]]:
+    """Return the token ids of each text. No special token is added, and one spelled out in a text is plain text."""
+    # The backend is three times as fast as the tokenizer's own call, which sets these three options itself.
+    with plain_backend(tokenizer) as backend:
+        all_ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    # Unigram vocabularies (XLM-R, ALBERT) have the mask as a piece of plain text: drop it, a row has one mask only.
+    mask_id = tokenizer.mask_token_id
+    return [[i for i in ids if i != mask_id] if mask_id in ids else ids for ids in all_ids]
+
+
+@contextmanager
+def plain_backend(tokenizer: "Tokenizer") -> Iterator[Any]:
+    """Yield a tokenizer's backend without truncation and padding, to which a special token in a text is plain text."""
+    with restored_options(tokenizer) as backend:
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        yield backend
+
+
+@contextmanager
+def restored_options(tokenizer: "Tokenizer") -> Iterator[Any]:
+    """Yield a tokenizer's backend, and restore its truncation, padding and special tokens after the block.
+
+    They are part of tokenizer.json: a checkpoint would save those of the last rows that were encoded.
+    """
+    backend = tokenizer.backend_tokenizer
+    truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
+    try:
+        yield backend
+    finally:
+        backend.encode_special_tokens = special
+        if truncation is None:
+            backend.no_truncation()
+        else:
+            backend.enable_truncation(**truncation)
+        if padding is None:
+            backend.no_padding()
+        else:
+            backend.enable_padding(**padding)
+
+
+def describe_tokenizer(tokenizer: "Tokenizer") -> str:
+    """Return a tokenizer's class and where it was loaded from, for error lines."""
+    source = tokenizer.name_or_path
+    return f"the tokenizer {source} ({type(tokenizer).__name__})" if source else f"the {type(tokenizer).__name__}"
+
+
+def describe_row(task: TaskConfig, example: Example) -> str:
+    """Return the task and the row, by its place in its file or by its first words, for error lines."""
+    return f"task '{task.name}', {example.where or f'the row {example.texts[0][:40]!r}'}"

@@ -1,0 +1,147 @@
+"""Encode prompts that a decoder continues with a label word (objective lm; paper, section 3.2 and appendix: OPT).
+
+The template `task.lm.template` ends in `{mask}`, the place of the label word:
+
+- the prompt is tokenized together with its word, as one text, so the tokens are those of the whole text;
+- there is a space before the word, unless the template has a line end there, as RTE's does;
+- the prompt starts with what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>, nothing for GPT-2;
+- a prompt that is too long loses its start and keeps its end, where the question is.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.errors import UserError, join
+from mezo_cli.tasks.encoder import (
+    InputEncoder,
+    describe_row,
+    describe_tokenizer,
+    max_row_length,
+    plain_backend,
+    tokenize,
+)
+from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+_UNBOUNDED = 1 << 30  # where neither the model nor task.lm.max_length limits the length of a row
+_MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
+
+
+class LmEncoder(InputEncoder):
+    """A task's prompts and label words for a decoder.
+
+    `label_ids` holds the tokens of each label word, in label order, the same for every row. `max_length` is the most
+    tokens that the model is given: a prompt, and the longest word without its last token. A `TokenizedExample` is the
+    prompt alone, and its `position` is the last one: the next token is the first of the label word.
+
+    Raises:
+        UserError: for a task without a template for decoders, and for a template or label word that does not fit.
+    """
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
+        self._parts = _prompt_parts(task)
+        self.label_words = list(task.lm.label_words or task.label_words)
+        if len(self.label_words) != len(task.labels):
+            key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
+            raise UserError(
+                f"task '{task.name}' has {len(task.labels)} labels ({join(task.labels)}) but {len(self.label_words)}"
+                f" label words ({join(self.label_words)}); {key} needs one for each, in the same order"
+            )
+        last = self._parts[-1]
+        self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
+        self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
+        self._check_distinct()
+        self._start = _start_ids(tokenizer)
+        self.max_length = max_row_length(tokenizer, task.lm.max_length or _UNBOUNDED)
+        self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
+        if self._max_prompt < 1:
+            raise UserError(f"task '{task.name}': a limit of {self.max_length} tokens leaves none for the prompt")
+
+    def prompt(self, texts: Sequence[str]) -> str:
+        """Return the text before the label word."""
+        parts = (p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
+        return "".join(parts)
+
+    def continuation(self, index: int) -> str:
+        """Return the text of a label's word after the prompt, with its leading space where it has one."""
+        return self._space + self.label_words[index]
+
+    def decode(self, row: TokenizedExample) -> str:
+        """Return the prompt as the model sees it, in one line: a line end is shown as \\n."""
+        return super().decode(row).replace("\n", "\\n")
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
+        """Tokenize each prompt with the first label's word, and cut the word off.
+
+        `_word_ids` has checked that the prompt's tokens are the same before every word.
+        """
+        word, text = self.label_ids[0], self.continuation(0)
+        texts = [self.prompt(example.texts) + text for example in examples]
+        for example, ids in zip(examples, tokenize(texts, self.tokenizer), strict=True):
+            if ids[-len(word) :] != word:
+                raise UserError(f"{describe_row(self.task, example)}: {_MERGES}")
+            ids = self._start + ids[: -len(word)][-self._max_prompt :]
+            if not ids:
+                raise UserError(f"{describe_row(self.task, example)}: the prompt is empty, so nothing can follow it")
+            yield TokenizedExample(ids, [0] * len(ids), len(ids) - 1, example.label)
+
+    def _word_ids(self, index: int) -> list[int]:
+        """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""
+        prompt = self.prompt(["a"] * len(self.task.columns))
+        which = f"task '{self.task.name}': the label word '{self.label_words[index]}'"
+        which += f" (label '{self.task.labels[index]}')"
+        with plain_backend(self.tokenizer) as backend:
+            encoding = backend.encode(prompt + self.continuation(index), add_special_tokens=False)
+        word = [token for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > len(prompt)]
+        if not self.label_words[index].strip() or not word or self.tokenizer.unk_token_id in word:
+            raise UserError(f"{which} is not a word of {describe_tokenizer(self.tokenizer)}; choose another")
+        start = encoding.offsets[len(encoding.ids) - len(word)][0]
+        prompt_ids = encoding.ids[: -len(word)]
+        if index == 0:
+            self._prompt_ids = prompt_ids
+        if start < len(prompt) or encoding.ids[-len(word) :] != word or prompt_ids != self._prompt_ids:
+            raise UserError(f"{which}: {_MERGES}")
+        return word
+
+    def _check_distinct(self) -> None:
+        for index, word in enumerate(self.label_ids):
+            if word in self.label_ids[:index]:
+                first = self.label_ids.index(word)
+                labels, words = self.task.labels, self.label_words
+                raise UserError(
+                    f"task '{self.task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
+                    f" through their words '{words[first]}' and '{words[index]}'"
+                )
+
+
+def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
+    """Parse the template and return its parts without the mask at the end."""
+    if task.lm.template is None:
+        column = task.columns[-1] if task.columns else "text"
+        raise UserError(
+            f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends in "
+            f"the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they differ"
+        )
+    template = Template.parse(task.lm.template, list(task.columns), task.name)
+    where = f"task '{task.name}', task.lm.template {template.text!r}"
+    parts = list(template.parts)
+    if parts and parts[0] == Special("cls"):
+        parts.pop(0)
+    if parts and parts[-1] == Special("sep+"):
+        parts.pop()
+    if parts[-1] != Special("mask"):
+        raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
+    prompt = [part for part in parts[:-1] if not isinstance(part, Special)]
+    if len(prompt) != len(parts) - 1:
+        raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
+    return prompt
+
+
+def _start_ids(tokenizer: "Tokenizer") -> list[int]:
+    """Return the special tokens that the tokenizer itself puts before a text."""
+    encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
+    return encoding.ids[: encoding.special_tokens_mask.index(0)]

@@ -1,0 +1,186 @@
+"""Encode prompts with a mask (objective mlm), as LM-BFF does (Gao, Fisch and Chen, ACL 2021).
+
+Each part of the template is tokenized alone, a sentence is cut at its own limit, and then the row at the maximum
+length. There is one deliberate difference: a special token spelled out in the data (`<mask>`, `[SEP]`) is plain text.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.errors import UserError, join
+from mezo_cli.tasks.encoder import InputEncoder, describe_row, describe_tokenizer, tokenize
+from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+_BERT_SEGMENTS = 2  # a BERT has embeddings for segment ids 0 and 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """The tokens of special tokens and literals, the same in every row."""
+
+    ids: list[int]
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The place of one sentence, cut at `limit` tokens."""
+
+    sentence: Sentence
+    limit: int | None
+    segment: int
+
+
+class MlmEncoder(InputEncoder):
+    """A task's template and label words for a masked LM.
+
+    `label_ids` holds one token id per label, in label order. `position` of a row is its mask.
+
+    Raises:
+        UserError: for a template or a label word that does not fit the task or the tokenizer.
+    """
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
+        self.template = Template.parse(task.template, list(task.columns), task.name)
+        mask_id = tokenizer.mask_token_id
+        if mask_id is None:
+            raise UserError(
+                f"task '{task.name}': {describe_tokenizer(tokenizer)} has no mask token; a prompt needs one"
+                " (or use objective=cls)"
+            )
+        self.label_words, self.label_ids = list(task.label_words), label_word_ids(task, tokenizer)
+        self._pieces = _pieces(self.template, task, tokenizer)
+        held = (
+            (i, p.ids.index(mask_id)) for i, p in enumerate(self._pieces) if isinstance(p, _Fixed) and mask_id in p.ids
+        )
+        self._mask_piece, self._mask_offset = next(held)
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
+        """Tokenize column by column, which is fast, then join the parts of each row."""
+        columns: list[Iterable[list[int]]] = []
+        for piece in self._pieces:
+            if isinstance(piece, _Fixed):
+                columns.append(repeat(piece.ids, len(examples)))
+            else:
+                texts = [piece.sentence.render(example.texts[piece.sentence.column]) for example in examples]
+                columns.append([ids[: piece.limit] for ids in tokenize(texts, self.tokenizer)])
+        for example, parts in zip(examples, zip(*columns, strict=True), strict=True):
+            yield self._join(example, parts)
+
+    def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
+        ids = list(chain.from_iterable(parts))
+        mask = sum(len(part) for part in parts[: self._mask_piece]) + self._mask_offset
+        if mask >= self.max_length:
+            raise UserError(self._mask_cut_off(example, mask, len(ids)))
+        if self._pieces[-1].segment:
+            segments = [p.segment for p, part in zip(self._pieces, parts, strict=True) for _ in part][: self.max_length]
+        else:
+            segments = [0] * min(len(ids), self.max_length)
+        return TokenizedExample(ids[: self.max_length], segments, mask, example.label)
+
+    def _mask_cut_off(self, example: Example, mask: int, length: int) -> str:
+        """Return the error line for a row whose mask is after the last token that is kept."""
+        ours = self.max_length == self.task.max_length
+        source = "task.max_length" if ours else "the model takes no more"
+        return (
+            f"{describe_row(self.task, example)}: the prompt has {length} tokens and its mask is token {mask + 1}, cut"
+            f" off by the limit of {self.max_length} ({source}); shorten sentences with task.first_limit or"
+            " task.other_limit" + (", or raise task.max_length" if ours else "")
+        )
+
+
+def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
+    """Return the token id of each label word, in label order.
+
+    A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
+    up in the vocabulary first.
+
+    Raises:
+        UserError: for a word that is not one token, for two labels with the same token, and for a number of words that
+            differs from that of the labels.
+    """
+    words, labels = list(task.label_words), list(task.labels)
+    if len(words) != len(labels):
+        raise UserError(
+            f"task '{task.name}' has {len(labels)} labels ({join(labels)}) but {len(words)} label words"
+            f" ({join(words)}); task.label_words needs one for each, in the same order"
+        )
+    taken: dict[int, int] = {}
+    for index, word in enumerate(words):
+        token = _label_word_id(word, labels[index], task, tokenizer)
+        if token in taken:
+            first = taken[token]
+            raise UserError(
+                f"task '{task.name}': labels '{labels[first]}' and '{labels[index]}' share one token,"
+                f" {tokenizer.convert_ids_to_tokens(token)!r}, through their words '{words[first]}' and '{word}'"
+            )
+        taken[token] = index
+    return list(taken)
+
+
+def _label_word_id(word: str, label: str, task: TaskConfig, tokenizer: "Tokenizer") -> int:
+    bare = word[:1] in tuple("<[.,")
+    ids = _lookup(word, tokenizer) if bare else tokenize([" " + word], tokenizer)[0]
+    which = f"task '{task.name}': the label word '{word}' (label '{label}')"
+    if len(ids) != 1 or not word.strip():
+        tokens = join(repr(token) for token in tokenizer.convert_ids_to_tokens(ids)) or "none"
+        raise UserError(
+            f"{which} is not one token of {describe_tokenizer(tokenizer)} but {len(ids)}: {tokens}; choose another word"
+        )
+    special = {tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id}
+    if ids[0] in special:
+        raise UserError(
+            f"{which} becomes {tokenizer.convert_ids_to_tokens(ids[0])!r} in {describe_tokenizer(tokenizer)}, which is"
+            " not a word; choose another"
+        )
+    return ids[0]
+
+
+def _pieces(template: Template, task: TaskConfig, tokenizer: "Tokenizer") -> list[_Fixed | _Slot]:
+    """Tokenize the fixed parts once, and join adjacent ones of the same segment."""
+    has_segments = "token_type_ids" in tokenizer.model_input_names
+    pieces: list[_Fixed | _Slot] = []
+    segment = 0
+    for part in template.parts:
+        if isinstance(part, Sentence):
+            pieces.append(_Slot(part, task.first_limit if part.column == 0 else task.other_limit, segment))
+            continue
+        ids = _fixed_ids(part, task, tokenizer)
+        if pieces and isinstance(pieces[-1], _Fixed) and pieces[-1].segment == segment:
+            pieces[-1] = _Fixed(pieces[-1].ids + ids, segment)
+        else:
+            pieces.append(_Fixed(ids, segment))
+        if has_segments and part == Special("sep+"):
+            segment += 1
+    if pieces[-1].segment >= _BERT_SEGMENTS:
+        raise UserError(
+            f"task '{task.name}', template {template.text!r}: reaches segment {pieces[-1].segment}, but"
+            f" {describe_tokenizer(tokenizer)} knows segments 0 and 1 only; use at most one {{sep}} between sentences"
+        )
+    return pieces
+
+
+def _fixed_ids(part: Literal | Special, task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
+    if isinstance(part, Literal):
+        # LM-BFF looks up a single character as it is: "." is a token of its own, whatever a tokenizer would add to it.
+        return _lookup(part.text, tokenizer) if len(part.text) == 1 else tokenize([part.text], tokenizer)[0]
+    name = part.name.rstrip("+")
+    token: int | None = getattr(tokenizer, f"{name}_token_id")
+    if token is None:
+        raise UserError(
+            f"task '{task.name}': the template needs a {name} token, but {describe_tokenizer(tokenizer)} has none"
+        )
+    return [token]
+
+
+def _lookup(text: str, tokenizer: "Tokenizer") -> list[int]:
+    """Return the token spelled `text`, or the tokens of the text where the vocabulary has no such token."""
+    token = tokenizer.backend_tokenizer.token_to_id(text)
+    return tokenize([text], tokenizer)[0] if token is None else [token]

@@ -1,0 +1,1 @@
+"""Conformance tests for plug-ins: optimizers and objectives. They need pytest."""

@@ -1,0 +1,222 @@
+"""Conformance tests of objectives. Every built-in objective passes them, and a plug-in's test file runs them by
+
+    from mezo_cli.testing import objectives
+
+    class TestMine(objectives.Conformance):
+        name = "mine"
+
+They need pytest and nothing from the network: the model is the embedded demo model, and rows are the demo data's. For
+an objective that this model does not fit, override the fixture `settings`.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor
+
+from mezo_cli import models
+from mezo_cli.api import finetune
+from mezo_cli.config.choices import find_choices
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Config, Example
+from mezo_cli.config.stored import read_config
+from mezo_cli.errors import UserError
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.objectives.base import Objective
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.runs import Run
+from mezo_cli.tasks import InputEncoder
+from mezo_cli.training import restore
+from mezo_cli.training.setup import Session, prepare
+
+TEXTS = ("a joy from start to end", "what a poor film", "i yawned and left , and so did everybody else", "lovely")
+DIRECTION, EPS = Direction(3, 11), 0.05
+
+
+class Conformance:
+    """What every objective must do. A subclass gives its name.
+
+    Attributes:
+        name: the choice of `objective=`.
+        task: the choice of `task=`.
+        config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
+        device: the choice of `model.device=`.
+        rtol, atol: how far scores may be from those of the model's own forward.
+    """
+
+    name: ClassVar[str]
+    task: ClassVar[str] = "sst2"
+    config_dir: ClassVar[str | None] = None
+    device: ClassVar[str] = "cpu"
+    rtol: ClassVar[float] = 1e-4
+    atol: ClassVar[float] = 1e-4
+
+    @pytest.fixture
+    def settings(self) -> list[str]:
+        """Return the overrides that choose the model; its weights are float32."""
+        return ["model=demo"]
+
+    @pytest.fixture
+    def config(self, settings: list[str]) -> Config:
+        """Return the config of a run with this objective."""
+        words = [f"task={self.task}", f"objective={self.name}", "data=demo", f"model.device={self.device}", *settings]
+        return build_config(words, self.config_dir)
+
+    @pytest.fixture
+    def session(self, config: Config) -> Session:
+        """Return the loaded model with its objective."""
+        return prepare(config)
+
+    @pytest.fixture
+    def rows(self, config: Config) -> list[Example]:
+        """Return rows of different lengths."""
+        return [Example((text,) * len(config.task.columns), i % 2) for i, text in enumerate(TEXTS)]
+
+    # --- what it declares ---
+
+    def test_its_name_is_registered_and_has_a_config_file(self, config: Config) -> None:
+        """Its name is in the table or an entry point, and `objective=NAME` composes."""
+        assert self.name in OBJECTIVES.names
+        assert self.name in find_choices(self.config_dir)["objective"]
+        assert config.objective.name == self.name
+
+    def test_it_declares_its_model_and_its_encoder(self) -> None:
+        """Its class attributes name a kind of transformers model and an input encoder."""
+        objective = OBJECTIVES.load(self.name)
+        assert issubclass(objective, Objective)
+        assert isinstance(objective.model_kind, models.ModelKind)
+        assert hasattr(transformers, objective.model_kind.auto_class)
+        assert issubclass(objective.encoder_class, InputEncoder)
+
+    # --- rows ---
+
+    def test_rows_are_encoded_in_order_and_alike_one_by_one(self, session: Session, rows: list[Example]) -> None:
+        """A row's tokens do not depend on the others; ids, lengths and positions are valid."""
+        encoded = session.encoder.encode_all(rows)
+        assert encoded == [session.encoder.encode(row) for row in rows]
+        assert [row.label for row in encoded] == [row.label for row in rows]
+        size = len(session.loaded.model.get_input_embeddings().weight)
+        for row in encoded:
+            assert 0 < len(row.input_ids) == len(row.token_type_ids) <= session.encoder.max_length
+            assert all(0 <= token < size for token in row.input_ids)
+            assert -len(row.input_ids) <= row.position < len(row.input_ids)
+            assert session.encoder.decode(row)
+
+    def test_a_long_row_is_cut_or_refused_by_name(self, session: Session, config: Config) -> None:
+        """A row longer than the model's limit is cut, or the error names its file and line."""
+        long = Example(("a long film " * 2000,) * len(config.task.columns), 0, "train.tsv:7")
+        try:
+            length = len(session.encoder.encode(long).input_ids)
+        except UserError as error:
+            length, refusal = 0, str(error)
+        assert length or "train.tsv:7" in refusal
+        assert length <= session.encoder.max_length
+
+    def test_label_ids_are_one_per_label_or_none(self, session: Session, config: Config) -> None:
+        """Label words and their ids belong to the labels."""
+        assert len(session.encoder.label_ids) in (0, len(config.task.labels))
+        assert len(session.encoder.label_words) == len(session.encoder.label_ids)
+
+    # --- scores ---
+
+    def test_scores_are_those_of_the_models_own_forward(self, session: Session, rows: list[Example]) -> None:
+        """Scores are [rows, labels], float32, repeatable, and equal to the reference."""
+        batch = session.batch(session.encoder.encode_all(rows))
+        with torch.no_grad():
+            logits = session.objective.logits(batch)
+            self.assert_close(logits, self.reference(session, self.load(session), batch))
+            assert torch.equal(logits, session.objective.logits(batch))
+        assert logits.shape == (len(rows), len(session.config.task.labels))
+        assert logits.dtype == torch.float32
+
+    def test_a_row_does_not_depend_on_the_others(self, session: Session, rows: list[Example]) -> None:
+        """A row has the same scores alone and in a batch."""
+        encoded = session.encoder.encode_all(rows)
+        with torch.no_grad():
+            together = session.objective.logits(session.batch(encoded))
+            alone = torch.cat([session.objective.logits(session.batch([row])) for row in encoded])
+        self.assert_close(together, alone)
+
+    def test_perturbed_weights_give_their_scores_and_theta_is_not_written(
+        self, session: Session, rows: list[Example]
+    ) -> None:
+        """Under theta +- eps z the scores are those of a model with these weights."""
+        batch = session.batch(session.encoder.encode_all(rows))
+        session.forward.select_reachable(lambda: session.objective.logits(batch))
+        theta = {name: p.detach().clone() for name, p in session.params.tensors.items()}
+        model, expected = self.load(session), []
+        with torch.no_grad():
+            for sign in (1, -1):
+                for name, p in model.named_parameters():
+                    if name in theta:
+                        z = session.params.noise.z(DIRECTION, name, p.shape, p.device).view(p.shape)
+                        p.copy_(theta[name] + sign * EPS * z)
+                expected.append(self.reference(session, model, batch))
+                with session.forward.perturbed(DIRECTION, EPS, signs=(sign,)):
+                    self.assert_close(session.objective.logits(batch), expected[-1])
+            if session.objective.fits_paired_forward(batch):
+                with session.forward.perturbed(DIRECTION, EPS):
+                    self.assert_close(session.objective.logits(batch), torch.stack(expected))
+            with session.forward.perturbed(DIRECTION, EPS):
+                losses = session.loss(batch)
+        self.assert_close(losses, torch.stack([F.cross_entropy(logits, batch.labels) for logits in expected]))
+        assert float((expected[0] - expected[1]).abs().max()) > 1e-3
+        assert all(torch.equal(p, theta[name]) for name, p in session.params.tensors.items())
+
+    def test_the_gradient_of_the_loss_is_that_of_the_models_own_forward(
+        self, session: Session, rows: list[Example]
+    ) -> None:
+        """Methods that backpropagate get the gradient of the reference."""
+        batch = session.batch(session.encoder.encode_all(rows))
+        model = self.load(session)
+        with torch.enable_grad():
+            session.loss(batch).backward()
+            F.cross_entropy(self.reference(session, model, batch), batch.labels).backward()
+        expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad for name, p in session.params.tensors.items() if p.grad is not None}
+        assert set(gradients) == set(expected)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+    # --- runs ---
+
+    def test_a_run_is_replayed_to_the_same_bits(self, settings: list[str], tmp_path: Path) -> None:
+        """Three steps of MeZO, replayed from the trajectory, end in the checkpoint's bits."""
+        words = [*settings, "data=demo", f"model.device={self.device}", "data.eval_limit=8", "log_every=1"]
+        done = finetune(
+            "demo",
+            self.task,
+            steps=3,
+            batch_size=4,
+            lr=1e-3,
+            seed=5,
+            objective=self.name,
+            overrides=words,
+            config_dir=self.config_dir,
+            output_dir=tmp_path / "run",
+        )
+        assert math.isfinite(done.summary["test"]["loss"])
+        config, run = read_config(done.run_dir / "config.yaml"), Run.open(done.run_dir)
+        last = restore.load_checkpoint(config, run, "last").loaded.model.state_dict()
+        replayed = restore.replay_from_base(config, run, 3).loaded.model.state_dict()
+        assert all(torch.equal(value, replayed[name]) for name, value in last.items())
+
+    # --- helpers ---
+
+    def load(self, session: Session) -> Any:
+        """Return the session's model once more, unpatched."""
+        config, kind = session.config, session.loaded.kind
+        return models.load(config.model, kind, config.task.labels, config.seed).model
+
+    def reference(self, session: Session, model: Any, batch: Any) -> Tensor:
+        """Return the scores of a batch by a model's own forward."""
+        return session.objective.reference_logits(model, batch, session.encoder.label_ids)
+
+    def assert_close(self, ours: Tensor, expected: Tensor) -> None:
+        """Compare scores."""
+        torch.testing.assert_close(ours, expected, rtol=self.rtol, atol=self.atol)

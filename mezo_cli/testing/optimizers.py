@@ -1,0 +1,320 @@
+"""Conformance tests of optimizers. Every built-in optimizer passes them, and a plug-in's test file runs them by
+
+    from mezo_cli.testing import optimizers
+
+    class TestMine(optimizers.Conformance):
+        name = "mine"
+        lr = 0.05
+
+They need pytest, no model and no network: the problem is a linear regression.
+"""
+
+import importlib
+import itertools
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+
+from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
+from mezo_cli.config.validation import check_value
+from mezo_cli.errors import UserError
+from mezo_cli.optim import OPTIMIZERS, Optimizer, all_settings, make_config, not_finite
+from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.settings import SHARED
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import NOISES, make_noise
+from mezo_cli.perturb.params import Params
+
+STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
+READ_ELSEWHERE = {"noise", "dropout"}  # by the set-up of a run
+
+
+class Regression:
+    """Fit a line to 32 points of 6 dimensions by least squares, from weights far off.
+
+    Attributes:
+        forward: the model with patched forwards; `forward.params` are its weights.
+        calls: the number of forwards so far.
+    """
+
+    def __init__(self, noise: str, device: str = "cpu") -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(32, 6, generator=generator)
+        self.x, self.y = x.to(device), (x @ torch.randn(6, 1, generator=generator) + 1).to(device)
+        self.model = nn.utils.skip_init(nn.Linear, 6, 1)
+        for p in self.model.parameters():
+            p.data = 3 * torch.randn(p.shape, generator=generator).to(device)
+        self.forward = PerturbedForward(self.model, Params(self.model, make_noise(noise)))
+        self.calls = 0
+
+    def loss(self) -> Tensor:
+        """Return the mean squared error: shape [], or [2] with weights perturbed by both signs."""
+        if self.forward.num_signs == 2:
+            return self.forward.forward_per_sign(self.loss)
+        self.calls += 1
+        return F.mse_loss(self.model(self.x), self.y)
+
+    def weights(self) -> list[Tensor]:
+        """Return a copy of the weights."""
+        return [p.detach().clone() for p in self.forward.params.tensors.values()]
+
+    def set_weights(self, values: list[Tensor]) -> None:
+        """Overwrite the weights."""
+        for p, value in zip(self.forward.params.tensors.values(), values, strict=True):
+            p.data.copy_(value)
+
+
+class Trial:
+    """A short run on the regression, before its first step."""
+
+    def __init__(self, kind: type[Optimizer], config: OptimizerConfig, steps: int = STEPS, device: str = "cpu") -> None:
+        self.config, self.problem = config, Regression(config.noise, device)
+        self.optimizer = kind(config, 1, steps)
+
+    def train(self, start: int, stop: int) -> list[StepRecord]:
+        """Take steps as the loop of a run does; return their records as a trajectory returns them."""
+        records = []
+        for step in range(start, stop):
+            with torch.no_grad():
+                result = self.optimizer.step(self.problem.forward, self.problem.loss, step)
+            assert not not_finite(result), f"step {step} of {self.config}: {not_finite(result)}"
+            missing = [0.0] * (self.config.samples - len(result.projected_grads))
+            records.append((step, [*result.projected_grads, *missing], result.lr))
+        return records
+
+
+class Conformance:
+    """What every optimizer must do. A subclass gives its name.
+
+    Attributes:
+        name: the choice of `optimizer=`.
+        lr: a learning rate that suits the regression, whose curvature is about 2.
+        steps: the number of steps by which the error falls to a tenth.
+        config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
+        device: the torch device of the regression's weights.
+    """
+
+    name: ClassVar[str]
+    lr: ClassVar[float] = 0.05
+    steps: ClassVar[int] = 100
+    config_dir: ClassVar[str | None] = None
+    device: ClassVar[str] = "cpu"
+
+    @pytest.fixture(autouse=True)
+    def eager(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Use the eager noise: the problem is small, and a compiler takes longer to start."""
+        monkeypatch.setenv("MEZO_EAGER", "1")
+
+    # --- what it declares ---
+
+    def test_its_name_is_registered_and_has_a_config_file(self) -> None:
+        """Its name is in the table or an entry point, and `optimizer=NAME` composes."""
+        assert self.name in OPTIMIZERS.names
+        assert self.name in find_choices(self.config_dir)["optimizer"]
+        assert build_config([f"optimizer={self.name}"], self.config_dir).optimizer.name == self.name
+
+    def test_a_setting_of_its_own_is_in_its_config_file(self) -> None:
+        """A setting that no built-in optimizer has can be overridden, since the plug-in's YAML lists it."""
+        file = find_choices(self.config_dir)["optimizer"][self.name]
+        if not file.is_relative_to(conf_dir()):
+            listed = yaml.safe_load(file.read_text(encoding="utf-8"))
+            assert {s.name for s in self.kind.settings} <= {*listed, *all_settings()}
+
+    def test_its_settings_are_declared_once_with_valid_defaults(self) -> None:
+        """Names are unique, defaults are in range, and a setting shared by others keeps its type and default."""
+        names = [setting.name for setting in self.kind.settings]
+        assert len(names) == len(set(names))
+        shared = {setting.name: setting for setting in SHARED}
+        for setting in self.kind.settings:
+            assert setting.help, setting.name
+            assert check_value(setting.name, setting.default, setting) == setting.default
+            same = shared.get(setting.name, setting)
+            assert (setting.type, setting.default) == (same.type, same.default), setting.name
+
+    def test_it_reads_every_setting_that_it_declares_and_no_other(self) -> None:
+        """A setting that has no effect would mislead; an undeclared one would be refused on the command line."""
+        read: set[str] = set()
+
+        class Recorder(OptimizerConfig):
+            def __getattr__(self, key: str) -> Any:
+                read.add(key)
+                return super().__getattr__(key)
+
+        for config in self.configs():
+            trial = self.trial(config)
+            trial.optimizer = self.kind(Recorder(config.name, config.settings), 1, STEPS)
+            trial.train(0, 2)
+        assert read | READ_ELSEWHERE == {setting.name for setting in self.kind.settings} | READ_ELSEWHERE
+
+    def test_its_module_imports_no_torch(self) -> None:
+        """The command line reads the settings before it loads a model."""
+        module = importlib.import_module(self.kind.__module__).__name__
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+        path = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+        assert done.returncode == 0, f"{module} imports torch: import it inside functions, or under TYPE_CHECKING"
+
+    # --- steps ---
+
+    def test_an_interrupted_run_ends_in_the_same_bits(self, tmp_path: Path) -> None:
+        """A run that is stopped and resumed has the records and the weights of one that was not."""
+        for config in self.configs():
+            whole = self.trial(config)
+            records = whole.train(0, STOP)
+            half = whole.problem.weights()
+            if not whole.optimizer.replayable:
+                whole.optimizer.save_state(tmp_path / "state")
+            records += whole.train(STOP, STEPS)
+            assert not same(half, whole.problem.weights()), config
+
+            resumed = self.trial(config)
+            resumed.problem.set_weights(half)
+            if resumed.optimizer.replayable:
+                resumed.optimizer.rebuild_state(resumed.problem.forward.params, records[:STOP])
+            else:
+                resumed.optimizer.load_state(tmp_path / "state")
+            assert same(resumed.problem.weights(), half), config
+            assert resumed.train(STOP, STEPS) == records[STOP:], config
+            assert same(resumed.problem.weights(), whole.problem.weights()), config
+
+    def test_a_stored_state_is_the_rebuilt_one(self, tmp_path: Path) -> None:
+        """A replayable optimizer that writes its state to a file goes on from it in the same bits."""
+        for number, config in enumerate(self.configs()):
+            whole, resumed, path = Trial(self.kind, config), Trial(self.kind, config), tmp_path / str(number)
+            if not whole.optimizer.replayable or not resumed.optimizer.replayable:
+                pytest.skip("its state is always stored")
+            whole.train(0, STOP)
+            whole.optimizer.save_state(path)
+            if not path.exists():
+                continue
+            resumed.problem.set_weights(whole.problem.weights())
+            with pytest.raises(UserError):
+                resumed.optimizer.load_state(path, STOP + 1)
+            resumed.optimizer.load_state(path, STOP)
+            assert resumed.train(STOP, STEPS) == whole.train(STOP, STEPS), config
+            assert same(resumed.problem.weights(), whole.problem.weights()), config
+
+    def test_a_replayed_run_ends_in_the_same_bits(self) -> None:
+        """The records alone lead from the first weights to the last."""
+        for config in self.configs():
+            trained, replayed = self.trial(config), self.trial(config)
+            if not replayed.optimizer.replayable:
+                pytest.skip("it leaves no trajectory")
+            records, params = trained.train(0, STEPS), replayed.problem.forward.params
+            replayed.optimizer.apply_updates(params, records[:3])
+            replayed.optimizer.apply_updates(params, records[3:])
+            assert same(replayed.problem.weights(), trained.problem.weights()), config
+            assert replayed.problem.calls == 0, "a replay runs no forward"
+
+    def test_what_it_returns_fits_a_record(self) -> None:
+        """The scalars of a step are float32, at most `samples` of them; `loss` comes first in its line, `lr` last."""
+        for config in self.configs():
+            trial = self.trial(config)
+            optimizer, problem = trial.optimizer, trial.problem
+            for step in range(STEPS):
+                result = optimizer.step(problem.forward, problem.loss, step)
+                scalars = list(result.scalars())
+                assert (scalars[0], scalars[-1]) == ("loss", "lr")
+                assert all(to_float32(value) == value for value in (*result.projected_grads, result.lr))
+                number = optimizer.samples(step) if optimizer.replayable else 0
+                assert len(result.projected_grads) == number <= config.samples
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_a_loss_that_is_not_finite_leaves_weights_and_state(self, value: float) -> None:
+        """The step is reported as not finite, and the next one goes on as if it had not been."""
+        for config in self.configs():
+            trial, undisturbed = self.trial(config), self.trial(config)
+            optimizer, problem = trial.optimizer, trial.problem
+            trial.train(0, 2)
+            before = problem.weights()
+            loss = torch.full(() if optimizer.needs_backward else (2,), value, device=self.device)
+            assert not_finite(optimizer.step(problem.forward, lambda loss=loss: loss, 2)), config  # type: ignore[misc]
+            assert same(problem.weights(), before), config
+            assert trial.train(2, 4) == undisturbed.train(0, 4)[2:], config
+            assert same(problem.weights(), undisturbed.problem.weights()), config
+
+    def test_forwards_and_backwards_are_counted(self) -> None:
+        """`passes` returns what a run costs."""
+        for config in self.configs():
+            trial = self.trial(config)
+            trial.train(0, STEPS)
+            backwards = STEPS if trial.optimizer.needs_backward else 0
+            assert trial.optimizer.passes(STEPS) == {"forwards": trial.problem.calls, "backwards": backwards}
+
+    def test_no_global_generator_is_used(self) -> None:
+        """Steps neither read nor advance the generators of torch, NumPy and Python."""
+        ends = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            before = generator_states()
+            trial = self.trial(next(self.configs()))
+            trial.train(0, 3)
+            assert generator_states() == before
+            ends.append(trial.problem.weights())
+        assert same(*ends)
+
+    def test_it_learns(self) -> None:
+        """With each noise the error falls to a tenth of what it was.
+
+        Not with `torch`: its generator uses the low 32 bits of the seed, which depend on the tensor's name alone, so z
+        is the same at every step. It is for comparing steps with the reference, which seeds likewise.
+        """
+        for noise in set(self.noises()) - {"torch"}:
+            trial = self.trial(make_config(self.name, lr=self.lr, noise=noise), self.steps)
+            before = trial.problem.loss().item()
+            trial.train(0, self.steps)
+            assert trial.problem.loss().item() < before / 10, noise
+
+    # --- helpers ---
+
+    @property
+    def kind(self) -> type[Optimizer]:
+        """The optimizer's class."""
+        return OPTIMIZERS.load(self.name)
+
+    def trial(self, config: OptimizerConfig, steps: int = STEPS) -> Trial:
+        """Return a run of the optimizer on the regression, before its first step."""
+        return Trial(self.kind, config, steps, self.device)
+
+    def noises(self) -> list[str]:
+        """Return the kinds of noise that the optimizer can be given."""
+        return next((list(s.choices) for s in self.kind.settings if s.name == "noise"), NOISES.names[:1])
+
+    def configs(self) -> Iterator[OptimizerConfig]:
+        """Return configs to try: every noise, with one sample and with a growing number of them."""
+        declared = {setting.name: setting for setting in self.kind.settings}
+        samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
+        for noise, more in itertools.product(self.noises(), samples):
+            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
+            config = make_config(self.name, **{k: v for k, v in values.items() if k in declared or k == "noise"})
+            try:
+                self.kind.check(config)
+            except SettingError:
+                continue
+            yield config
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Return whether two lists of tensors have the same bits."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def generator_states() -> tuple[list[int], list[int], object]:
+    """Return the states of the global random generators."""
+    return torch.get_rng_state().tolist(), np.random.get_state(legacy=False)["state"]["key"].tolist(), random.getstate()

@@ -1,0 +1,111 @@
+"""Evaluate a model on rows (loss, accuracy, the task's own metric), and choose the best evaluation of a run."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.errors import UserError
+from mezo_cli.objectives import LOSSES
+from mezo_cli.runs import Run
+from mezo_cli.training.setup import Session
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        loss: the objective's loss over all rows; nan when a logit is not finite.
+        accuracy: a fraction.
+        predicted: label -> number of rows predicted as it. A model that always predicts one label shows here.
+        score: the task's own metric, which the best checkpoint is chosen by.
+        metric: the name of that metric: accuracy, f1 or matthews.
+    """
+
+    loss: float
+    accuracy: float
+    predicted: dict[str, int]
+    score: float
+    metric: str
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss is finite; it is not for diverged weights."""
+        return math.isfinite(self.loss)
+
+    def scores(self) -> dict[str, float]:
+        """Return accuracy, loss and, if the task has another one, its own metric."""
+        return {"accuracy": self.accuracy, "loss": self.loss, self.metric: self.score}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the fields of its line in metrics.jsonl."""
+        return {"loss": self.loss, **self.scores(), "predicted": self.predicted}
+
+    def summary(self) -> str:
+        """Return one line of text for the log."""
+        total = sum(self.predicted.values())
+        shares = ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in self.predicted.items())
+        metric = "" if self.metric == "accuracy" else f"  {self.metric} {self.score:.3f}"
+        return f"accuracy {100 * self.accuracy:5.1f}%  loss {self.loss:.4f}{metric}  predicted {shares}"
+
+
+@torch.no_grad()
+def evaluate(session: Session, rows: list[TokenizedExample]) -> Evaluation:
+    """Evaluate all rows. Batches are formed by length, to pad little; the result does not depend on the batches."""
+    config = session.config
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
+    logits = torch.empty(len(rows), len(config.task.labels))
+    size = config.eval_batch_size
+    for start in range(0, len(rows), size):
+        chosen = order[start : start + size]
+        logits[chosen] = session.objective.logits(session.batch([rows[i] for i in chosen])).cpu()
+    labels = torch.tensor([row.label for row in rows])
+    predicted = logits.argmax(dim=-1)
+    counts = Counter(predicted.tolist())
+    # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
+    loss = float(LOSSES.load(config.objective.loss)(logits, labels)) if bool(logits.isfinite().all()) else math.nan
+    return Evaluation(
+        loss=loss,
+        accuracy=float((predicted == labels).double().mean()),
+        predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
+        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist()),
+        metric=config.task.metric,
+    )
+
+
+def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int]) -> float:
+    """Return `accuracy`, `f1` (of label 1; macro-averaged over more than two labels) or `matthews`.
+
+    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's.
+    """
+    if metric == "accuracy":
+        return sum(a == b for a, b in zip(labels, predicted, strict=True)) / len(labels)
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    if metric == "matthews":
+        return float(matthews_corrcoef(labels, predicted))
+    binary = set(labels) | set(predicted) <= {0, 1}
+    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
+
+
+def read_dev_scores(config: Config, run: Run, stop: int) -> dict[int, float]:
+    """Return step -> score of every evaluation on dev that metrics.jsonl holds.
+
+    Raises:
+        UserError: when an evaluation that was due before step `stop` is missing, or metrics.jsonl is damaged.
+    """
+    scores = {line["step"]: float(line[config.task.metric]) for line in run.evaluations("dev")}
+    for step in range(stop):
+        if config.evaluates_at(step) and step not in scores:
+            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
+    return scores
+
+
+def best_step(scores: Mapping[int, float]) -> int:
+    """Return the step with the highest score; of equal scores the earliest."""
+    return max(scores, key=lambda step: (scores[step], -step))

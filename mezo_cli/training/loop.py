@@ -1,0 +1,118 @@
+"""Train one run: set up; for each step: batch, step, record, evaluate and save; finish."""
+
+import gc
+import logging
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mezo_cli import data, system
+from mezo_cli.config.schema import Config, Splits
+from mezo_cli.console import progress_reporter
+from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.data.fewshot import limit
+from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.models.parameter_names import format_names
+from mezo_cli.runs import Run
+from mezo_cli.training import precision, restore
+from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
+from mezo_cli.training.linear_probe import fit_output_layer
+from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.training_run import TrainingRun
+
+log = logging.getLogger("mezo")
+
+TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the best checkpoint is evaluated on at the end
+
+
+def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
+    """Train and evaluate, write the run directory, and return the summary. An interrupted run is resumed.
+
+    Raises:
+        UserError: before training, for whatever the user can correct.
+        RunStopped: when the training has taken `max_seconds`.
+        RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
+    """
+    system.reset_peak_memory()
+    splits = data.load_splits(config)
+    _check_data_unchanged(run, splits)
+    resume_step = restore.find_resume_step(config, run)  # None for a new run
+    session = prepare(config, trains=True) if resume_step is None else restore.load_for_resume(config, run, resume_step)
+    train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
+    test_rows = None if splits.test is None else session.encoder.encode_all(splits.test)
+    log.info("data   %s: %s", config.data.name, splits.format_sizes())
+    run.update(data_fingerprint=splits.fingerprint)
+    if resume_step is None:
+        run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
+    del splits  # the texts are not needed any more
+    with explain_device_errors("before the first step", smaller_batches(config)):
+        unreachable = session.exclude_unreachable(train_rows[0])
+        device, trainable = system.device_name(session.loaded.device), session.trainable()
+        run.update(device=device, task_version=config.task.version, trainable=trainable)
+        _log_model(session, unreachable)
+        sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
+        if resume_step is None and config.init == "linear_probe":
+            run.update(probe=fit_output_layer(session, train_rows))
+        if resume_step is None and config.steps and session.optimizer.replayable:
+            precision.check(session, session.batch([train_rows[i] for i in sampler.batch(0)]))
+
+    failures = explain_device_errors("", smaller_batches(config), RunFailed)
+    with failures, TrainingRun(config, run) as state, torch.no_grad():
+        if resume_step is None:
+            state.start(session)
+        else:
+            state.resume(resume_step)
+        with progress_reporter(console, config.steps, state.step) as progress:
+            state.evaluate_and_save(session, dev_rows, progress)
+            stop_reason = state.find_stop_reason()
+            while state.step < config.steps and stop_reason is None:
+                batch = [train_rows[i] for i in sampler.batch(state.step)]
+                result = session.step(batch, state.step)
+                state.record(result)
+                state.record_kernels(session.params.noise)
+                system.trim_malloc()
+                progress.report_step(state.step, result.loss)
+                state.evaluate_and_save(session, dev_rows, progress)
+                stop_reason = state.find_stop_reason()
+        if stop_reason is not None:
+            state.stop(session, stop_reason)
+
+        seconds = state.seconds()
+        if state.best_step != state.step:
+            del session  # memory may not hold two models
+            gc.collect()
+            session = restore.load_step(config, run, state.best_step)
+        return state.finish(session, limit(train_rows, TRAIN_ROWS), test_rows, seconds)
+
+
+def _check_data_unchanged(run: Run, splits: Splits) -> None:
+    """Refuse to resume a run with other rows than it began with."""
+    before = run.info().get("data_fingerprint")
+    if before not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
+
+
+def _log_model(session: Session, unreachable: list[str]) -> None:
+    config, trainable = session.config, session.trainable()
+    log.info(
+        "model  %s on %s: training %s parameters (%.3g%%) in %d tensor%s",
+        config.model.path,
+        system.device_name(session.loaded.device),
+        f"{trainable['count']:,}",
+        100 * trainable["share"],
+        len(trainable["names"]),
+        "" if len(trainable["names"]) == 1 else "s",
+    )
+    if config.peft.name != "none":
+        log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
+    slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
+    if slow:  # known before the first step: by the environment, or from an earlier job of this process
+        log.info("noise  %s", slow)
+    if session.optimizer.replayable and session.params.noise.kind == "torch":
+        log.warning(
+            "warning: optimizer.noise=torch is only for a comparison with the reference: torch's CPU generator keeps "
+            "the low 32 bits of its seed, so z is the same at every step"
+        )
+    if unreachable:
+        log.info("not trained, because the loss does not depend on them: %s", ", ".join(unreachable))

@@ -1,0 +1,230 @@
+"""Restore the weights of any step of a run: load the nearest checkpoint, then replay the trajectory.
+
+A checkpoint has every bit of the weights, and a replay runs the arithmetic of training, so the result is the same
+whichever checkpoint it starts from. A method without a trajectory has only its checkpoints.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config, StepRecord
+from mezo_cli.console import ProgressLog
+from mezo_cli.errors import UserError, join
+from mezo_cli.optim import optimizer_class
+from mezo_cli.runs import Run, checkpoints, trajectory
+from mezo_cli.runs.trajectory import Trajectory
+from mezo_cli.training import recovery
+from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+from mezo_cli.training.evaluation import best_step, read_dev_scores
+from mezo_cli.training.setup import Session, prepare
+
+log = logging.getLogger("mezo")
+
+OPTIMIZER_STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method with moments
+PART = 64  # steps that are replayed between two looks at the clock
+
+
+def find_resume_step(config: Config, run: Run) -> int | None:
+    """Return the step that an interrupted run resumes at; None if training never began.
+
+    It is the last step up to which the trajectory and metrics.jsonl are sound. A crash or a power cut damages only what
+    follows the last evaluation; if that was lost, the log says so.
+
+    Raises:
+        UserError: when the file that the run resumes from is missing or damaged otherwise.
+    """
+    sound = recovery.find_sound_step(config, run)
+    if sound is None:
+        return None
+    if sound.damage is not None:
+        hint = recovery.prefix_hint(run, sound.step) if optimizer_class(config.optimizer).replayable else ""
+        raise UserError(sound.damage + hint)
+    if sound.lost:
+        log.warning("going back to step %d, the last that is stored whole: %s", sound.step, join(sound.lost))
+    return sound.step
+
+
+def load_checkpoint(config: Config, run: Run, name: str) -> Session:
+    """Return a session at the weights of `best`, `last` or a step number.
+
+    Raises:
+        UserError: for another name, a step that the run has not reached, or a damaged run.
+    """
+    if name.isdecimal():
+        return load_step(config, run, int(name))
+    if name not in checkpoints.NAMES:
+        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
+    if (run.checkpoints / name).is_dir():
+        return _load_folder(config, run, name)
+    _require_trajectory(config, run, name)
+    past = trajectory.read(run.trajectory)
+    return load_step(config, run, _last_step(config, run, past) if name == "last" else _best_step(config, run, past))
+
+
+def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:
+    """Return a session at the weights of `step`, from the newest checkpoint that is not after it.
+
+    Args:
+        for_resume: also rebuild the state of the method (its moments), so that training can continue.
+
+    Raises:
+        UserError: when the run has not reached the step, or a file that is needed is damaged.
+    """
+    saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
+    if not optimizer_class(config.optimizer).replayable and step in saved.values():
+        return _load_folder(config, run, next(name for name, at in saved.items() if at == step))
+    _require_trajectory(config, run, f"step {step}")
+    past = trajectory.read(run.trajectory)
+    _check_reached(run, past, step)
+    usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
+    if not usable:
+        return replay_from_base(config, run, step)
+    at, name = max(usable)
+    state, state_step = run.checkpoints / "last" / OPTIMIZER_STATE, saved["last"]
+    if not state.is_file() or state_step is None or state_step > step or (at == step and not for_resume):
+        return _replay(_load_folder(config, run, name), run, past, at, step, for_resume)
+    # The moments are stored: start from there, also when `best` is newer, which would need them rebuilt.
+    return _replay(_load_folder(config, run, "last"), run, past, state_step, step, for_resume, state)
+
+
+def load_for_resume(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights and the optimizer state of `step`: training continues as if never stopped.
+
+    Raises:
+        UserError: when a file that is needed is damaged.
+    """
+    if optimizer_class(config.optimizer).replayable:
+        return load_step(config, run, step, for_resume=True)
+    session = _load_folder(config, run, "last")
+    if not session.optimizer.replayable:
+        session.optimizer.load_state(run.checkpoints / "last" / OPTIMIZER_STATE)
+    return session
+
+
+def replay_from_base(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights of `step`, rebuilt from the base model and the trajectory alone.
+
+    The method's state is rebuilt with them.
+
+    Raises:
+        UserError: when the run has not reached the step, or the base model is not the one that the run began with.
+    """
+    _require_trajectory(config, run, f"step {step}")
+    past = trajectory.read(run.trajectory)
+    _check_reached(run, past, step)
+    session = prepare(config)
+    models.load_initial_state(session.loaded.model, run.initial_state_file)
+    models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
+    return _replay(session, run, past, 0, step)
+
+
+def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[tuple[int, Session]]:
+    """Yield (step, session) for each of the steps in order: one session, replayed from the base model on.
+
+    Raises:
+        UserError: as `replay_from_base`.
+    """
+    session, at = None, 0
+    for step in sorted(set(steps)):
+        if session is None:
+            session = replay_from_base(config, run, step)
+        elif session.optimizer.replayable:
+            past = trajectory.read(run.trajectory)
+            _check_reached(run, past, step)
+            update = partial(session.optimizer.apply_updates, session.params)
+            with torch.no_grad():
+                _in_parts(past, at, step, update, "replaying the trajectory")
+        at = step
+        yield step, session
+
+
+def load_verified(config: Config, run: Run, name: str) -> Session:
+    """Return a session at the weights of checkpoint `best` or `last`, whose files match their checksums.
+
+    Raises:
+        UserError: when a file is missing or damaged.
+    """
+    return _load_folder(config, run, name)
+
+
+def _load_folder(config: Config, run: Run, name: str) -> Session:
+    checkpoints.verify(run.checkpoints / name)
+    return prepare(config, run.checkpoints / name)
+
+
+def _replay(
+    session: Session,
+    run: Run,
+    past: Trajectory,
+    start: int,
+    stop: int,
+    for_resume: bool = False,
+    state: Path | None = None,
+) -> Session:
+    """Apply the updates of steps `start` to `stop` - 1 to the tensors that the trajectory's header lists.
+
+    The method's state at `start` is rebuilt first where it is needed (for these updates, or to resume), or read from
+    the file `state` if given.
+    """
+    params = session.params
+    shapes = {name: list(p.shape) for name, p in params.tensors.items()}
+    for name, shape in past.header.tensors:
+        if shapes.get(name) != shape:
+            raise UserError(f"{run.trajectory}: the model's tensor {name} is {shapes.get(name)}, not {shape}")
+    params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
+    optimizer = session.optimizer
+    if (stop > start or for_resume) and optimizer.replayable:
+        with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
+            if state is not None:
+                optimizer.load_state(state, start)
+            else:
+                _in_parts(past, 0, start, partial(optimizer.rebuild_state, params), "rebuilding the optimizer's state")
+            _in_parts(past, start, stop, partial(optimizer.apply_updates, params), "replaying the trajectory")
+    return session
+
+
+def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[StepRecord]], None], what: str) -> None:
+    """Call `work` on the records of steps `start` to `stop` - 1, part by part, and log the progress."""
+    if stop - start > 1000:
+        log.info("%s: steps %d to %d", what, start, stop)
+    progress = ProgressLog(what, stop - start)
+    for first in range(start, stop, PART):
+        part = past.records(first, min(first + PART, stop))
+        work(part)
+        progress.report(first + len(part) - start)
+
+
+def _require_trajectory(config: Config, run: Run, what: str) -> None:
+    if not optimizer_class(config.optimizer).replayable:
+        steps = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
+        held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
+        raise UserError(
+            f"{what}: optimizer={config.optimizer.name} writes no trajectory to replay; "
+            f"{run.checkpoints} holds {join(held) or 'nothing'}"
+        )
+
+
+def _check_reached(run: Run, past: Trajectory, step: int) -> None:
+    if not 0 <= step <= len(past):
+        raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
+
+
+def _last_step(config: Config, run: Run, past: Trajectory) -> int:
+    steps = run.steps_at_end(config.steps)
+    if run.status() == "finished" and len(past) != steps:
+        raise UserError(f"{run.trajectory} is damaged: it holds {len(past)} of the run's {steps} steps")
+    return len(past)
+
+
+def _best_step(config: Config, run: Run, past: Trajectory) -> int:
+    """Return the best step according to metrics.jsonl, which must lack no evaluation that was due."""
+    last, finished = _last_step(config, run, past), run.status() == "finished"
+    scores = read_dev_scores(config, run, stop=last + 1 if finished else last)
+    if not scores:
+        raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
+    return best_step(scores)

@@ -1,0 +1,158 @@
+"""Build what a run needs from its config: model, trainable parameters, objective, optimizer, input encoder."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config, Example, TokenizedExample
+from mezo_cli.errors import UserError
+from mezo_cli.models import adapters
+from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch, collate
+from mezo_cli.objectives.reference_check import check_against_reference, check_perturbed, flip_weights
+from mezo_cli.optim import Optimizer, StepResult, optimizer_class
+from mezo_cli.optim.dropout import dropout, set_rate
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.params import Params
+from mezo_cli.system import is_device_error
+from mezo_cli.tasks import InputEncoder
+from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+
+
+@dataclass
+class Session:
+    """A loaded model with its trainable parameters, objective, optimizer and input encoder.
+
+    Attributes:
+        loaded: the model and its tokenizer.
+        forward: the model's forwards with perturbed weights, and the trainable parameters.
+        objective: computes label scores: `objective.logits(batch)`.
+        optimizer: updates the parameters.
+        encoder: encodes rows for the model.
+    """
+
+    config: Config
+    loaded: models.LoadedModel
+    forward: PerturbedForward
+    objective: Objective
+    optimizer: Optimizer
+    encoder: InputEncoder
+
+    @property
+    def params(self) -> Params:
+        """The trainable tensors."""
+        return self.forward.params
+
+    def batch(self, rows: Sequence[TokenizedExample]) -> Batch:
+        """Collate rows: pad them to the longest of them, on the model's device."""
+        loaded = self.loaded
+        return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the objective's loss of a batch with the weights as `self.forward` has them.
+
+        It is differentiable under `torch.enable_grad`.
+
+        Returns:
+            float32 of shape [], or [2] inside `forward.perturbed` with both signs; nan if a logit is not finite.
+        """
+        if self.forward.num_signs == 2 and not self.objective.fits_paired_forward(batch):
+            return self.forward.forward_per_sign(lambda: self.loss(batch))
+        logits = self.objective.logits(batch)
+        if logits.dim() == 3:
+            return torch.stack([self._loss_of(one_sign, batch) for one_sign in logits])
+        return self._loss_of(logits, batch)
+
+    def _loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
+        if not bool(logits.isfinite().all()):  # the accuracy and f1 losses would count it as a wrong prediction
+            return logits.new_full((), math.nan)
+        return LOSSES.load(self.config.objective.loss)(logits, batch.labels)
+
+    def step(self, rows: Sequence[TokenizedExample], step: int) -> StepResult:
+        """Do step number `step` (from 0) on a batch of rows."""
+        # MeZO runs without dropout (paper, section 2); the model is in eval mode.
+        uses_dropout = self.optimizer.needs_backward
+        with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
+            return self.optimizer.step(self.forward, partial(self.loss, self.batch(rows)), step)
+
+    def exclude_unreachable(self, row: TokenizedExample) -> list[str]:
+        """Exclude the parameters that the loss of a row does not depend on; return their names."""
+        return self.forward.select_reachable(lambda: self.objective.logits(self.batch([row])))
+
+    def trainable(self) -> dict[str, Any]:
+        """Return the `count` of trainable scalars, their `share` of the model's, and the `names` of the tensors."""
+        count, names = self.params.count, list(self.params.tensors)
+        return {"count": count, "share": count / count_parameters(self.loaded.model), "names": names}
+
+
+def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = False) -> Session:
+    """Load the model, or a checkpoint of the run if given, and build the session.
+
+    With `trains`, a new run begins: the model's scores are then also checked with perturbed weights.
+
+    Raises:
+        UserError: when the model cannot be loaded or is not supported.
+    """
+    task, whole = config.task, config.peft.name == "none"
+    source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and whole else config.model
+    with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
+        objective_class = OBJECTIVES.load(config.objective.name)
+        kind = objective_class.model_kind
+        loaded = models.load(source, kind, task.labels, config.seed)
+        if config.init == "linear_probe" and not kind.has_classifier and config.peft.name != "head":
+            models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
+        adapters.attach(loaded, config.peft, config.model, config.seed)
+        if checkpoint is not None and not whole:
+            loaded.adapter.load(checkpoint)
+        encoder = objective_class.encoder_class(task, loaded.tokenizer)
+        if config.optimizer.dropout is not None:
+            set_rate(loaded.model, config.optimizer.dropout)
+        optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+        check = trains and config.steps > 0 and not optimizer.needs_backward
+        return Session(config, loaded, *_build_objective(config, loaded, encoder, check), optimizer, encoder)
+
+
+@torch.no_grad()
+def _build_objective(
+    config: Config, loaded: models.LoadedModel, encoder: InputEncoder, perturbed: bool
+) -> tuple[PerturbedForward, Objective]:
+    """Patch the model's forwards, build the objective, and check its logits against the unpatched model's.
+
+    The check runs on two short rows; if `perturbed`, also with perturbed weights.
+    """
+    objective_class, label_ids = OBJECTIVES.load(config.objective.name), encoder.label_ids
+    rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
+    name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
+    batch = collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+    try:
+        reference = objective_class.reference_logits(loaded.model, batch, label_ids)
+        if perturbed:
+            with flip_weights(loaded.model):
+                flipped = objective_class.reference_logits(loaded.model, batch, label_ids)
+        forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise(config.optimizer.noise)))
+        objective = objective_class(loaded.model, forward, label_ids)
+        check_against_reference(objective.logits(batch), reference, loaded.device.type, name)
+        if perturbed:
+            check_perturbed(forward, objective, batch, torch.stack([flipped, reference]), name)
+        forward.set_compute_dtype(loaded.compute_dtype)
+        objective.logits(batch)  # a model may not support this dtype
+    # What the code of an unknown architecture may raise.
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if is_device_error(error):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{name} is a model family that objective={config.objective.name} does not support: {first}"
+        ) from error
+    return forward, objective

@@ -1,0 +1,294 @@
+"""The state of one training run, and what it writes to the run directory."""
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mezo_cli import models, system
+from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.console import ProgressReporter
+from mezo_cli.errors import RunFailed, RunStopped, UserError
+from mezo_cli.optim import StepResult, not_finite, optimizer_class
+from mezo_cli.perturb.noise import Noise
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.training import restore
+from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, read_dev_scores
+from mezo_cli.training.loggers import make_logger
+from mezo_cli.training.loggers.base import Logger, NoLogger
+from mezo_cli.training.setup import Session
+
+log = logging.getLogger("mezo")
+
+SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
+
+
+class TrainingRun:
+    """State of one training run: current step, scores on dev, and the open log and trajectory files.
+
+    It is a context manager that closes the files. The model is not part of it: the methods that need one take the
+    `Session`.
+
+    Attributes:
+        step: steps done.
+        dev_scores: step -> the task's metric on dev, for every evaluation so far.
+    """
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self.config, self.run = config, run
+        self._optimizer_class = optimizer_class(config.optimizer)
+        self.step = 0
+        self.dev_scores: dict[int, float] = {}
+        self._logger: Logger = make_logger(config.logger, run.path)
+        self._trajectory: trajectory.Writer | None = None
+        self._start_time = time.perf_counter()
+        self._kernels_recorded = False
+        self._last_sync = self._start_time
+        self._created, self._stepped = time.perf_counter(), False  # of this process, for max_seconds
+        self._seconds_before = 0.0  # training time before the run was interrupted
+
+    def __enter__(self) -> "TrainingRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # every record was flushed
+            if self._trajectory is not None:
+                self._trajectory.close()
+        with contextlib.suppress(OSError):
+            self._logger.close()
+
+    @property
+    def _setting_names(self) -> list[str]:
+        return [setting.name for setting in self._optimizer_class.settings]
+
+    @property
+    def best_step(self) -> int:
+        """The step of the best evaluation on dev so far."""
+        return best_step(self.dev_scores)
+
+    def seconds(self) -> float:
+        """Return the training time so far, without the time between an interruption and the resumption."""
+        return self._seconds_before + time.perf_counter() - self._start_time
+
+    # --- start ---
+
+    def start(self, session: Session) -> None:
+        """Begin a new run: save the initial weights that the base model does not have, and begin the trajectory."""
+        loaded, config = session.loaded, self.config
+        self.run.save_initial_state(
+            lambda path: models.save_initial_state(loaded.model, loaded.fresh, path, loaded.fresh_rows)
+        )
+        fingerprint = models.fingerprint(loaded.model)
+        self.run.update(weights_fingerprint=fingerprint)
+        if self._optimizer_class.replayable:
+            header = trajectory.Header(
+                fingerprint=fingerprint,
+                optimizer=config.optimizer.name,
+                noise=config.optimizer.noise,
+                seed=config.seed,
+                samples=config.optimizer.samples,
+                weight_decay=config.optimizer.weight_decay,
+                tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
+                settings={name: getattr(config.optimizer, name) for name in self._setting_names}
+                | {"steps": config.steps},
+            )
+            self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
+            self._trajectory.sync()
+        self._start_time = time.perf_counter()
+
+    def resume(self, step: int) -> None:
+        """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
+        self.step = step
+        self.run.truncate_metrics(step)
+        self.dev_scores = read_dev_scores(self.config, self.run, stop=step)
+        self._seconds_before = max((float(line["seconds"]) for line in self.run.metrics()), default=0.0)
+        log.info("resumed at step %d of %d", step, self.config.steps)
+        if self._optimizer_class.replayable:
+            past = trajectory.read(self.run.trajectory)
+            file = self.run.open_trajectory(past.bytes_until(step))
+            self._trajectory = trajectory.Writer(file, past.header, past.crc)
+        self._start_time = time.perf_counter()
+
+    # --- after each step ---
+
+    def record(self, result: StepResult) -> None:
+        """Check the result of the current step, write its line of metrics.jsonl and its trajectory record.
+
+        Raises:
+            RunFailed: when a scalar of the result is not finite; nothing is written.
+        """
+        step = self.step + 1
+        self._check_finite(step, result)
+        # The metrics line is written first: after a crash between the two, the step is repeated and its line dropped.
+        if self.config.logs_at(step):
+            values = {**result.scalars(), "seconds": round(self.seconds(), 3)}
+            self.run.log_metrics("train", step, **values)
+            self._log_scalars(step, {f"train/{key}": value for key, value in values.items()})
+        if self._trajectory is not None:
+            self._trajectory.append(self.step, result.projected_grads, result.lr)
+        self.step, self._stepped = step, True
+        if time.perf_counter() - self._last_sync >= SYNC_SECONDS:
+            self._sync()
+
+    def record_kernels(self, noise: Noise) -> None:
+        """Write to run.json, once, how the kernels of the noise run: that is known after a step."""
+        if not self._kernels_recorded and self._optimizer_class.replayable:
+            self._kernels_recorded = True
+            self.run.update(noise_kernels=noise.describe_kernels()[0])
+
+    def _check_finite(self, step: int, result: StepResult) -> None:
+        wrong, optimizer = not_finite(result), self.config.optimizer
+        if wrong:
+            other = f" or another optimizer.eps (now {optimizer.eps:g})" if "eps" in self._setting_names else ""
+            raise RunFailed(
+                f"step {step}: the loss is not finite ({wrong}); try a lower optimizer.lr (now {optimizer.lr:g}){other}"
+            )
+
+    def find_stop_reason(self) -> str | None:
+        """Return `patience` or `max_seconds` if that setting ends the run before its last step, else None.
+
+        Every process takes one step at least, however low max_seconds is.
+        """
+        config = self.config
+        if self.step >= config.steps:
+            return None
+        if config.patience is not None and sum(step > self.best_step for step in self.dev_scores) >= config.patience:
+            return "patience"
+        if config.max_seconds is None or not self._stepped:
+            return None
+        return "max_seconds" if time.perf_counter() - self._created >= config.max_seconds else None
+
+    def stop(self, session: Session, reason: str) -> None:
+        """End the run before its last step: save the weights and record the reason.
+
+        Raises:
+            RunStopped: for max_seconds; the run is not finished.
+        """
+        self._save_checkpoint(session, "last")
+        self.run.update(stopped={"by": reason, "step": self.step})
+        text = f"stopped by {reason}={getattr(self.config, reason):g} at step {self.step} of {self.config.steps}"
+        if reason == "max_seconds":
+            raise RunStopped(text)
+        log.info("%s: the best dev score is that of step %d", text, self.best_step)
+
+    # --- evaluations and checkpoints ---
+
+    def evaluate_and_save(self, session: Session, rows: list[TokenizedExample], progress: ProgressReporter) -> None:
+        """Evaluate on dev and save checkpoints, if they are due at the current step.
+
+        The steps before are on the disk before the checkpoints are, and these before the evaluation's line: where the
+        line is, they are complete. The line is on the disk before the next step.
+        """
+        config, step = self.config, self.step
+        save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
+        if config.evaluates_at(step) and step not in self.dev_scores:
+            evaluation = self._evaluate_or_fail(session, rows)
+            is_best = self._update_best(evaluation.score)
+            # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
+            keep_up = is_best and not self._optimizer_class.replayable
+            self._sync()
+            if config.checkpoint_every == 0 or save_due or step == config.steps or keep_up:
+                self._save_checkpoint(session, "last")
+            if is_best:
+                self._save_checkpoint(session, "best")
+            self._log_evaluation("dev", step, evaluation)
+            self.run.sync_metrics()
+            self._log_scalars(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
+            progress.report_dev(step, evaluation.accuracy, evaluation.summary())
+        elif save_due:
+            self._sync()
+            self._save_checkpoint(session, "last")
+
+    def _sync(self) -> None:
+        """Wait until the steps so far are on the disk: they survive a power cut."""
+        if self._trajectory is not None:
+            self._trajectory.sync()
+        self.run.sync_metrics()
+        self._last_sync = time.perf_counter()
+
+    def _log_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        """Give scalars to the logger. One that cannot write is left out: the run directory has the same scalars."""
+        try:
+            self._logger.log(step, scalars)
+        except OSError as error:
+            log.warning("logger=%s is left out from step %d on: %s", self.config.logger.name, step, error)
+            self._logger = NoLogger(self.config.logger, self.run.path)
+
+    def _evaluate_or_fail(self, session: Session, rows: list[TokenizedExample]) -> Evaluation:
+        evaluation = evaluate(session, rows)
+        if not evaluation.is_finite and self.step == 0:
+            raise UserError(f"model.path={self.config.model.path}: its loss is not finite before the first step")
+        if not evaluation.is_finite:
+            raise RunFailed(
+                f"step {self.step}: the loss of the evaluation is not finite: the weights have diverged; try a lower "
+                f"optimizer.lr (now {self.config.optimizer.lr:g})"
+            )
+        return evaluation
+
+    def _update_best(self, score: float) -> bool:
+        """Add the score of the current step; return whether it is the best so far."""
+        self.dev_scores[self.step] = score
+        return self.best_step == self.step
+
+    def _log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
+        self.run.log_metrics("eval", step, split=split, **evaluation.metrics(), seconds=round(self.seconds(), 3))
+
+    def _save_checkpoint(self, session: Session, name: str) -> None:
+        def write(folder: Path) -> None:
+            models.save(session.loaded, folder)
+            if name == "last":
+                session.optimizer.save_state(folder / restore.OPTIMIZER_STATE)
+
+        if self.config.checkpoint == "full" and self.run.checkpoint_step(name) != self.step:
+            self.run.save_checkpoint(name, self.step, write)
+
+    # --- end ---
+
+    def finish(
+        self,
+        session: Session,
+        train_rows: list[TokenizedExample],
+        test_rows: list[TokenizedExample] | None,
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Evaluate on train and test, write summary.json and return its content.
+
+        Args:
+            session: at the weights of the best step.
+            train_rows: the rows of train to evaluate on.
+            test_rows: all rows of test; None if there is no test split.
+            seconds: the training time.
+        """
+        best, metric = self.best_step, self.config.task.metric
+        dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
+        passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
+        passes["forwards"] += probe.get("forwards", 0)
+        train = self._evaluate_best(session, "train", train_rows)
+        test = None if test_rows is None else self._evaluate_best(session, "test", test_rows)
+        grads, optimizer = None, session.optimizer
+        if optimizer.replayable:
+            grads = trajectory.read(self.run.trajectory).drawn_grads(optimizer.samples)
+        summary = {
+            "steps": self.step,
+            **passes,
+            "seconds": round(seconds, 3),
+            "best": {"step": best, "accuracy": dev["accuracy"]},
+            "dev": {key: dev[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
+            "train": {**train, "rows": len(train_rows)},
+            "test": test,
+            "projected_grad": trajectory.projected_grad_stats(grads),
+            "peak_memory_bytes": system.peak_memory(session.loaded.device),
+        } | ({"probe": probe} if probe else {})
+        if self.step < self.config.steps:
+            summary["stopped"] = "patience"
+        self.run.write_summary(summary)
+        return summary
+
+    def _evaluate_best(self, session: Session, split: str, rows: list[TokenizedExample]) -> dict[str, float]:
+        evaluation = self._evaluate_or_fail(session, rows)
+        self._log_evaluation(split, self.best_step, evaluation)
+        return evaluation.scores()

@@ -1,0 +1,98 @@
+"""Let the disk fill during a command: one line that names the path and the cause, and later the same bits."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.cases import Job, Lab, Outcome, bits, complaint, copy, differing, go_on
+from tests.campaign.server import ForkServer
+
+KIND = "full disks"
+CAUSE = re.compile(r"no space left|disk is full|disk full", re.IGNORECASE)
+
+
+def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
+    """Return `count` full disks: four of five in a training, the others in `replay --out` and `data --export`."""
+    rng = random.Random(f"{KIND} {seed}")
+    cases = sorted(lab.log)
+    made = []
+    for number in range(count):
+        case = cases[number % len(cases)]
+        if number % 5 == 3 and case not in ("adamw", "linear_probe"):
+            made.append(_written_folder(lab, ["replay", "RUN", "--step", "2", "--out", "OUT"], rng.random()))
+        elif number % 10 == 9:
+            words = ["data", f"model.path={lab.folder / 'model'}", "data=files", f"data.dir={lab.folder / 'data'}"]
+            made.append(_written_folder(lab, [*words, "--export", "OUT"], rng.random()))
+        else:
+            made.append(_training(lab, case, rng.random()))
+    return made
+
+
+def _training(lab: Lab, case: str, share: float) -> Job:
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        run = folder / "run"
+        room = int(share * _size(lab.finished(case)))
+        watch: dict[str, Any] = {"root": str(run), "room": room}
+        (ended,) = server.run(lab.train(case, run), cwd=folder, watch=watch)
+        name = f"{case}: a disk of {room:,} bytes"
+        if ended.code == 0:  # it did fit
+            wrong = complaint(ended) or differing(bits(run), lab.bits[case])
+        else:
+            wrong = complaint(ended, (1,)) or _unnamed(ended.err, run) or _wrong_status(run)
+        if not wrong:
+            again = server.run(["resume", str(run)], cwd=folder, watch=watch)[0]
+            # a directory that was never begun cannot be resumed: that is 2
+            wrong = complaint(again, (0, 1, 2))
+            wrong = f"resume on the full disk: {wrong}" if wrong else ""
+        if not wrong:
+            wrong, _ = go_on(lab, case, run, server)
+            wrong = f"once there is room again: {wrong}" if wrong else ""
+        return Outcome(KIND, name, not wrong, wrong or "one line, then the same bits")
+
+    return job
+
+
+def _unnamed(err: str, run: Path) -> str:
+    if not CAUSE.search(err):
+        return f"the cause is not named: {err.strip()[-200:]}"
+    return "" if str(run) in err else f"no path is named: {err.strip()[-200:]}"
+
+
+def _wrong_status(run: Path) -> str:
+    path = run / "run.json"
+    if not path.exists():
+        return ""
+    try:
+        status = json.loads(path.read_text())["status"]
+    except ValueError:
+        return "run.json is torn"
+    return "" if status != "finished" else "run.json says finished"
+
+
+def _size(run: Path) -> int:
+    return sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+
+
+def _written_folder(lab: Lab, words: list[str], share: float) -> Job:
+    """A command that writes a folder: on a full disk it leaves nothing, and works when tried again."""
+
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        run, disk = copy(lab.finished("mezo"), folder / "run"), folder / "disk"
+        disk.mkdir()
+        out = disk / "out"
+        command = [{"RUN": str(run), "OUT": str(out)}.get(word, word) for word in words]
+        room = int(share * (50_000 if words[0] == "replay" else 3_000))
+        (ended,) = server.run(command, cwd=folder, watch={"root": str(disk), "room": room})
+        name = f"{words[0]} {words[-2]} on a disk of {room:,} bytes"
+        wrong = ""
+        if ended.code != 0:
+            left = sorted(str(path.relative_to(disk)) for path in disk.rglob("*"))
+            wrong = complaint(ended, (1,)) or _unnamed(ended.err, out)
+            wrong = wrong or (f"left behind: {', '.join(left)}" if left else "")
+            if not wrong:
+                wrong = complaint(server.run(command, cwd=folder)[0])
+        return Outcome(KIND, name, not wrong, wrong or "one line, nothing left")
+
+    return job

@@ -1,0 +1,704 @@
+"""Mistakes that users make: each must end in one line, status 2, with nothing half-written.
+
+In the words, MODEL and DATA are a sound model and sound data, RUN a finished run in the working directory.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import tiny
+from tests.campaign.cases import Job, Lab, Outcome, complaint, copy
+from tests.campaign.server import ForkServer
+
+KIND = "mistakes"
+Make = Callable[[Path, Lab], object]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command that cannot work, and what its line must say.
+
+    Args:
+        words: the command.
+        make: what is made in the working directory before.
+        says: a pattern that the error line must match.
+        code: the exit status; 0 where the words look wrong but are allowed, `says` is then looked for in the output.
+        cwd_gone: the working directory is removed before the command starts.
+        powerless: the command runs without root's rights.
+    """
+
+    words: list[str]
+    make: Make | None = None
+    says: str = ""
+    code: int = 2
+    cwd_gone: bool = False
+    powerless: bool = False
+
+
+def train(*words: str) -> list[str]:
+    """Return a short training with the given words in addition."""
+    base = ["model.path=MODEL", "data=files", "data.dir=DATA", "hydra.run.dir=out", "steps=2", "batch_size=4"]
+    given = {word.split("=")[0].lstrip("+~") for word in words}
+    return ["train", *(word for word in base if word.split("=")[0] not in given), *words]
+
+
+# --- what is made before a command ---
+
+
+def text(name: str, content: str | bytes) -> Make:
+    """Make a file."""
+
+    def make(here: Path, lab: Lab) -> None:
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return make
+
+
+def data(name: str, content: str | bytes | None) -> Make:
+    """Make a data folder `d` in which one file is replaced (None: removed)."""
+
+    def make(here: Path, lab: Lab) -> None:
+        shutil.copytree(lab.folder / "data", here / "d", dirs_exist_ok=True)
+        split = name.split(".")[0]
+        (here / "d" / f"{split}.jsonl").unlink()
+        if content is not None:
+            text(f"d/{name}", content)(here, lab)
+
+    return make
+
+
+def model(name: str, **changes: object) -> Make:
+    """Copy the model to `m` and change keys of one of its JSON files."""
+
+    def make(here: Path, lab: Lab) -> None:
+        path = shutil.copytree(lab.folder / "model", here / "m") / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return make
+
+
+def model_file(name: str, content: str | bytes | None) -> Make:
+    """Copy the model to `m` and replace one of its files (None: remove it)."""
+
+    def make(here: Path, lab: Lab) -> None:
+        path = shutil.copytree(lab.folder / "model", here / "m") / name
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return make
+
+
+def task(content: str | bytes, name: str = "mine") -> Make:
+    """Make a task file in the config folder `c`."""
+    return text(f"c/task/{name}.yaml", content)
+
+
+def both(*makes: Make) -> Make:
+    """Do one after the other."""
+
+    def make(here: Path, lab: Lab) -> None:
+        for one in makes:
+            one(here, lab)
+
+    return make
+
+
+def run(change: Callable[[Path], object] = lambda run: None, case: str = "mezo", which: str = "finished") -> Make:
+    """Copy a run to `run` and change it."""
+
+    def make(here: Path, lab: Lab) -> None:
+        change(copy(lab.folder / case / which, here / "run"))
+
+    return make
+
+
+def remove(*names: str) -> Callable[[Path], object]:
+    """Remove files of a run."""
+
+    def change(run: Path) -> None:
+        for name in names:
+            (shutil.rmtree if (run / name).is_dir() else os.unlink)(run / name)
+
+    return change
+
+
+def put(name: str, content: str | bytes) -> Callable[[Path], object]:
+    """Write a file of a run anew."""
+    return lambda run: (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def put_before(name: str, content: str) -> Callable[[Path], object]:
+    """Write something before the first line of a run's file."""
+    return lambda run: (run / name).write_text(content + (run / name).read_text())
+
+
+def integer_weights(here: Path, lab: Lab) -> None:
+    """Copy the model to `m` with a bias of whole numbers."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = shutil.copytree(lab.folder / "model", here / "m") / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if name.endswith("LayerNorm.bias"))
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, path, {"format": "pt"})
+
+
+def more_layers(here: Path, lab: Lab) -> None:
+    """Make the model `m` whose weights have two layers and whose config has one."""
+    path = tiny.roberta(here / "m", hidden_size=16, intermediate_size=32, num_hidden_layers=2) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 1}))
+
+
+def deny(name: str, mode: int = 0) -> Make:
+    """Take away rights to a file or folder of the working directory."""
+    return lambda here, lab: (here / name).chmod(mode)
+
+
+TASK = """\
+name: mine
+template: "{sentence} It was {mask}."
+columns: [sentence]
+labels: [negative, positive]
+label_words: [terrible, great]
+"""
+ROW = '{"sentence": "fine", "label": "positive"}\n'
+GOOD = '{"sentence": "a film", "label": "positive"}\n{"sentence": "a bore", "label": "negative"}\n'
+MINE = train("--config-dir", "c", "task=mine")
+SHOW = ["data", "--config-dir", "c", "task=mine", "model.path=MODEL", "data=files", "data.dir=DATA"]
+THERE = train("data.dir=d")
+ODD = train("model.path=m")
+
+# The mistakes of the outside campaign that did not end as they should (REVIEW.md, section 7).
+REVIEWED = [
+    Mistake(train("-m", "seed=1,2", "hydra.sweep.subdir=${nope}"), says="hydra.sweep.subdir"),
+    Mistake(train("peft=lora", "peft.r=1000000000"), says=r"peft\.r"),
+    Mistake(THERE, data("train.jsonl", '{"sentence": "a", "label": ' + "1" * 5000 + "}\n"), r"train\.jsonl:1"),
+    Mistake(train("data.dir=/dev/full"), says=r"data\.dir"),
+    Mistake(train("data.dir=/dev/null"), says=r"data\.dir"),
+    Mistake(train(), cwd_gone=True, says="(?i)working directory|current directory"),
+    Mistake(["data", "data=files", "data.dir=DATA"], cwd_gone=True, says="(?i)working directory|current directory"),
+    Mistake(
+        ["eval", "MODEL", "task=sst2", "data=files", "data.dir=DATA"],
+        cwd_gone=True,
+        says="(?i)working directory|current directory",
+    ),
+    Mistake(MINE, task(TASK.encode() + b"# caf\xe9\n"), r"mine\.yaml"),
+    Mistake(ODD, model("config.json", hidden_act="foo"), "hidden_act"),
+    Mistake(ODD, model_file("tokenizer.json", "{}"), r"tokenizer\.json"),
+    Mistake(ODD, model("config.json", hidden_size="x"), "hidden_size.*x"),
+    Mistake(MINE, task("- name\n- mine\n"), "a list stands where a mapping is wanted|must be a mapping|a mapping"),
+    Mistake(MINE, task(TASK + "rename: [a]\n"), "rename"),
+    Mistake(MINE, task(TASK.replace("columns: [sentence]", "columns: {a: b}")), "columns"),
+    Mistake(THERE, both(data("train.jsonl", None), lambda here, lab: (here / "d/train.tsv").mkdir()), r"train\.tsv"),
+    Mistake(
+        THERE,
+        both(data("train.jsonl", None), lambda here, lab: (here / "d/train.tsv").symlink_to("nowhere")),
+        r"train\.tsv",
+    ),
+    Mistake(
+        THERE,
+        both(data("train.jsonl", None), lambda here, lab: (here / "d/train.tsv").symlink_to("train.tsv")),
+        r"train\.tsv",
+    ),
+    Mistake(train("--config-dir", "a${b}c", "task=zz"), text("a${b}c/task/yy.yaml", TASK), "task=zz|config-dir"),
+    Mistake(["eval", "run/checkpoints/best", "--checkpoint", "last"], run(), "--checkpoint"),
+    Mistake(["eval", "MODEL", "task=sst2", "data=files", "data.dir=DATA", "--checkpoint", "last"], says="--checkpoint"),
+    Mistake(train("--config-dir", "c"), text("c/config.yaml", "steps: 77\n"), r"config\.yaml"),
+    Mistake(
+        SHOW,
+        both(
+            task(
+                TASK.replace("[negative, positive]", "['[neg]', '[/pos]']") + "files: {labels: [negative, positive]}\n"
+            )
+        ),
+        r"\[neg\].*\[/pos\]",
+        code=0,
+    ),
+    Mistake(ODD, more_layers, "layer"),
+    Mistake(ODD, integer_weights, "LayerNorm.bias"),
+    Mistake(train(), text("out", "a file"), "out"),
+    Mistake(train("hydra.run.dir=afile/run"), text("afile", ""), "afile"),
+    Mistake(["data", "data=files", "data.dir=DATA", "--export", "afile/x"], text("afile", ""), "afile"),
+]
+# Code and settings of Hydra that a file must not bring along.
+HOSTILE = [
+    Mistake(
+        train("--config-dir", "c", "experiment=e"), text("c/experiment/e.yaml", f"# @package _global_\n{content}"), says
+    )
+    for content, says in [
+        ("hydra:\n  callbacks:\n    x:\n      _target_: numpy.load\n      file: evil.npy\n", "hydra|_target_"),
+        ("hydra:\n  callbacks:\n    x:\n      _target_: os.makedirs\n      name: made\n", "hydra|_target_"),
+        ("hydra:\n  run:\n    dir: elsewhere\n", "hydra"),
+        ("hydra:\n  job:\n    chdir: true\n", "hydra"),
+        ("hydra:\n  job:\n    env_set: {A: b}\n", "hydra"),
+        ("hydra:\n  output_subdir: made\n", "hydra"),
+        ("hydra:\n  launcher:\n    setup: [touch made]\n", "hydra"),
+        ("optimizer:\n  _target_: os.makedirs\n  name: made\n", "_target_"),
+        ("logger:\n  project: ${oc.env:HOME}\n", "oc.env"),
+        ("nosuch: 1\n", "nosuch"),
+        ("steps: [\n", r"e\.yaml"),
+        ("log_every: ten\n", "log_every"),
+    ]
+]
+WORDS = [
+    *(
+        Mistake(words.split(), says=says)
+        for words, says in [
+            ("trian", "train"),
+            ("nosuch", "Commands"),
+            ("--nosuch", "No such option"),
+            ("train --steps 5", "No such option"),
+            ("train --multirum", "--multirun"),
+            ("train --cfg", "argument"),
+            ("train --cfg jb", "job"),
+            ("train -m --cfg job", "-m"),
+            ("train --config-dir nowhere", "nowhere"),
+            ("train --config-dir", "argument"),
+            ("eval", "RUN"),
+            ("eval nowhere", "nowhere"),
+            ("eval .", "task="),
+            ("eval MODEL", "task="),
+            ("eval MODEL task=sst2 data=files data.dir=DATA --split valid", "--split"),
+            ("eval MODEL task=nosuch", "nosuch"),
+            ("eval MODEL task=sst2 data=files data.dir=nowhere", "nowhere"),
+            ("resume", "RUN"),
+            ("resume nowhere", "nowhere"),
+            ("resume .", "no run"),
+            ("resume MODEL", "no run"),
+            ("replay nowhere --step 0 --out o", "nowhere"),
+            ("replay MODEL --step 0 --out o", "no run"),
+            ("replay nowhere", "option"),
+            ("runs nowhere", "nowhere"),
+            ("runs a b", "argument|unexpected"),
+            ("compare nowhere", "nowhere"),
+            ("compare .", "no runs"),
+            ("compare . --paper --objectives", "--paper"),
+            ("compare . --out x.txt", "x.txt"),
+            ("data task=nosuch", "nosuch"),
+            ("data data=files data.dir=nowhere", "nowhere"),
+            ("data steps", "steps"),
+            ("env extra", "argument|unexpected"),
+        ]
+    ),
+    *(
+        Mistake(train(*words.split()), says=says)
+        for words, says in [
+            ("nosuch=1", "nosuch"),
+            ("step=5", "steps"),
+            ("optimiser.lr=1e-5", "optimizer"),
+            ("lr=1e-5", "optimizer.lr|unknown key"),
+            ("optimizer.learning_rate=1", "unknown key"),
+            ("task.nosuch=1", "unknown key"),
+            ("steps", "steps"),
+            ("=5", ""),
+            ("steps=", "steps"),
+            ("steps==5", "steps"),
+            ("steps:5", ""),
+            ("steps=ten", "whole number"),
+            ("steps=1.5", "whole number"),
+            ("steps=-1", "out of range|steps"),
+            ("steps=1e3", "steps"),
+            ("steps=true", "steps"),
+            ("steps=null", "steps"),
+            ("steps=[1]", "steps"),
+            ("steps={a:1}", "steps"),
+            ("steps=99999999999999999999", "steps"),
+            ("steps=${nosuch}", "steps|nosuch"),
+            ("steps=${", "steps|\\$"),
+            ("+steps=1", "steps"),
+            ("++nosuch=1", "nosuch"),
+            ("~steps", "steps"),
+            ("~optimizer", "optimizer"),
+            ("+task=rte", "task"),
+            ("batch_size=0", "batch_size"),
+            ("batch_size=-3", "batch_size"),
+            ("batch_size=x", "batch_size"),
+            ("log_every=0", "log_every"),
+            ("checkpoint_every=-1", "checkpoint_every"),
+            ("eval_batch_size=0", "eval_batch_size"),
+            ("seed=-1", "seed"),
+            ("seed=abc", "seed"),
+            ("seed=1.5", "seed"),
+            ("seed=1,2", "-m"),
+            ("task=sst2,rte", "-m"),
+            ("task=nosuch", "nosuch"),
+            ("task=", "task"),
+            ("task=../task/sst2", "task"),
+            ("task=SST2", "sst2"),
+            ("objective=mlmm", "mlm"),
+            ("objective.loss=ce", "cross_entropy"),
+            ("optimizer=adam", "adam"),
+            ("optimizer=mezo_sgd", "optimizer"),
+            ("optimizer.lr=nan", "optimizer.lr"),
+            ("optimizer.lr=inf", "optimizer.lr"),
+            ("optimizer.lr=-1", "optimizer.lr"),
+            ("optimizer.lr=fast", "optimizer.lr"),
+            ("optimizer.eps=0", "optimizer.eps"),
+            ("optimizer.eps=-1e-3", "optimizer.eps"),
+            ("optimizer.samples=0", "optimizer.samples"),
+            ("optimizer.samples=2.5", "optimizer.samples"),
+            ("optimizer.samples=1000000000", "optimizer.samples"),
+            ("optimizer.sample_schedule=square", "optimizer.sample_schedule"),
+            ("optimizer.noise=uniform", "optimizer.noise"),
+            ("optimizer.schedule=cosine", "optimizer.schedule"),
+            ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
+            ("optimizer.momentum=0.5", "optimizer.momentum"),
+            ("optimizer=mezo_momentum optimizer.momentum=1", "optimizer.momentum"),
+            ("optimizer=mezo_adam optimizer.beta2=1", "optimizer.beta2"),
+            ("optimizer=mezo_adam optimizer.window=0", "optimizer.window"),
+            ("optimizer=adamw objective.loss=accuracy", "accuracy"),
+            ("optimizer=adamw checkpoint=trajectory", "trajectory"),
+            ("optimizer=adamw optimizer.eps=2e-3", "optimizer.eps"),
+            ("optimizer=linear_probe peft=lora", "linear_probe|peft"),
+            ("checkpoint=none", "checkpoint"),
+            ("checkpoint=fulll", "full"),
+            ("init=probe", "linear_probe"),
+            ("peft=loras", "lora"),
+            ("peft.r=8", "peft"),
+            ("peft=lora peft.r=0", "peft.r"),
+            ("peft=lora peft.targets=all", "peft.targets"),
+            ("peft=lora peft.length=5", "peft.length"),
+            ("peft=prefix peft.length=0", "peft.length"),
+            ("peft=prefix peft.length=100000", "peft.length"),
+            ("model=nosuch", "nosuch"),
+            ("model.path=nowhere/at/all", "nowhere/at/all"),
+            ("model.path=./nowhere", "nowhere"),
+            ("model.path=/etc/passwd", "/etc/passwd"),
+            ("model.path=.", r"config\.json"),
+            ("model.path=", "model.path"),
+            ("model.path=~nobodyhere/x", "nobodyhere"),
+            ("model.dtype=float64", "model.dtype"),
+            ("model.compute_dtype=int8", "model.compute_dtype"),
+            ("model.device=gpu", "model.device"),
+            ("model.device=cuda:99", "model.device"),
+            ("model.nosuch=1", "unknown key"),
+            ("data=file", "files"),
+            ("data.dir=nowhere", "nowhere"),
+            ("data.dir=null", "data.dir"),
+            ("data.dir=MODEL", "MODEL|data"),
+            ("data.shots=0", "data.shots"),
+            ("data.shots=-1", "data.shots"),
+            ("data.shots=many", "data.shots"),
+            ("data.shots=16 data.train_size=20", "data"),
+            ("data.train_size=0", "data.train_size"),
+            ("data.eval_limit=0", "data.eval_limit"),
+            ("data=demo data.dir=x", "data.dir"),
+            ("logger=tensorbord", "tensorboard"),
+            ("logger=wandb", "wandb"),
+            ("experiment=nosuch", "nosuch"),
+            ("experiment=paper", "paper"),
+            ("hydra.run.dir=", "hydra.run.dir"),
+            ("hydra.run.dir=${nope}", "hydra.run.dir|nope"),
+            ("hydra.job.chdir=true", "hydra.job"),
+            ("hydra/launcher=nosuch", "launcher"),
+            ("hydra.callbacks.x._target_=os.getcwd", "hydra"),
+            ("+optimizer._target_=os.getcwd", "_target_"),
+            ("hydra.searchpath=[x]", "hydra.searchpath"),
+            ("task.labels=[]", "labels"),
+            ("task.labels=[a]", "allowed: a"),
+            ("task.labels=[a,a]", "task.labels"),
+            ("task.label_words=[terrible]", "task.label_words"),
+            ("task.label_words=[terrible,terrible]", "terrible"),
+            ("task.label_words=[terrible,unpronounceability]", "task.label_words|unpronounceability"),
+            ("task.label_words=[terrible,'']", "label word"),
+            ("task.metric=f2", "task.metric"),
+            ("task.max_length=0", "task.max_length"),
+            ("task.columns=[]", "task.columns"),
+            ("task.columns=[review]", "review"),
+            ("task.label_column=gold", "gold"),
+        ]
+    ),
+    *(
+        Mistake(train(*words), says=says)
+        for words, says in [
+            (["task.template={sentence}"], "mask|quote"),
+            (["task.template='{sentence} {mask} {mask}'"], "mask"),
+            (["task.template='{nosuch} {mask}'"], "nosuch"),
+            (["task.template='{sentence {mask}'"], "template"),
+            (["task.template=''"], "template"),
+            (["hydra.run.dir=/proc/run"], "/proc"),
+            (["hydra.run.dir=" + "x" * 300], "x"),
+            (["steps=\x1b[31m5"], "steps"),
+            (["model.path=a\nb"], "model.path"),
+            (["data.dir=a\x00b"], "data.dir"),
+            (["-m", "task=sst2,nosuch"], "nosuch"),
+            (["-m", "steps=1,ten"], "ten"),
+            (["-m", "optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy"], "accuracy"),
+            (["-m", "seed=range(0)"], "seed"),
+            (["-m", "seed=choice("], "seed"),
+            (["-m", "seed="], "seed"),
+        ]
+        if "\x00" not in "".join(words)  # the system itself takes no such word
+    ),
+]
+DATA = [
+    Mistake(THERE, data(name, content), says)
+    for name, content, says in [
+        ("train.jsonl", None, "train"),
+        ("train.jsonl", "", r"train\.jsonl"),
+        ("train.jsonl", "\n\n", r"train\.jsonl"),
+        ("train.jsonl", "{", r"train\.jsonl:1"),
+        ("train.jsonl", ROW + "nonsense\n", r"train\.jsonl:2"),
+        ("train.jsonl", ROW + '["a"]\n', r"train\.jsonl:2"),
+        ("train.jsonl", '{"sentence": "fine"}\n', r"train\.jsonl.*label"),
+        ("train.jsonl", '{"text": "fine", "label": "positive"}\n', r"train\.jsonl.*sentence"),
+        ("train.jsonl", '{"sentence": null, "label": "positive"}\n', r"train\.jsonl:1"),
+        ("train.jsonl", '{"sentence": 5, "label": "positive"}\n', r"train\.jsonl:1"),
+        ("train.jsonl", '{"sentence": ["a"], "label": "positive"}\n', r"train\.jsonl:1"),
+        ("train.jsonl", '{"sentence": "fine", "label": "neutral"}\n', r"train\.jsonl:1.*neutral"),
+        ("train.jsonl", '{"sentence": "fine", "label": null}\n', r"train\.jsonl:1"),
+        ("train.jsonl", '{"sentence": "fine", "label": 7}\n', r"train\.jsonl:1"),
+        ("train.jsonl", '{"sentence": "fine", "label": NaN}\n', r"train\.jsonl:1"),
+        ("train.jsonl", GOOD.encode("utf-16"), r"train\.jsonl"),
+        ("train.jsonl", GOOD.encode() + b"caf\xe9\n", r"train\.jsonl:3"),
+        ("train.jsonl", GOOD.encode() + b"\0\n", r"train\.jsonl:3"),
+        ("train.jsonl", GOOD.replace("\n", "\r"), r"train\.jsonl"),
+        ("train.jsonl", "[" * 100_000, r"train\.jsonl"),
+        ("train.json", '{"a": 1}', r"train\.json"),
+        ("train.json", "[1, 2]", r"train\.json"),
+        ("train.json", "[", r"train\.json"),
+        ("train.csv", "sentence,label\nfine\n", r"train\.csv"),
+        ("train.csv", "sentence\nfine\n", r"train\.csv"),
+        ("train.csv", "sentence,label\n", r"train\.csv"),
+        ("train.csv", 'sentence,label\n"fine,positive\n', r"train\.csv"),
+        ("train.tsv", "sentence\tlabel\nfine\n", r"train\.tsv"),
+        ("train.tsv", "sentence\tlabel\nfine\t0\t1\n", r"train\.tsv"),
+        ("train.tsv", "sentence\tsentence\nfine\t0\n", r"train\.tsv"),
+        ("train.parquet", "no parquet", r"train\.parquet"),
+        ("train.parquet", b"PAR1" + bytes(64) + b"PAR1", r"train\.parquet"),
+        ("train.xlsx", "x", "train"),
+        ("test.jsonl", '{"sentence": "fine", "label": "neutral"}\n', r"test\.jsonl:1.*neutral"),
+        ("dev.jsonl", "{", r"dev\.jsonl:1"),
+    ]
+]
+MODELS = [
+    *(
+        Mistake(ODD, make, says)
+        for make, says in [
+            (model_file("config.json", None), r"config\.json"),
+            (model_file("config.json", ""), r"config\.json"),
+            (model_file("config.json", "{"), r"config\.json"),
+            (model_file("config.json", "[]"), r"config\.json"),
+            (model_file("config.json", "{}"), "m"),
+            (model_file("config.json", b"\xff\xfe\x00"), r"config\.json"),
+            (model("config.json", model_type="nosuch"), "nosuch"),
+            (model("config.json", model_type="t5"), "t5|m"),
+            (model("config.json", auto_map={"AutoModel": "x.Y"}), "code|auto_map"),
+            (model("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantiz"),
+            (model("config.json", hidden_size=24), "m"),
+            (model("config.json", vocab_size=10), "m"),
+            (model("config.json", num_attention_heads=5), "m"),
+            (model("config.json", num_hidden_layers=-1), "num_hidden_layers|m"),
+            (model("config.json", num_hidden_layers=9), "m"),
+            (model_file("tokenizer.json", None), "tokenizer"),
+            (model_file("tokenizer.json", ""), "tokenizer"),
+            (model_file("tokenizer.json", "["), "tokenizer"),
+            (model_file("tokenizer_config.json", "{"), "tokenizer"),
+            (model("tokenizer_config.json", auto_map={"AutoTokenizer": ["x.Y", None]}), "code|auto_map"),
+            (model("tokenizer_config.json", mask_token=None), "mask"),
+            (model_file("model.safetensors", None), "safetensors"),
+            (model_file("model.safetensors", ""), "safetensors"),
+            (model_file("model.safetensors", "nonsense"), "safetensors"),
+            (model_file("model.safetensors", (2**62).to_bytes(8, "little")), "safetensors"),
+            (
+                both(model_file("model.safetensors", None), text("m/pytorch_model.bin", "pickle")),
+                "safetensors|pickle|pytorch_model",
+            ),
+            (both(model_file("model.safetensors", None), text("m/model.safetensors.index.json", "{}")), "index"),
+            (
+                both(
+                    model_file("model.safetensors", None),
+                    text("m/model.safetensors.index.json", '{"weight_map": {"a": "../../x.safetensors"}}'),
+                ),
+                r"index|\.\./",
+            ),
+            (both(model_file("config.json", None), text("m/adapter_config.json", "{}")), "adapter"),
+        ]
+    )
+]
+TASKS = [
+    *(
+        Mistake(MINE, task(content), says)
+        for content, says in [
+            ("", "mine|task.name"),
+            ("name: [\n", r"mine\.yaml"),
+            ("5\n", "mine"),
+            ("\tname: x\n", r"mine\.yaml"),
+            ("name: !!python/object/apply:os.getcwd []\n", r"mine\.yaml"),
+            (TASK + "nosuch: 1\n", "nosuch"),
+            (TASK + "max_length: long\n", "max_length"),
+            (TASK + "metric: bleu\n", "metric"),
+            (TASK + "_target_: os.getcwd\n", "_target_"),
+            (TASK.replace("label_words: [terrible, great]", "label_words: terrible"), "label_words"),
+            (TASK.replace("columns: [sentence]", "columns: [5]"), "columns|5"),
+            (TASK.replace("{mask}", "{Mask}"), "mask|Mask"),
+            (TASK.replace("name: mine\n", ""), "name"),
+            (TASK.replace("labels: [negative, positive]\n", ""), "labels"),
+            (TASK + "hub: 5\n", "hub"),
+            (TASK + "name: twice\n", "name|mine"),
+        ]
+    ),
+    Mistake(train("--config-dir", "c", "task=mien"), task(TASK), "mine"),
+    Mistake(train("--config-dir", "f", "task=mine"), text("f", ""), "f"),
+    Mistake(
+        train("--config-dir", "c", "task=mine"),
+        lambda here, lab: (here / "c/task/mine.yaml").mkdir(parents=True),
+        "mine",
+    ),
+]
+RUNS = [
+    *(
+        Mistake(words.split(), run(change, case, which), says)
+        for words, change, case, which, says in [
+            ("replay run --step 7 --out o", put("x", ""), "mezo", "finished", "0 to 6"),
+            ("replay run --step -1 --out o", put("x", ""), "mezo", "finished", "0 to 6|-1"),
+            ("replay run --step a --out o", put("x", ""), "mezo", "finished", "--step"),
+            ("replay run --step 1 --out run", put("x", ""), "mezo", "finished", "--out"),
+            ("replay run --step 1 --out run/x", put("x", ""), "mezo", "finished", "--out"),
+            ("eval run --checkpoint 99", put("x", ""), "mezo", "finished", "99"),
+            ("eval run --checkpoint nosuch", put("x", ""), "mezo", "finished", "best"),
+            ("eval run --split nosuch", put("x", ""), "mezo", "finished", "test"),
+            ("eval run task=rte", put("x", ""), "mezo", "finished", "task=rte"),
+            ("eval run", remove("config.yaml"), "mezo", "finished", "config.yaml|run"),
+            ("eval run", remove("run.json"), "mezo", "finished", r"run\.json"),
+            ("eval run", put("config.yaml", "steps: 3\n"), "mezo", "finished", r"config\.yaml"),
+            ("eval run", put("config.yaml", ""), "mezo", "finished", r"config\.yaml"),
+            ("eval run", put("run.json", "{"), "mezo", "finished", r"run\.json"),
+            ("eval run", put("run.json", "[]"), "mezo", "finished", r"run\.json"),
+            ("eval run", remove("checkpoints/best/mezo.json"), "mezo", "finished", r"mezo\.json"),
+            ("eval run", remove("checkpoints/best/model.safetensors"), "mezo", "finished", "model.safetensors"),
+            ("eval run", put("checkpoints/best/model.safetensors", b""), "mezo", "finished", "model.safetensors"),
+            ("eval run", put("checkpoints/best/config.json", "{}"), "mezo", "finished", r"config\.json"),
+            ("replay run --step 1 --out o", remove("trajectory.bin"), "mezo", "finished", r"trajectory\.bin"),
+            ("replay run --step 1 --out o", put("trajectory.bin", b""), "mezo", "finished", r"trajectory\.bin"),
+            ("replay run --step 1 --out o", put("trajectory.bin", b"x" * 99), "mezo", "finished", r"trajectory\.bin"),
+            ("replay run --step 1 --out o", put("x", ""), "adamw", "finished", "trajectory"),
+            ("resume run", remove("trajectory.bin"), "mezo", "interrupted", r"trajectory\.bin"),
+            ("resume run", put_before("metrics.jsonl", "nonsense\n"), "mezo", "interrupted", r"metrics\.jsonl"),
+            ("resume run", put_before("metrics.jsonl", '{"kind": "eval"}\n'), "mezo", "interrupted", r"metrics\.jsonl"),
+            ("resume run", remove("checkpoints/last"), "adamw", "interrupted", "last"),
+            ("resume run", put("checkpoints/last/mezo.json", "{}"), "adamw", "interrupted", r"mezo\.json"),
+            ("resume run", put("config.yaml", b"\xff"), "mezo", "interrupted", r"config\.yaml"),
+            ("resume run/config.yaml", put("x", ""), "mezo", "interrupted", "config.yaml"),
+            ("resume run/checkpoints", put("x", ""), "mezo", "interrupted", "no run"),
+            ("train hydra.run.dir=run model=demo data=demo steps=1", put("x", ""), "mezo", "finished", "already"),
+            ("train hydra.run.dir=run model=demo data=demo steps=1", put("x", ""), "mezo", "interrupted", "already"),
+            ("compare run --out nowhere/x.md", put("x", ""), "mezo", "finished", "nowhere"),
+            ("compare run --out run", put("x", ""), "mezo", "finished", "run"),
+            ("runs run/config.yaml", put("x", ""), "mezo", "finished", "config.yaml"),
+        ]
+    )
+]
+DENIED = [
+    Mistake(
+        train("hydra.run.dir=closed/run"), both(text("closed/x", ""), deny("closed", 0o500)), "closed", powerless=True
+    ),
+    Mistake(["runs", "closed"], both(text("closed/x", ""), deny("closed")), "closed", powerless=True),
+    Mistake(["resume", "run"], both(run(), deny("run/config.yaml")), r"config\.yaml", powerless=True),
+    Mistake(["resume", "run"], both(run(which="interrupted"), deny("run", 0o500)), "run", powerless=True),
+    Mistake(["eval", "run"], both(run(), deny("run/run.json")), r"run\.json", powerless=True),
+    Mistake(
+        ["eval", "run"],
+        both(run(), deny("run/checkpoints/best/model.safetensors")),
+        r"model\.safetensors",
+        powerless=True,
+    ),
+    Mistake(
+        ["replay", "run", "--step", "1", "--out", "o"],
+        both(run(), deny("run/trajectory.bin")),
+        r"trajectory\.bin",
+        powerless=True,
+    ),
+    Mistake(THERE, both(data("train.jsonl", GOOD), deny("d/train.jsonl")), r"train\.jsonl", powerless=True),
+    Mistake(THERE, both(data("train.jsonl", GOOD), deny("d")), "d", powerless=True),
+    Mistake(ODD, both(model("config.json"), deny("m/config.json")), r"config\.json", powerless=True),
+    Mistake(ODD, both(model("config.json"), deny("m/model.safetensors")), "model", powerless=True),
+    Mistake(ODD, both(model("config.json"), deny("m/tokenizer.json")), "tokenizer", powerless=True),
+    Mistake(MINE, both(task(TASK), deny("c/task/mine.yaml")), "mine", powerless=True),
+    Mistake(
+        ["data", "data=files", "data.dir=DATA", "--export", "closed/x"],
+        both(text("closed/x", ""), deny("closed", 0o500)),
+        "closed",
+        powerless=True,
+    ),
+]
+GROUPS = {
+    "reviewed": REVIEWED,
+    "hostile": HOSTILE,
+    "words": WORDS,
+    "data": DATA,
+    "models": MODELS,
+    "tasks": TASKS,
+    "runs": RUNS,
+    "denied": DENIED,
+}
+
+
+def all_mistakes() -> list[tuple[str, Mistake]]:
+    """Return every mistake with a name: its group and number."""
+    return [(f"{group} {number}", one) for group, many in GROUPS.items() for number, one in enumerate(many, 1)]
+
+
+def jobs(lab: Lab, seed: int, count: int | None = None) -> list[Job]:
+    """Return `count` mistakes drawn from all of them, or all."""
+    chosen = all_mistakes()
+    if count is not None:
+        chosen = random.Random(f"{KIND} {seed}").sample(chosen, count)
+    return [_job(lab, name, one) for name, one in chosen]
+
+
+def _job(lab: Lab, name: str, mistake: Mistake) -> Job:
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        here = folder / "here"
+        here.mkdir()
+        if mistake.make is not None:
+            mistake.make(here, lab)
+        places = {"MODEL": str(lab.folder / "model"), "DATA": str(lab.folder / "data")}
+        words = [re.sub("MODEL|DATA", lambda found: places[found[0]], word) for word in mistake.words]
+        before = _files(here)
+        (ended,) = server.run(
+            words, cwd=here, cwd_gone=mistake.cwd_gone, powerless=mistake.powerless, timeout=30, env={"COLUMNS": "200"}
+        )
+        wrong = complaint(ended, (mistake.code,))
+        said = ended.err if mistake.code else ended.out
+        if not wrong and not re.search(mistake.says.replace("MODEL", re.escape(places["MODEL"])), said):
+            wrong = f"does not say {mistake.says}: {said.strip()[:300]}"
+        if not wrong and re.search(r"[\x00-\x08\x0b-\x1f\x7f]", said):
+            wrong = f"control characters: {said.strip()[:300]!r}"
+        if not wrong and mistake.code:
+            wrong = _half_written(here, before)
+        case = f"{name}: mezo {' '.join(mistake.words)}"
+        return Outcome(KIND, case[:200], not wrong, wrong or said.strip()[:200])
+
+    return job
+
+
+def _files(here: Path) -> dict[str, str]:
+    """Return every file of a folder with its content; those that may not be read count by name."""
+    found = {}
+    for path in sorted(here.rglob("*")) if here.exists() else ():
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(here))] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _half_written(here: Path, before: dict[str, str]) -> str:
+    """Name what a command has changed, but for a run that failed and says so: its directory may be used again."""
+    now = _files(here)
+    changed = {name for name in {*now, *before} if now.get(name) != before.get(name)}
+    for name in sorted(changed):
+        if Path(name).name == "run.json" and json.loads((here / name).read_text())["status"] == "failed":
+            home = str(Path(name).parent)
+            changed = {one for one in changed if one != home and Path(home) not in Path(one).parents}
+            changed -= {str(parent) for parent in Path(home).parents}
+    return f"left behind or changed: {', '.join(sorted(changed))}" if changed else ""

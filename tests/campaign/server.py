@@ -1,0 +1,197 @@
+"""Run commands of `mezo` in forked children of a process that has torch loaded: a fork takes 20 ms, a start 4 s.
+
+    python -m tests.campaign.server        reads one JSON request per line, answers one JSON line each
+
+Each child has an own working directory, standard output and error (of C libraries too), and dies alone.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.command_line import Result, environment, mezo
+
+HUNG = 124  # the exit status given to a command that did not end in time
+
+
+class ForkServer:
+    """A server process, and requests to it."""
+
+    def __init__(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        extra = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        env = environment(**extra)
+        env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(root)])
+        command = [sys.executable, "-m", "tests.campaign.server"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=root, env=env, stdin=pipe, stdout=pipe, text=True)
+
+    def run(self, *commands: list[str], cwd: Path, **how: Any) -> list[Result]:
+        """Run commands one after another in one child. It may die: the results are those of the commands that began.
+
+        Args:
+            commands: the words of each, without `mezo`.
+            cwd: the working directory.
+            how: `watch`, the arguments of `file_operations.Watch`; `after`, a signal's number and the seconds from the
+                start at which it comes; `ignore`, the numbers of ignored signals; `powerless`, True to run without
+                root's rights; `cwd_gone`, True to remove the working directory first; `env`, environment variables;
+                `timeout` in seconds.
+
+        Returns:
+            Exit status (minus the signal's number when one ended it), output and errors of each.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"commands": [[str(word) for word in words] for words in commands], "cwd": str(cwd), **how}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the server of the campaign died")
+        return [Result(*result) for result in json.loads(answer)]
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    requests = os.fdopen(os.dup(0))
+    os.dup2(nowhere, 0)
+    _warm_up()
+    gc.collect()
+    gc.freeze()  # or each child would look through all of torch again
+    for line in requests:
+        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+
+
+def _warm_up() -> None:
+    """Import what commands import late, by running them."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["model=demo", "data=demo", "steps=1", "batch_size=2", "data.eval_limit=2", f"hydra.run.dir={folder}/r"]
+        for command in (["train", *words], ["runs", folder], ["compare", folder], ["eval", f"{folder}/r"]):
+            result = mezo(*command)
+            assert result.code == 0, result
+    import peft
+    import safetensors.numpy
+    import safetensors.torch
+    import sklearn.linear_model
+
+    assert all((peft, safetensors, sklearn))
+
+
+def _answer(request: dict[str, Any]) -> list[tuple[int, str, str]]:
+    folder = Path(tempfile.mkdtemp(prefix="campaign"))
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _child(request, folder)
+        except BaseException:
+            import traceback
+
+            (folder / "broken").write_text(traceback.format_exc())
+        os._exit(70)
+    status = _wait(pid, request, began)
+    if (folder / "broken").exists():
+        sys.exit((folder / "broken").read_text())
+    results = []
+    for number in range(len(request["commands"])):
+        out, err, code = (folder / f"{number}.{what}" for what in ("out", "err", "code"))
+        if out.exists():
+            ended = int(code.read_text()) if code.exists() else status
+            results.append((ended, *(path.read_text(errors="replace") for path in (out, err))))
+    shutil.rmtree(folder)
+    return results
+
+
+def _wait(pid: int, request: dict[str, Any], began: float) -> int:
+    """Wait for a child, send it the signal that was asked for, and return its status."""
+    after, limit, hung = request.get("after"), request.get("timeout", 120), False
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        now = time.monotonic() - began
+        if ended:
+            return HUNG if hung else os.waitstatus_to_exitcode(status)
+        if after and now >= after[1]:
+            os.kill(pid, after[0])
+            after = None
+        if now > limit:
+            os.kill(pid, signal.SIGKILL)
+            hung = True
+        time.sleep(0.002)
+
+
+def _child(request: dict[str, Any], folder: Path) -> None:
+    from tests.campaign.file_operations import Watch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request.get("ignore", ()):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir(request["cwd"])
+    if request.get("cwd_gone"):
+        os.rmdir(request["cwd"])
+    os.environ.update(request.get("env", {}))
+    watch = Watch(**request["watch"]) if request.get("watch") else None
+    if request.get("powerless"):
+        _drop_rights()
+    if watch is not None:
+        watch.install()
+    for number, words in enumerate(request["commands"]):
+        for fd, what in ((1, "out"), (2, "err")):
+            file = os.open(folder / f"{number}.{what}", os.O_CREAT | os.O_WRONLY)
+            os.dup2(file, fd)
+            os.close(file)
+        code = _command(words)
+        (folder / f"{number}.code.new").write_text(str(code))
+        os.rename(folder / f"{number}.code.new", folder / f"{number}.code")
+    if watch is not None:
+        watch.save()
+    os._exit(0)
+
+
+def _command(words: list[str]) -> int:
+    """Run one command as `python -m mezo_cli` does."""
+    import traceback
+
+    from mezo_cli import cli
+
+    sys.argv = ["mezo", *words]
+    code: object = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code if isinstance(code, int) else int(code is not None)
+
+
+def _drop_rights() -> None:
+    """Give up root's capabilities, so that the modes of files hold for this process too."""
+    if os.geteuid() == 0:
+        header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        if ctypes.CDLL(None, use_errno=True).capset(header, nothing) != 0:
+            raise OSError(ctypes.get_errno(), "capset")
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,103 @@
+"""Send SIGINT, SIGTERM or SIGHUP to a training: one line, status 130, and the run can be resumed to the same bits."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.campaign.cases import Job, Lab, Outcome, complaint, go_on
+from tests.campaign.server import ForkServer
+from tests.command_line import Result, start
+
+KIND = "signals"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+START = 2.5  # seconds: start-up; a signal while Python shuts down after the run is not judged here
+
+
+def jobs(
+    lab: Lab, seed: int, count: int, real: int | None = None, signums: Sequence[signal.Signals] = SIGNALS
+) -> list[Job]:
+    """Return `count` signals: before a file operation, at a random moment, or to a process just started.
+
+    Args:
+        lab: the runs.
+        seed: of the moments.
+        count: how many.
+        real: how many of them go to processes of their own, from the moment of their start. None: a quarter.
+        signums: which signals.
+    """
+    rng = random.Random(f"{KIND} {seed}")
+    cases = sorted(lab.count)
+    real = count // 4 if real is None else real
+    made = [_to_process(lab, cases[0], signums[i % len(signums)], rng.uniform(0.0, START)) for i in range(real)]
+    for number in range(count - real):
+        case, signum = cases[number % len(cases)], signums[(number + number // len(cases)) % len(signums)]
+        if number % 4 == 3:
+            made.append(_forked(lab, case, signum, {"after": [int(signum), rng.uniform(0.05, 1.0)]}))
+        else:
+            made.append(_forked(lab, case, signum, {"before": rng.randrange(1, lab.count[case] + 1)}))
+    made.append(_ignored(lab, cases[0]))
+    return made
+
+
+def _judge(lab: Lab, case: str, run: Path, ended: Result, server: ForkServer) -> str:
+    """Return what is wrong with a training that a signal ended, or that was done before it came."""
+    wrong = complaint(ended, (0, 130))
+    if not wrong and ended.code == 130 and (run / "run.json").exists():
+        status = json.loads((run / "run.json").read_text())["status"]
+        wrong = "" if status == "interrupted" else f"run.json says {status}"
+    if not wrong:
+        wrong, _ = go_on(lab, case, run, server)
+    return wrong
+
+
+def _forked(lab: Lab, case: str, signum: signal.Signals, when: dict[str, object]) -> Job:
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        run = folder / "run"
+        if "before" in when:
+            name = f"{case}: {signum.name} before file operation {when['before']}"
+            watch = {"root": str(run), "signal_at": when["before"], "signum": int(signum)}
+            (ended,) = server.run(lab.train(case, run), cwd=folder, watch=watch)
+        else:
+            (ended,) = server.run(lab.train(case, run), cwd=folder, **when)
+            name = f"{case}: {signum.name} {when['after']}"
+        wrong = _judge(lab, case, run, ended, server)
+        return Outcome(KIND, name, not wrong, wrong or f"status {ended.code}, then the same bits")
+
+    return job
+
+
+def _to_process(lab: Lab, case: str, signum: signal.Signals, seconds: float) -> Job:
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        run = folder / "run"
+        running = start(*lab.train(case, run), cwd=folder, OMP_NUM_THREADS="1")
+        time.sleep(seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(running.pid, signum)
+        out, err = running.communicate(timeout=120)
+        ended = Result(running.returncode, out, err)
+        name = f"a process: {signum.name} {seconds:.2f} s after its start"
+        early = ended.code == -signum and not err  # before Python could ask for it
+        early = early or ("Traceback" in err and "mezo_cli" not in err)  # before the first line of this package
+        wrong = "" if early and not run.exists() else _judge(lab, case, run, ended, server)
+        what = "ended before the package was loaded" if early else f"status {ended.code}, then the same bits"
+        return Outcome(KIND, name, not wrong, wrong or what)
+
+    return job
+
+
+def _ignored(lab: Lab, case: str) -> Job:
+    """What nohup does: SIGHUP is ignored at the start, and must not end the run."""
+
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        run = folder / "run"
+        watch = {"root": str(run), "signal_at": lab.count[case] // 2, "signum": int(signal.SIGHUP)}
+        (ended,) = server.run(lab.train(case, run), cwd=folder, watch=watch, ignore=[int(signal.SIGHUP)])
+        wrong = complaint(ended)
+        return Outcome(KIND, f"{case}: SIGHUP under nohup", not wrong, wrong or "went on")
+
+    return job

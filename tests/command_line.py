@@ -1,0 +1,89 @@
+"""The command line as a user meets it: in this process (quick), or in one of its own (signals, imports)."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mezo_cli import cli
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def mezo(*words: object, run: Callable[..., Any] = cli.app) -> Result:
+    """Run `mezo words...` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, on_term = sys.argv, signal.getsignal(signal.SIGTERM)
+    sys.argv = ["mezo", *map(str, words)]
+    code: object = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main(run)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGTERM, on_term)
+    assert isinstance(code, int)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def error_line(result: Result) -> str:
+    """Check that a command ended as a mistake of the user's does, exit 2 and one line, and return the line."""
+    assert result.code == 2, result
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err + result.out
+    return result.err
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a process: this one's, without a compiler's start-up time."""
+    return {**os.environ, "MEZO_EAGER": "1", "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1]), **extra}
+
+
+def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """Start `mezo words...` as a process of its own that Ctrl-C reaches: tests in the background ignore it."""
+    command = [sys.executable, "-m", "mezo_cli", *map(str, words)]
+    pipe, hears = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True, preexec_fn=hears
+    )
+
+
+def process(*words: object, cwd: Path, timeout: float = 120, **extra: str) -> Result:
+    """Run `mezo words...` in a process of its own."""
+    running = start(*words, cwd=cwd, **extra)
+    out, err = running.communicate(timeout=timeout)
+    return Result(running.returncode, out, err)
+
+
+def small(model: Path, data: Path, run: Path, *more: str) -> list[str]:
+    """The words that train a tiny model in the directory `run`: six steps, three evaluations, livelier than usual."""
+    words = {
+        "model.path": model,
+        "data": "files",
+        "data.dir": data,
+        "hydra.run.dir": run,
+        "steps": 6,
+        "eval_every": 3,
+        "log_every": 2,
+        "batch_size": 8,
+        "optimizer.lr": 1e-2,
+    }
+    given = {word.split("=")[0] for word in more}
+    return [*(f"{key}={value}" for key, value in words.items() if key not in given), *more]

@@ -1,0 +1,129 @@
+"""`mezo compare` on the command line: folders, mistakes, damaged runs, and real runs from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.command_line import environment, error_line, mezo, small
+from tests.report.run_directories import first_table_cells, make_run, make_two_methods
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return make_two_methods(tmp_path / "runs")
+
+
+def test_several_folders_and_the_one_by_default(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mezo("compare", runs / "mezo", runs / "other").out == mezo("compare", runs).out
+    os.rename(runs, runs.parent / "outputs")
+    monkeypatch.chdir(runs.parent)
+    assert "91.0 (2.0)" in mezo("compare").out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["{root}/rnus"], "no such folder (did you mean 'runs'?)"),
+        (["{root}", "--out", "{root}/t.mdd"], "allowed are .md, .csv, .json (did you mean '.md'?)"),
+        (["{root}", "--out", "{root}/t"], "allowed are .md, .csv, .json"),
+        (["{root}", "--out", "{root}/none/t.md"], "there is no folder"),
+        (["{root}", "--out", "{root}/folder.md"], "this is a folder"),
+        (["{root}", "--out", "{root}/runs/other/a/t.md"], "is a run directory"),
+        (["{root}/empty"], "no runs under"),
+        (["{root}", "--paper", "--seeds"], "one at a time"),
+        (["{root}", "--papers"], "--paper"),
+    ],
+)
+def test_mistakes(words: list[str], part: str, runs: Path) -> None:
+    root = runs.parent
+    for name in ("empty", "folder.md"):
+        (root / name).mkdir()
+    before = sorted(root.rglob("*"))
+    assert part in error_line(mezo("compare", *(word.replace("{root}", str(root)) for word in words)))
+    assert sorted(root.rglob("*")) == before
+
+
+def test_no_outputs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder outputs/ here" in error_line(mezo("compare"))
+    assert "there is no folder outputs/ here" in error_line(mezo("compare", "--objectives"))
+    assert mezo("compare", "--paper").code == 0
+
+
+def test_each_damaged_run_is_one_warning_and_the_others_are_shown(runs: Path) -> None:
+    (runs / "other" / "a" / "config.yaml").write_text("seed: 1\n")
+    said = mezo("compare", runs)
+    assert said.code == 0
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("warning: ")
+    assert "91.0 (2.0)" in said.out
+    for file in runs.rglob("run.json"):
+        file.write_text("{")
+    said = mezo("compare", runs)
+    assert said.code == 2
+    assert said.err.endswith(f"error: no runs under {runs} that can be read\n")
+    assert "Traceback" not in said.err
+
+
+def test_neither_torch_nor_transformers_is_loaded(runs: Path) -> None:
+    for flags in ([], ["--paper"], ["--objectives"]):
+        code = (
+            f"import sys\nsys.argv = {['mezo', 'compare', *flags, str(runs)]!r}\nfrom mezo_cli.cli import main\n"
+            "try:\n    main()\nexcept SystemExit as end:\n    print('code', end.code)\n"
+            "print('loaded', sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+        assert done.stdout.endswith("code 0\nloaded []\n"), done
+
+
+@pytest.mark.slow
+def test_real_runs_from_end_to_end(roberta: Path, tmp_path: Path) -> None:
+    """A sweep over prepared folders, seeds from their names, by the command line alone."""
+    for seed in (13, 21):
+        tiny.movie_folder(tmp_path / "SST-2" / f"4-{seed}", train=8 + 2 * (seed == 21), dev=8, test=8)
+    folders = ",".join(str(tmp_path / "SST-2" / f"4-{seed}") for seed in (13, 21))
+    words = small(roberta, Path(folders), tmp_path / "unused", "optimizer.lr=1e-3,1e-2", "steps=3", "log_every=1")
+    words = [word for word in words if not word.startswith("hydra.run.dir")]
+    said = mezo("train", "-m", *words, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert said.code == 0, said
+    cls = small(roberta, tmp_path / "SST-2" / "4-13", tmp_path / "cls", "objective=cls", "steps=3", "optimizer.lr=1e-3")
+    assert mezo("train", *cls).code == 0
+    still = [*cls[:-2], "objective=mlm", "objective.loss=accuracy", "steps=3", "optimizer.lr=1e-9"]
+    still = [word.replace(str(tmp_path / "cls"), str(tmp_path / "accuracy")) for word in still]
+    assert mezo("train", *still).code == 0
+
+    assert mezo("compare", tmp_path, "--out", tmp_path / "t.json").code == 0
+    found = json.loads((tmp_path / "t.json").read_text())["groups"]
+    assert [(g["objective"], g["loss"], g["shots"], g["n"]) for g in found] == [
+        ("mlm", "cross_entropy", 4, 2),
+        ("mlm", "accuracy", 4, 1),
+        ("cls", "cross_entropy", 4, 1),
+    ]
+    for seed, number in (("13", 0), ("21", 1)):
+        jobs = [json.loads(f.read_text()) for f in sorted((tmp_path / "sweep").glob("*/summary.json"))]
+        mine = [job for job in jobs if job["train"]["rows"] == 8 + 2 * number]
+        best = max(mine, key=lambda job: (job["dev"]["accuracy"], -job["dev"]["loss"]))
+        assert found[0]["seeds"][seed]["test"] == pytest.approx(100 * best["test"]["accuracy"], abs=1e-3)
+    assert found[1]["missing"] == found[2]["missing"] == [21, 42, 87, 100]
+
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 0, said
+    cells = first_table_cells(said.out)
+    assert cells["objective"] == ["mlm", "mlm", "mlm", "cls"]
+    assert cells["loss"] == ["cross_entropy", "cross_entropy", "accuracy", "cross_entropy"]
+    assert cells["g = 0 in"][2] == "100.0%"
+    assert cells["forwards"] == ["6"] * 4
+    assert "-" not in cells["train accuracy"]
+
+
+def test_the_list_of_runs_shows_the_adapter(tmp_path: Path) -> None:
+    lora = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
+    make_run(tmp_path / "a", {}, ended="interrupted")
+    make_run(tmp_path / "b", lora, ended="interrupted")
+    said = mezo("runs", tmp_path).out.splitlines()
+    assert [line.split("mlm")[1].split("roberta")[0].strip() for line in said if "mlm" in line] == ["mezo", "mezo lora"]

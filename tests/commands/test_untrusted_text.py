@@ -1,0 +1,157 @@
+"""Control characters and rich's markup in data, labels, paths, run files and errors: shown, never acted on."""
+
+import hashlib
+import json
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mezo_cli.config.choices import conf_dir
+from tests.command_line import Result, mezo, process, small
+
+ESC = "\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"  # OSC, CSI, C1 CSI, bidi override, DEL
+SHOWN = r"\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    return folder
+
+
+def check(text: str) -> None:
+    """Check that nothing in a text is for a terminal to act on."""
+    raw = {c for c in text if unicodedata.category(c) in ("Cc", "Cs") or c in "\u202a\u202b\u202c\u202d\u202e"}
+    assert raw <= {"\n"}, ascii(text)
+
+
+def shown(result: Result) -> str:
+    """Check what a command wrote, and return it without its line ends."""
+    check(result.out + result.err)
+    return " ".join((result.out + result.err).split())
+
+
+def task_with(folder: Path, labels: list[str], name: str = "mine") -> list[str]:
+    """Write a task with these two labels, and return the words that choose it."""
+    values = yaml.safe_load((conf_dir() / "task" / "sst2.yaml").read_text())
+    words = values["label_words"] if isinstance(values["label_words"], list) else list(values["label_words"].values())
+    values |= {"name": name, "labels": labels, "label_words": words}
+    path = folder / "conf" / "task" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(values))
+    return ["--config-dir", str(folder / "conf"), "task=mine"]
+
+
+def rows_with(folder: Path, labels: list[str], text: str = "a fine film") -> Path:
+    folder.mkdir()
+    lines = [json.dumps({"sentence": f"{text} {i}", "label": labels[i % 2]}) + "\n" for i in range(12)]
+    for split in ("train", "dev", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_labels_are_no_markup(roberta: Path, here: Path) -> None:
+    labels = ["[neg]", "[/x]0:smile:"]
+    words = [
+        *task_with(here, labels),
+        f"model.path={roberta}",
+        "data=files",
+        f"data.dir={rows_with(here / 'd', labels)}",
+    ]
+    result = mezo("data", *words)
+    assert result.code == 0, result
+    assert re.search(r"rows per label +\[neg\] +\[/x\]0:smile:\n", result.out), result.out
+    assert "[[neg] -> 'terrible'; " in result.out
+    result = mezo("eval", roberta, *words)
+    assert result.code == 0, result
+    assert re.search(r"predicted \[neg\] +predicted \[/x\]0:smile:\n", result.out), result.out
+
+
+def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, here: Path) -> None:
+    """Data, labels, the task's name and the run directory, in train, data, eval, runs, compare and train.log."""
+    labels = [f"neg{ESC}", "pos"]
+    data, task = rows_with(here / "d", labels, f"film{ESC}"), task_with(here, labels, f"mine{ESC}")
+    run = here / f"run{ESC}"
+    trained = shown(
+        mezo("train", *task, *small(roberta, data, run, f"hydra.run.dir='{run}'", "steps=2", "eval_every=2"))
+    )
+    assert f"predicted neg{SHOWN} " in trained
+    log = (run / "train.log").read_text(encoding="utf-8")
+    check(log)
+    assert f"predicted neg{SHOWN} " in log
+    data_words = [f"model.path={roberta}", "data=files", f"data.dir={data}"]
+    assert f"film{SHOWN} 0" in shown(mezo("data", *task, *data_words))
+    evaluated = shown(mezo("eval", run))
+    assert f"run{SHOWN} best, test: 12 rows" in evaluated
+    assert f"predicted neg{SHOWN}" in evaluated
+    assert f"mine{SHOWN}" in shown(mezo("runs", here))
+    assert f"mine{SHOWN}" in shown(mezo("compare", here))
+    assert f"run{SHOWN} is finished" in shown(mezo("resume", run))
+
+
+def test_errors_of_run_files_are_escaped(here: Path) -> None:
+    run = here / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("")
+    empty = hashlib.sha256(b"").hexdigest()
+    (run / "run.json").write_text(json.dumps({"status": f"failed{ESC}", "error": ESC, "config_sha256": empty}))
+    assert f"its status is failed{SHOWN}" in shown(mezo("runs", here))
+    (run / "run.json").write_text(json.dumps({"status": "failed", "error": f"it{ESC}", "start": ESC}))
+    for command in ("runs", "compare"):
+        shown(mezo(command, here))
+    (run / "config.yaml").write_text(f"steps: '{ESC}")
+    shown(mezo("runs", here))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", f"task={ESC}"],
+        ["train", f"{ESC}=1"],
+        ["train", f"steps={ESC}"],
+        ["train", f"task.template={ESC}{{nosuch}}"],
+        ["train", f"experiment={ESC}"],
+        ["train", "--config-dir", f"no{ESC}"],
+        ["train", "--cfg", ESC],
+        ["train", "--cfg", "job", f"task.template='{ESC[:4]}{{sentence}} {{mask}}'"],
+        ["data", "data=files", f"data.dir=no{ESC}"],
+        ["eval", f"no{ESC}"],
+        ["runs", f"no{ESC}"],
+        ["replay", f"no{ESC}", "--step", "1", "--out", ESC],
+        ["compare", "--out", f"x.{ESC}"],
+        [ESC],
+        ["runs", f"--{ESC}"],
+    ],
+)
+def test_what_is_typed_is_escaped(words: list[str]) -> None:
+    assert r"\x1b" in shown(mezo(*words)).replace(r"\e", r"\x1b")  # YAML's own escape
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.jsonl", json.dumps({f"sentence{ESC}": "a", "label": "negative"})),  # a header
+        ("train.csv", f"sentence{ESC},label\na,negative\n"),
+        ("train.jsonl", json.dumps({"sentence": "a", "label": f"bad{ESC}"})),  # an unknown label
+        ("train.jsonl", f'{{"sentence": {ESC}'),
+        (f"no{ESC}.txt", ""),
+    ],
+)
+def test_errors_about_data_are_escaped(here: Path, name: str, text: str) -> None:
+    (here / "d").mkdir()
+    (here / "d" / name).write_text(text, encoding="utf-8")
+    result = mezo("data", "data=files", "data.dir=d")
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    shown(result)
+
+
+def test_a_path_that_is_not_utf8_can_be_shown(here: Path) -> None:
+    result = process("runs", b"no\xff".decode("utf-8", "surrogateescape"), cwd=here)
+    assert (result.code, result.err) == (2, "error: no\\udcff: no such folder\n")

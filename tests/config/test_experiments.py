@@ -1,0 +1,188 @@
+"""The shipped experiments: the paper's settings and grids, as FACTS section 4 has them, and one sensible job each."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.stored import read_config
+from mezo_cli.config.sweep_plan import add_experiment_grid, plan_sweep
+from mezo_cli.config.validation import defaults
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from tests.command_line import mezo
+
+SEEDS = ["seed=13,21,42,87,100"]
+# experiment -> (what its config has besides the common part, the values of lr that it sweeps over)
+PAPER: dict[str, tuple[dict[str, Any], str]] = {
+    "mezo": ({"optimizer.name": "mezo", "peft.name": "none"}, "1e-7,1e-6,1e-5"),
+    "mezo_lora": (
+        {
+            "optimizer.name": "mezo",
+            "optimizer.weight_decay": 0.1,
+            "peft.name": "lora",
+            "peft.r": 8,
+            "peft.alpha": 16,
+            "peft.targets": "query_value",
+        },
+        "1e-5,5e-5,1e-4",
+    ),
+    "mezo_prefix": (
+        {"optimizer.name": "mezo", "optimizer.eps": 0.1, "peft.name": "prefix", "peft.length": 5},
+        "1e-2,5e-3,1e-3",
+    ),
+    "mezo_adam": (
+        {
+            "optimizer.name": "mezo_adam",
+            "optimizer.beta1": 0.9,
+            "optimizer.beta2": 0.999,
+            "optimizer.window": None,
+            "peft.name": "none",
+        },
+        "1e-6,1e-5,1e-4,1e-3",
+    ),
+    "ft": (
+        {
+            "optimizer.name": "adamw",
+            "optimizer.schedule": "linear",
+            "optimizer.weight_decay": 0.0,
+            "steps": 1000,
+            "eval_every": 100,
+            "peft.name": "none",
+        },
+        "1e-5,3e-5,5e-5",
+    ),
+    "zero_shot": ({"steps": 0, "init": "none", "peft.name": "none"}, ""),
+    "lp": (
+        {"optimizer.name": "linear_probe", "init": "linear_probe", "probe_c": None, "steps": 0, "peft.name": "none"},
+        "",
+    ),
+}
+ZEROTH = {
+    "steps": 100_000,
+    "eval_every": 10_000,
+    "optimizer.eps": 1e-3,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.samples": 1,
+    "optimizer.schedule": "constant",
+    "optimizer.noise": "gaussian",
+}
+COMMON = {
+    "model.path": "FacebookAI/roberta-large",
+    "objective.name": "mlm",
+    "objective.loss": "cross_entropy",
+    "batch_size": 64,
+}
+FIRST_ORDER = {"ft"}
+TASKS = ["sst2", "sst5", "snli", "mnli", "rte", "trec"]
+
+
+def value(made: Any, key: str) -> Any:
+    for part in key.split("."):
+        made = getattr(made, part)
+    return made
+
+
+def files() -> dict[str, Path]:
+    return find_choices()["experiment"]
+
+
+def test_every_paper_experiment_is_tested_here() -> None:
+    assert {name.removeprefix("paper/") for name in files() if name.startswith("paper/")} == set(PAPER)
+
+
+@pytest.mark.parametrize("name", list(PAPER))
+def test_it_is_the_papers_setting_for_every_task_and_k(name: str) -> None:
+    own, _ = PAPER[name]
+    zeroth = {} if {"steps", *FIRST_ORDER} & {name, *own} else ZEROTH
+    for task in TASKS:
+        for shots in (16, 512):
+            made = build_config([f"experiment=paper/{name}", f"task={task}", f"data.shots={shots}"])
+            wanted = {**COMMON, **zeroth, **own, "task.name": task, "data.shots": shots, "seed": 42, "data.seed": 42}
+            assert {key: value(made, key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", list(PAPER))
+def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> None:
+    _, lrs = PAPER[name]
+    words = [f"experiment=paper/{name}", "task=sst2", "data.shots=16"]
+    grid = [f"optimizer.lr={lrs}"] if lrs else []
+    seeds = ["seed=42"] if name == "zero_shot" else SEEDS
+    whole, _ = add_experiment_grid(words)
+    assert Counter(whole) == Counter([*seeds, *grid, *words])
+    jobs = (lrs.count(",") + 1) * (seeds[0].count(",") + 1)
+    assert len(plan_sweep(words).jobs or ()) == jobs
+    ours = ["optimizer.lr=3e-6", "seed=1,2"] if lrs else ["seed=1,2"]
+    assert add_experiment_grid([*words, *ours])[0] == [*words, *ours]
+    assert add_experiment_grid([*words, "model=demo", "steps=0"])[0][-2:] == ["model=demo", "steps=0"]
+    if lrs:
+        assert value(build_config(words), "optimizer.lr") in [float(lr) for lr in lrs.split(",")]
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"paper/{name}" for name in PAPER if name not in {"lp", *FIRST_ORDER}), "objectives"]
+)
+def test_the_noise_is_gaussian_whatever_the_default_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = defaults()
+    other["optimizer"]["noise"] = "rademacher"
+    monkeypatch.setattr("mezo_cli.config.compose.defaults", lambda: other)
+    assert build_config(["data=demo"]).optimizer.noise == "rademacher"
+    assert build_config([f"experiment={name}"]).optimizer.noise == "gaussian"
+
+
+@pytest.mark.parametrize("path", files().values(), ids=list(files()))
+def test_its_head_says_how_to_run_it(path: Path) -> None:
+    head = path.read_text(encoding="utf-8").split("defaults:")[0]
+    (command, *_) = [line for line in head.splitlines() if "mezo train" in line]
+    assert f"experiment={path.relative_to(conf_dir() / 'experiment').with_suffix('')}" in command
+    assert "# Cost:" in head
+    words = command.split("mezo train")[1].split("  ")[0].split()
+    multirun = "-m" in words
+    words = [word for word in words if word != "-m"]
+    assert plan_sweep(words).jobs if multirun else build_config(words)
+
+
+def test_objectives_are_four_runs_of_one_split_and_seed() -> None:
+    words, _ = add_experiment_grid(["experiment=objectives"])
+    assert len(plan_sweep(words).jobs or ()) == 4
+    assert words[:2] == ["objective=mlm,cls", "objective.loss=cross_entropy,accuracy"]
+    made = build_config(["experiment=objectives"])
+    assert (made.task.name, made.data.shots, made.seed, made.log_every) == ("sst2", 16, 42, 1)
+
+
+# --- the grid of an experiment file ---
+
+
+def test_a_sweep_runs_the_grid_and_reports_it(movies: Path, roberta: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    words = [f"model.path={roberta}", "data=files", f"data.dir={movies}", "steps=1", "log_every=1"]
+    said = mezo("train", "-m", "experiment=paper/mezo", *words, "seed=13", f"hydra.sweep.dir={tmp_path / 'all'}")
+    assert said.code == 0, said
+    assert "job 3 of 3  optimizer.lr=1e-05" in said.out
+    assert "3 of 3 jobs finished" in said.out
+    made = [read_config(tmp_path / "all" / str(i) / "config.yaml") for i in range(3)]
+    assert [(c.optimizer.lr, c.seed) for c in made] == [(lr, 13) for lr in (1e-7, 1e-6, 1e-5)]
+    one = mezo("train", "experiment=paper/mezo", *words, f"hydra.run.dir={tmp_path / 'one'}")
+    assert one.code == 0, one
+    assert Run(tmp_path / "one").read_summary()["steps"] == 1
+
+
+def test_a_grid_that_is_not_valid_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+
+    def error_of(params: dict[str, str], experiment: str = "mine") -> str:
+        text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}})
+        (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+        with pytest.raises(UserError) as caught:
+            plan_sweep([f"experiment={experiment}"], str(tmp_path))
+        return str(caught.value)
+
+    assert re.match(r"unknown key 'optimizer.lrs'.* \(.*experiment=mine\)", error_of({"optimizer.lrs": "1,2"}))
+    assert "no such task" in error_of({"task": "sst2,sst22"})
+    assert "seed=x: allowed is a whole number" in error_of({"seed": "1,x"})
+    assert "unlike grids" in error_of({"seed": "1,2"}, "mine,demo")

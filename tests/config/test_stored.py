@@ -1,0 +1,37 @@
+"""A run's config.yaml: what is written is read back, and damage is named."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.errors import UserError
+
+words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+odd = st.sampled_from(["Yes", "no", "null", "~", "1e3", "0x10", "1_000", "on", "${seed}", "a: b", "- a", "'", '"', "#"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(words, odd), st.lists(st.one_of(words, odd), min_size=1, max_size=3))
+def test_config_yaml_reads_back_as_it_was(tmp_path_factory: Any, text: str, several: list[str]) -> None:
+    base = build_config([])
+    task = dataclasses.replace(base.task, name=text, label_words=several, rename={several[0]: text})
+    path = tmp_path_factory.mktemp("c") / "config.yaml"
+    wanted = dataclasses.replace(base, task=task, model=dataclasses.replace(base.model, path=text))
+    path.write_text(to_yaml(wanted), encoding="utf-8")
+    assert read_config(path) == wanted
+
+
+def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for text in ("steps: [", "- a", "steps: ten", "nosuch: 1", "", "\x00"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"config\.yaml"):
+            read_config(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_config(tmp_path / "none.yaml")

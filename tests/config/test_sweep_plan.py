@@ -1,0 +1,98 @@
+"""The jobs of a sweep: counted, and composed and validated before the first one starts."""
+
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.config import compose
+from mezo_cli.config.compose import Job, build_config
+from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.errors import UserError
+
+
+def error_of(*words: str, config_dir: Path | None = None) -> str:
+    """The line that refuses the overrides."""
+    with pytest.raises(UserError) as error:
+        plan_sweep(words, None if config_dir is None else str(config_dir))
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+def jobs_of(words: list[str], config_dir: str | None = None) -> list[Job]:
+    """The jobs of a sweep."""
+    jobs = plan_sweep(words, config_dir).jobs
+    assert jobs is not None
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("task=sst2,nosuch", ["task=nosuch: no such task"]),
+        ("steps=1,ten", ["steps=ten: allowed is a whole number"]),
+        ("optimizer.lr=1e-3,nan", ["out of range"]),
+        ("seed=range(3,1)", ["names no value"]),
+        ("task=glob(x*)", ["names no value"]),
+        ("seed=glob(*)", ["names no value"]),
+    ],
+)
+def test_a_sweep_is_checked_whole(word: str, parts: list[str]) -> None:
+    line = error_of("batch_size=8", word, "seed=1,2" if "seed" not in word else "steps=1")
+    for part in parts:
+        assert part in line
+
+
+def test_a_sweep_counts_its_jobs() -> None:
+    assert len(jobs_of(["task=sst2,rte", "seed=13,42,87", "steps=1"])) == 6
+    assert len(jobs_of(["task=glob(sst*)"])) == 2
+    assert len(jobs_of(["seed=range(0,4)"])) == 4
+    assert len(jobs_of(["steps=1"])) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=paper/mezo", "task=sst2,rte", "seed=1,2"],
+        ["task=rte,sst2", "task.template='${task.name}{mask}'", "task.name=a,b", "optimizer.lr=1,2"],
+        ["+task.rename.a=b", "task=rte,sst2", "seed=1,2"],
+        ["++steps=5", "steps=6,7"],
+        ["optimizer=mezo,mezo_adam", "optimizer.lr=1e-3,2e-3", "optimizer.lr=5e-3", "data.dir=a,'b c'"],
+        ["task.hub={path: x}", "task.hub.path=a,b"],
+        ["task.hub.path=a,b", "task.hub={path: x}"],
+        ["seed=1,2", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
+    ],
+)
+def test_each_job_is_what_hydra_composes_for_it(words: list[str]) -> None:
+    for job in jobs_of(words):
+        assert job.config == build_config(job.overrides)
+
+
+def test_pairs_are_validated_too() -> None:
+    line = error_of("optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy")
+    assert line.startswith(
+        "job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy has no gradient"
+    )
+
+
+def test_a_thousand_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    compose_node = compose.compose_node
+    monkeypatch.setattr(compose, "compose_node", lambda *args: calls.append(args) or compose_node(*args))
+    seen: list[tuple[int, int]] = []
+    plan = plan_sweep(["seed=range(0,50)", "task=sst2,rte"], None, lambda *counts: seen.append(counts))
+    assert len(plan.jobs or ()) == 100
+    assert seen[-1] == (100, 100)
+    assert len(calls) == 3  # one for the grid of the files, one per task
+
+
+def test_too_many_jobs_are_refused() -> None:
+    assert "at most 100,000" in error_of("seed=range(0,1000)", "steps=range(0,1000)")
+    assert "at most 100,000" in error_of("seed=range(0,1000000000)")
+
+
+def test_directories_share_one_time() -> None:
+    plan = plan_sweep(["task=sst2,rte", "hydra.sweep.subdir=${now:%f}-${mezo_unique:}-${hydra:job.num}"])
+    first, second = [job.directory.name for job in plan.jobs or ()]
+    assert (first[-2:], second[-2:]) == ("-0", "-1")
+    assert first[:-2] == second[:-2]

@@ -1,0 +1,182 @@
+"""Tensors of a checkpoint that its config.json does not use, and those that are no floats."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from mezo_cli.errors import UserError
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.models.test_loading import change_json, change_weights, load
+
+
+def made(folder: Path, kind: str) -> Path:
+    """Write a tiny checkpoint with all the tensors that well-known ones have beside those of their model."""
+    if kind == "roberta-large":
+        added = {
+            "roberta.pooler.dense.weight": torch.zeros(32, 32),
+            "roberta.pooler.dense.bias": torch.zeros(32),
+            "roberta.embeddings.position_ids": torch.arange(80).unsqueeze(0),
+        }
+        change_weights(tiny.roberta(folder), lambda t: t.update(added))
+    elif kind == "bert-base":
+
+        def as_of_old(tensors: dict[str, torch.Tensor]) -> None:
+            for name in list(tensors):
+                if "LayerNorm" in name:
+                    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                        "LayerNorm.bias", "LayerNorm.beta"
+                    )
+                    tensors[old] = tensors.pop(name)
+            tensors["cls.seq_relationship.weight"] = torch.zeros(2, 32)
+            tensors["cls.seq_relationship.bias"] = torch.zeros(2)
+            tensors["bert.pooler.dense.weight"] = torch.zeros(32, 32)
+            tensors["bert.embeddings.position_ids"] = torch.arange(80).unsqueeze(0)
+
+        change_weights(tiny.bert(folder), as_of_old)
+    else:
+
+        def as_of_old(tensors: dict[str, torch.Tensor]) -> None:
+            for name in list(tensors):
+                tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+            for layer in range(2):
+                tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 300, 300, dtype=torch.uint8).tril()
+                tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+        change_weights(tiny.decoder(folder, "gpt2"), as_of_old)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "unused"),
+    [
+        ("roberta-large", "mlm", "roberta.pooler.dense.{bias,weight}"),
+        ("roberta-large", "cls", "lm_head."),
+        ("bert-base", "mlm", "cls.seq_relationship.{bias,weight}"),
+        ("gpt2", "lm", "h.*.attn.masked_bias"),
+    ],
+)
+def test_well_known_checkpoints_load(
+    kind: str, objective: str, unused: str, tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        loaded = load(made(tmp_path, kind), objective)
+    assert all(name.startswith("classifier.") for name in loaded.fresh)
+    (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("not used of the checkpoint")]
+    assert unused in said
+
+
+def test_a_classification_checkpoint_loads_without_its_head_named(
+    tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
+    folder = tiny.roberta(tmp_path, head="cls")
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        assert load(folder, "cls").fresh == []
+    assert "not used of the checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize(("objective", "head"), [("mlm", "mlm"), ("cls", "mlm"), ("cls", "none")])
+def test_a_layer_that_the_config_leaves_out_is_refused(tmp_path: Path, objective: str, head: str) -> None:
+    folder = tiny.roberta(tmp_path, head=head)
+    change_json(folder / "config.json", num_hidden_layers=1)
+    said = "the checkpoint has layer 1 in roberta.encoder.layer"
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        load(folder, objective)
+    assert "with its config.json the model has 1, numbered from 0" in str(caught.value)
+
+
+def test_a_tensor_inside_a_layer_without_a_place_is_refused(tmp_path: Path) -> None:
+    for index, name in enumerate(("attention.self.query.scale", "adapter.down.weight")):
+        folder = tiny.roberta(tmp_path / str(index))
+        change_weights(folder, lambda t, n=name: t.update({f"roberta.encoder.layer.0.{n}": torch.zeros(3)}))
+        with pytest.raises(UserError, match=f"no place for the checkpoint's tensor roberta.encoder.layer.0.{name}"):
+            load(folder)
+
+
+def test_more_rows_of_an_embedding_are_refused(tmp_path: Path) -> None:
+    folder, name = tiny.roberta(tmp_path), "roberta.embeddings.position_embeddings.weight"
+    change_weights(folder, lambda t: t.update({name: torch.zeros(90, 32)}))
+    with pytest.raises(UserError, match=f"{name} does not fit its config.json"):
+        load(folder)
+
+
+def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+    folder, name = tiny.roberta(tmp_path / "int8"), "roberta.embeddings.LayerNorm.bias"
+    change_weights(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
+    with pytest.raises(UserError, match=f"model.safetensors stores {name} as I8; allowed are F64, F32, F16, BF16"):
+        load(folder)
+    folder = tiny.roberta(tmp_path / "half")
+    change_weights(folder, lambda t: t.update({key: value.half() for key, value in t.items()}))
+    assert load(folder).fresh == []
+    body = tiny.roberta(tmp_path / "body", head="none")
+    short = name.removeprefix("roberta.")
+    tensors = safetensors.torch.load_file(body / "model.safetensors")
+    assert short in tensors
+    change_weights(body, lambda t: t.update({short: t[short].to(torch.int64)}))
+    with pytest.raises(UserError, match=f"stores {short} as I64"):
+        load(body, "cls")
+
+
+def test_the_command_line_refuses_a_shortened_config(tmp_path: Path, movies: Path) -> None:
+    folder = tiny.roberta(tmp_path / "model")
+    change_json(folder / "config.json", num_hidden_layers=1)
+    line = error_line(mezo("train", *small(folder, movies, tmp_path / "run", "model.device=cpu")))
+    assert f"model.path={folder}: the checkpoint has layer 1 in roberta.encoder.layer" in line
+
+
+# --- what transformers and tokenizers raise ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"hidden_act": "foo"}, ["config.json sets hidden_act to 'foo', which transformers does not know"]),
+        ({"hidden_size": "x"}, ["Field 'hidden_size' expected int, got str (value: 'x')"]),
+        ({"num_attention_heads": 0}, ["config.json is damaged or does not belong to it (integer modulo by zero)"]),
+        (
+            {"id2label": 3},
+            [  # transformers 5.23, and the check of types that 5.4 makes first
+                "config.json is damaged or does not belong to it ('int' object has no attribute",
+                "Field 'id2label' expected a dict, got int",
+            ],
+        ),
+    ],
+)
+def test_settings_of_config_json_that_transformers_refuses(
+    tmp_path: Path, changes: dict[str, Any], messages: list[str]
+) -> None:
+    folder = tiny.roberta(tmp_path)
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(UserError, match="|".join(map(re.escape, messages))) as caught:
+        load(folder)
+    assert str(caught.value).startswith(f"model.path={folder} could not be loaded: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "tokenizer.json lacks 'added_tokens'"),
+        ([], "tokenizer.json is damaged or does not belong to it"),
+        ({"added_tokens": []}, "tokenizer.json is damaged or does not belong to it (Model missing"),
+    ],
+)
+def test_a_tokenizer_json_that_holds_no_tokenizer(tmp_path: Path, content: Any, said: str) -> None:
+    folder = tiny.roberta(tmp_path)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(folder)
+
+
+def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    change_json(folder / "config.json", hidden_size=10**9)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load(folder)

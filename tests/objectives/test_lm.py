@@ -1,0 +1,351 @@
+"""Objective lm: scores compared with log-probabilities by plain transformers; loading, runs, probing, adapters."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mezo_cli import models
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.errors import UserError
+from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.training import linear_probe as probing
+from mezo_cli.training import setup as session
+from tests import command_line, tiny
+from tests.optim.test_mezo import PAIRS, SENTENCES
+
+WORDS = {
+    "single": ["terrible", "great"],
+    "several": ["rather bad", "rather very good"],  # with a shared prefix
+    "inside": ["good", "good grief"],  # one word is a prefix of the other
+    "mixed": ["bad", "utterly dull"],
+}
+
+
+@pytest.fixture(scope="module", params=tiny.DECODERS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.decoder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
+
+
+def ready(model: Path, *words: str) -> session.Session:
+    given = [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=lm", "data=demo", *words]
+    return session.prepare(build_config(given))
+
+
+def label_words(words: list[str]) -> str:
+    return f"task.lm.label_words=[{','.join(words)}]"
+
+
+def by_hand(folder: Path, prompts: list[str], follows: list[str], stock: Any = None) -> torch.Tensor:
+    """Return full log-probabilities by plain transformers: one row and one label at a time, no padding, no template."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stock = stock if stock is not None else AutoModelForCausalLM.from_pretrained(folder).eval()
+    scores = torch.empty(len(prompts), len(follows))
+    for i, prompt in enumerate(prompts):
+        for j, follow in enumerate(follows):
+            ids = torch.tensor(tokenizer(prompt + follow)["input_ids"])
+            length = len(ids) - len(tokenizer(prompt)["input_ids"])
+            assert length >= 1
+            said = stock(input_ids=ids[None]).logits[0].log_softmax(-1)
+            scores[i, j] = sum(said[t - 1, ids[t]] for t in range(len(ids) - length, len(ids)))
+    return scores
+
+
+def scores(ours: session.Session, rows: list[Example]) -> torch.Tensor:
+    with torch.no_grad():
+        return ours.objective.logits(ours.batch(ours.encoder.encode_all(rows)))
+
+
+def same(ours: torch.Tensor, full: torch.Tensor, **close: float) -> None:
+    """Compare scores up to one number per row: the normalizer at the end of the prompt is left out."""
+    torch.testing.assert_close(ours.log_softmax(-1), full.log_softmax(-1), **(close or {"rtol": 1e-5, "atol": 1e-4}))
+
+
+@pytest.mark.sample(18)
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("task", ["sst2", "rte"])
+def test_scores_are_the_log_probabilities_by_hand(family: Path, task: str, words: str) -> None:
+    ours = ready(family, f"task={task}", label_words(WORDS[words]))
+    if task == "sst2":
+        rows, space = SENTENCES, " "
+        prompts = [f"{row.texts[0].strip()} It was" for row in rows]
+    else:
+        rows, space = PAIRS, ""
+        asks = 'Does this mean that "{}" is true? Yes or No?'
+        prompts = ["\n".join([row.texts[0], asks.format(row.texts[1]), ""]) for row in rows]
+    with torch.no_grad():
+        full = by_hand(family, prompts, [space + word for word in WORDS[words]])
+    same(scores(ours, rows), full)
+    assert (full[:, 0] - full[:, 1]).std() > 1e-3  # rows do differ
+
+
+@pytest.mark.parametrize("words", ["single", "mixed"])
+def test_loss_and_gradient_are_those_of_full_log_probabilities(gpt2: Path, words: str) -> None:
+    """The prompt's normalizer cancels in cross-entropy over the labels, in the loss and in its gradient."""
+    ours = ready(gpt2, label_words(WORDS[words]))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    stock = AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
+    full = F.cross_entropy(by_hand(gpt2, prompts, [f" {word}" for word in WORDS[words]], stock), batch.labels)
+    full.backward()
+    assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
+    with torch.enable_grad():
+        loss = F.cross_entropy(ours.objective.logits(batch), batch.labels)
+        loss.backward()
+    torch.testing.assert_close(loss, full, rtol=1e-5, atol=1e-6)
+    for name, p in stock.named_parameters():
+        torch.testing.assert_close(ours.params.tensors[name].grad, p.grad, rtol=1e-3, atol=1e-5, msg=name)
+        assert p.grad.abs().max() > 0 or "attn.c_attn.bias" in name
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("words", ["single", "mixed"])
+def test_perturbed_weights_give_their_scores(kind: str, tied: bool, words: str, tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, kind, tied=tied)
+    ours = ready(folder, label_words(WORDS[words]))
+    before = scores(ours, SENTENCES)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
+    assert any("lm_head" in name for name in ours.params.tensors) is not tied
+    stock, z = AutoModelForCausalLM.from_pretrained(folder).eval(), Direction(3, 11)
+    prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
+    with torch.no_grad():
+        for name, p in stock.named_parameters():
+            p += 0.05 * ours.params.noise.z(z, name, p.shape, "cpu").view(p.shape)
+        with ours.forward.perturbed(z, 0.05, signs=(1,)):
+            moved = scores(ours, SENTENCES)
+        same(moved, by_hand(folder, prompts, [f" {word}" for word in WORDS[words]], stock))
+    assert (moved - before).abs().max() > 1e-2
+    torch.testing.assert_close(scores(ours, SENTENCES), before, rtol=0, atol=0)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("words", ["single", "mixed"])
+def test_a_paired_forward_equals_one_forward_per_sign(family: Path, words: str) -> None:
+    ours, z = ready(family, label_words(WORDS[words])), Direction(3, 11)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    alone = []
+    with torch.no_grad():
+        for c in (0.05, -0.05):
+            with ours.forward.perturbed(z, c, signs=(1,)):
+                alone.append(ours.objective.logits(batch))
+        with ours.forward.perturbed(z, 0.05):
+            assert ours.objective.fits_paired_forward(batch) is packed_decoder.is_supported(ours.loaded.model)
+            if ours.objective.fits_paired_forward(batch):
+                torch.testing.assert_close(ours.objective.logits(batch), torch.stack(alone), rtol=1e-5, atol=1e-4)
+            both = ours.loss(batch)
+    losses = torch.stack([F.cross_entropy(side, batch.labels) for side in alone])
+    torch.testing.assert_close(both, losses, rtol=1e-5, atol=1e-4)
+    assert (losses[0] - losses[1]).abs() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bloom"])
+def test_padding_on_either_side_changes_nothing(kind: str, tmp_path: Path) -> None:
+    ours = ready(tiny.decoder(tmp_path, kind), label_words(WORDS["mixed"]))
+    assert packed_decoder.is_supported(ours.loaded.model) is (kind == "gpt2")
+    right = ours.batch(ours.encoder.encode_all(SENTENCES))
+    shift = (1 - right.attention_mask).sum(1)
+    turn = (torch.arange(right.input_ids.shape[1]) - shift.unsqueeze(1)) % right.input_ids.shape[1]
+    left = Batch(
+        right.input_ids.gather(1, turn),
+        right.attention_mask.gather(1, turn),
+        None,
+        right.positions + shift,
+        right.labels,
+    )
+    assert not left.attention_mask[:, 0].all()
+    with torch.no_grad():
+        torch.testing.assert_close(ours.objective.logits(left), ours.objective.logits(right), rtol=1e-5, atol=1e-6)
+        alone = torch.cat([scores(ours, [row]) for row in SENTENCES])
+        torch.testing.assert_close(ours.objective.logits(right), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) -> None:
+    ours = ready(gpt2)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    seen: list[Any] = []
+    ours.loaded.model.transformer.h[0].mlp.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
+    ours.loaded.model.lm_head.register_forward_hook(lambda m, args, out: seen.append(out.shape))
+    read = ours.forward.read
+    ours.forward.read = lambda p, rows=None, *more: seen.append(len(rows)) or read(p, rows, *more)  # type: ignore[method-assign]
+    with torch.no_grad(), ours.forward.perturbed(Direction(1, 2), 0.1, signs=(1,)):
+        ours.objective.logits(batch)
+    assert (1, int(batch.attention_mask.sum()), 32) in seen
+    assert seen[-2:] == [2, (1, len(SENTENCES), 2)]
+    assert batch.attention_mask.sum() < batch.attention_mask.numel()
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    ids, attention = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    inputs, at = packed_decoder.pack(ids, attention, [(3,), (4,), (3, 2)])
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4, 2, 3, 4, 2]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 3, 3, 4, 2, 2, 3]]
+    assert at.tolist() == [[2, 4], [5, 8], [6, 9], [7, 10]]
+    first = inputs["packed_layout"].mask[0, 0].int().tolist()
+    assert first[3:] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 1]]
+
+
+def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
+    ours = ready(gpt2, label_words(WORDS["mixed"]))
+    whole = scores(ours, SENTENCES)
+    monkeypatch.setattr("mezo_cli.objectives.lm._VOCABULARY_CHUNK", 17)
+    torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
+def test_bfloat16_scores_are_close(kind: str, tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, kind)
+    exact = scores(ready(folder, label_words(WORDS["mixed"])), SENTENCES)
+    rough = scores(ready(folder, label_words(WORDS["mixed"]), "model.compute_dtype=bfloat16"), SENTENCES)
+    same(rough, exact, rtol=0, atol=0.1)
+    assert not torch.equal(rough, exact)
+
+
+def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(tiny.DECODERS, "mistral", ("Mistral", tiny.GATED | {"sliding_window": 4}))
+    folder = tiny.decoder(tmp_path, "mistral")
+    ours = ready(folder)
+    assert not packed_decoder.is_supported(ours.loaded.model)
+    prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
+    with torch.no_grad():
+        same(scores(ours, SENTENCES), by_hand(folder, prompts, [" terrible", " great"]))
+
+
+def test_a_family_with_wrong_scores_is_refused(gpt2: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(
+        packed_decoder, "_attention_mask", lambda n, length, p: torch.ones(len(n), 1, length, length).bool()
+    )
+    with pytest.raises(UserError, match="GPT2LMHeadModel is a model family that is not supported: its scores"):
+        ready(gpt2)
+
+
+# --- loading ---
+
+
+def test_an_encoder_is_refused(roberta: Path, gpt2: Path) -> None:
+    with pytest.raises(UserError, match=r"a masked-LM model \(roberta\) where a decoder is needed.*=mlm"):
+        ready(roberta)
+    with pytest.raises(UserError, match=r"no padding token \(for a decoder use objective=lm"):
+        ready(gpt2, "objective=mlm")
+
+
+def test_a_decoder_without_its_head_is_refused(tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, tied=False)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.transformer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(UserError, match=r"no causal-LM head \(lm_head.weight is missing\), and a random one would"):
+        ready(folder)
+
+
+def test_no_padding_token_is_needed_or_added(gpt2: Path, tmp_path: Path) -> None:
+    ours = ready(gpt2)
+    assert ours.loaded.tokenizer.pad_token_id is None
+    rows = len(ours.loaded.model.get_input_embeddings().weight)
+    assert 0 <= ours.loaded.pad_id < rows == len(ours.loaded.tokenizer)
+    models.save(ours.loaded, tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").pad_token is None
+    with pytest.raises(UserError, match="its tokenizer has no padding token"):
+        ready(gpt2, "objective=cls")
+
+
+# --- a run ---
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
+def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
+    folder, run = tiny.decoder(tmp_path / "model", kind), tmp_path / "run"
+    words = ["objective=lm", "model.device=cpu", "optimizer.lr=1e-3", label_words(WORDS["mixed"])]
+    assert command_line.mezo("train", *command_line.small(folder, movies, run, *words)).code == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["projected_grad"] != 0 for line in lines if line["kind"] == "train")
+    moved = AutoModelForCausalLM.from_pretrained(run / "checkpoints/last").eval()
+    start = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    changed = [name for name, p in moved.named_parameters() if not torch.equal(p, start[name])]
+    assert len(changed) == len(list(moved.named_parameters()))
+    # Plain transformers reads off the checkpoint what the run's own last evaluation saw.
+    rows = [json.loads(line) for line in (movies / "dev.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        prompts = [f"{row['sentence'].strip()} It was" for row in rows]
+        full = by_hand(run / "checkpoints/last", prompts, [" bad", " utterly dull"])
+    labels = torch.tensor([int(row["label"] == "positive") for row in rows])
+    last = [line for line in lines if line["kind"] == "eval" and line["split"] == "dev"][-1]
+    assert last["loss"] == pytest.approx(float(F.cross_entropy(full, labels)), rel=1e-4)
+    # Replay ends in the same bits, and so does a run that was cut.
+    assert command_line.mezo("replay", run, "--step", 6, "--out", tmp_path / "again").code == 0
+    weights = [load_file(f / "model.safetensors") for f in (run / "checkpoints/last", tmp_path / "again")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert command_line.mezo("eval", run, "--checkpoint", "last").code == 0
+    plain = ["task=sst2", "objective=lm", "data=files", f"data.dir={movies}", "model.device=cpu", *words[3:]]
+    assert command_line.mezo("eval", run / "checkpoints/last", "--split", "dev").code == 0
+    assert command_line.mezo("eval", tmp_path / "again", *plain).code == 0
+
+
+def test_data_prints_the_prompts_of_a_decoder(gpt2: Path, movies: Path) -> None:
+    said = command_line.mezo("data", f"model.path={gpt2}", "objective=lm", "data=files", f"data.dir={movies}")
+    assert said.code == 0, said
+    assert "It was   [negative -> 'terrible';" in said.out
+
+
+def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> None:
+    """The features are the last hidden states of the plain model, and the probe is written to rows of the head."""
+    folder, run = tiny.decoder(tmp_path / "model", "opt"), tmp_path / "run"
+    words = ["objective=lm", "model.device=cpu", "init=linear_probe", "steps=0"]
+    assert command_line.mezo("train", *command_line.small(folder, movies, run, *words)).code == 0
+    rows = [json.loads(line) for line in (movies / "train.jsonl").read_text().splitlines()]
+    stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    asked = [tokenizer(f"{row['sentence'].strip()} It was", return_tensors="pt") for row in rows]
+    with torch.no_grad():
+        x = torch.stack([stock.model(**ids).last_hidden_state[0, -1] for ids in asked]).double()
+    ours = ready(folder, "init=linear_probe")
+    seen = probing.compute_features(
+        ours,
+        ours.objective.output_layer()[0],
+        ours.encoder.encode_all([Example((row["sentence"],), int(row["label"] == "positive")) for row in rows]),
+    )
+    torch.testing.assert_close(torch.from_numpy(seen), x, rtol=1e-4, atol=1e-5)
+    probed, base = (AutoModelForCausalLM.from_pretrained(f) for f in (run / "checkpoints/last", folder))
+    moved = (probed.lm_head.weight != base.lm_head.weight).any(1).nonzero().flatten().tolist()
+    assert moved == sorted(tokenizer.convert_tokens_to_ids(["Ġterrible", "Ġgreat"]))
+    assert torch.equal(probed.get_input_embeddings().weight, base.get_input_embeddings().weight)
+    with pytest.raises(UserError, match="needs label words of one token each"):
+        ready(folder, "init=linear_probe", label_words(WORDS["mixed"])).objective.output_layer()
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("kind", ["lora", "prefix", "head", "bias"])
+def test_adapters_on_every_family(kind: str, family: Path) -> None:
+    """The adapter changes the scores, a paired forward is used where possible, and frozen tensors keep their bits."""
+    if kind == "bias" and any(family.name.startswith(name) for name in ("llama", "mistral", "qwen3")):
+        with pytest.raises(UserError, match="has no bias terms"):
+            ready(family, "peft=bias")
+        return
+    ours = ready(family, f"peft={kind}", "optimizer.eps=0.1", "optimizer.lr=0.1", "task=sst2")
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
+    before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
+    with torch.no_grad(), ours.forward.perturbed(Direction(5, 3), 0.1):
+        both = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
+        assert (both[0] - both[1]).abs().max() > 1e-3
+        if ours.objective.fits_paired_forward(batch):
+            torch.testing.assert_close(ours.objective.logits(batch), both, rtol=1e-4, atol=1e-5)
+    ours.optimizer.step(ours.forward, lambda: ours.loss(batch), 0)
+    moved = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
+    assert moved == set(ours.params.tensors)

@@ -1,0 +1,135 @@
+"""The compiled kernels: the bits of the eager form, alone and in a whole run; what happens where compiling fails."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mezo_cli.perturb.noise import Direction, Noise, gaussian, make_noise, rademacher
+from mezo_cli.perturb.noise.compiled import Kernel, describe_kernels
+from tests import tiny
+from tests.command_line import mezo, small
+
+Z = Direction(seed=42, step=7)
+KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
+CHUNK = max(kernels.tile * kernels.max_tiles for kernels in KERNELS.values())
+
+
+@pytest.fixture(params=list(KERNELS))
+def noise(request: pytest.FixtureRequest) -> Noise:
+    return make_noise(request.param)
+
+
+@pytest.mark.parametrize("n", [1, 256, 5000, CHUNK + 5])
+def test_eager_and_compiled_give_the_same_bits(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-6, 3, n)
+    results = []
+    for flag in ("0", "1"):
+        monkeypatch.setenv("MEZO_EAGER", flag)
+        out, low, updated = torch.empty(n), torch.empty(n, dtype=torch.bfloat16), theta.clone()
+        noise.perturb(Z, "w", theta, 1e-3, out)
+        noise.perturb(Z, "w", theta, 1e-3, low)
+        pair = torch.empty(n), torch.empty(n)
+        noise.perturb(Z, "w", theta, 1e-3, *pair)
+        noise.update_("w", updated, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
+        results.append((out, low, *pair, updated))
+    for compiled, plain in zip(*results, strict=True):
+        assert torch.equal(compiled, plain)
+
+
+def test_the_bits_do_not_depend_on_the_number_of_threads(noise: Noise) -> None:
+    theta, before = torch.randn(CHUNK + 1000), torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            updated = theta.clone()
+            noise.update_("w", updated, [(Z, 0.1)], [0.99])
+            results.append(updated)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
+    noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tiny.movie_folder(tmp_path / "movies")
+    for name, eager in (("compiled", "0"), ("eager", "1")):
+        monkeypatch.setenv("MEZO_EAGER", eager)
+        words = [f"optimizer.noise={noise.kind}", "optimizer.weight_decay=0.1", "checkpoint=full"]
+        result = mezo("train", *small(roberta, data, tmp_path / name, *words))
+        assert result.code == 0, result
+        assert json.loads((tmp_path / name / "run.json").read_text())["noise_kernels"] == name
+    assert Kernel.compiler_error is None
+    kernels = KERNELS[noise.kind]
+    assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.decay))
+    for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
+        assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
+
+
+def test_without_a_compiler_the_bits_are_the_same_and_one_warning_says_that_it_is_slow() -> None:
+    code = """
+import torch
+from mezo_cli.perturb.noise import Direction, make_noise
+theta = torch.zeros(3000)
+for kind in ("gaussian", "rademacher"):
+    noise = make_noise(kind)
+    noise.update_("w", theta, [(Direction(1, 2), 0.5)], [1.0])
+assert noise.describe_kernels()[0] == "eager"
+print(float(theta.double().sum()))
+"""
+    environment = {**os.environ, "CXX": "/no/such/compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: the noise is not compiled, and 10 to 30 times slower: ") == 1, done.stderr
+    theta = torch.zeros(3000)
+    for kind in KERNELS:
+        make_noise(kind).update_("w", theta, [(Direction(1, 2), 0.5)], [1.0])
+    assert float(done.stdout) == float(theta.double().sum())
+
+
+def fresh_kernel() -> Kernel:
+    return Kernel(rademacher.KERNELS.add.function, 1, rademacher.KERNELS.tile, 64)
+
+
+def added(kernel: Kernel) -> torch.Tensor:
+    theta = torch.linspace(-2, 2, 3 * kernel.tile)
+    c = torch.tensor(0.25)
+    kernel(theta, torch.arange(5, 8), torch.tensor([1, 2]), torch.tensor([3, 4]), c)
+    return theta
+
+
+def test_guarded_compiled_code_gives_the_same_bits_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = added(fresh_kernel())
+
+    def moved(*_: object) -> None:
+        raise AttributeError("torch has changed")
+
+    monkeypatch.setattr(Kernel, "compile_unguarded", moved)
+    monkeypatch.setattr(Kernel, "guarded_because", None)  # and back to what it was, after the test
+    with caplog.at_level(logging.WARNING, "mezo"):
+        assert torch.equal(added(fresh_kernel()), expected)
+        added(fresh_kernel())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "mezo"]
+    assert line.endswith("compiled with torch.compile's guards, 20 us more per call: torch has changed")
+    assert describe_kernels()[0] == "guarded"
+
+
+def test_code_that_was_compiled_wrongly_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = added(fresh_kernel())
+    monkeypatch.setattr(Kernel, "compiler_error", None)  # and back to what it was, after the test
+    monkeypatch.setattr(Kernel, "_compile", lambda self, last, rest: lambda theta, *_: theta.add_(0.25))
+    with caplog.at_level(logging.WARNING, "mezo"):
+        assert torch.equal(added(fresh_kernel()), expected)
+    assert "slower: the compiled code gives other numbers" in caplog.text
+    assert Kernel.compiler_error is not None

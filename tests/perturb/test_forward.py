@@ -1,0 +1,197 @@
+"""Patched forwards see theta + eps z and theta - eps z; theta itself is not written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from mezo_cli.errors import UserError
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import CACHE_LINE
+from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.params import Params
+from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
+
+Z = Direction(3, 11)
+
+
+def perturb_in_place(stock: nn.Module, params: Params, c: float) -> None:
+    """Add c z to every weight of an unpatched model."""
+    with torch.no_grad():
+        for name, p in stock.named_parameters():
+            p += c * params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
+def test_a_perturbed_forward_equals_a_forward_of_perturbed_weights(kind: str, noise: str, request: Any) -> None:
+    folder = request.getfixturevalue(kind)
+    ours = ready(folder, "task=rte" if kind == "roberta" else "task=sst2", f"optimizer.noise={noise}")
+    batch = ours.batch(ours.encoder.encode_all(PAIRS if kind == "roberta" else SENTENCES))
+    stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        plain = ours.objective.logits(batch)
+        with ours.forward.perturbed(Z, 0.05, signs=(1,)):
+            perturbed = ours.objective.logits(batch)
+        torch.testing.assert_close(plain, full_logits(stock, batch, ours.encoder.label_ids), rtol=1e-4, atol=1e-5)
+        perturb_in_place(stock, ours.params, 0.05)
+        torch.testing.assert_close(perturbed, full_logits(stock, batch, ours.encoder.label_ids), rtol=1e-4, atol=1e-5)
+        assert (plain - perturbed).abs().max() > 1e-3
+        assert torch.equal(plain, ours.objective.logits(batch))
+
+
+def test_theta_keeps_its_bits(roberta: Path) -> None:
+    ours = ready(roberta)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    before = {name: p.clone() for name, p in ours.params.tensors.items()}
+    with torch.no_grad(), ours.forward.perturbed(Z, 10.0, signs=(1,)):
+        ours.objective.logits(batch)
+    with pytest.raises(ValueError, match="stopped"), ours.forward.perturbed(Z, 10.0, signs=(1,)):
+        raise ValueError("stopped")
+    assert all(torch.equal(before[name], p) for name, p in ours.params.tensors.items())
+
+
+def test_an_error_inside_a_module_leaves_no_perturbed_weight(roberta: Path) -> None:
+    ours = ready(roberta)
+    with torch.no_grad(), ours.forward.perturbed(Z, 10.0, signs=(1,)), pytest.raises(RuntimeError):
+        ours.loaded.model.roberta.encoder.layer[0].output.dense(torch.zeros(1, 5))
+    dense = ours.loaded.model.roberta.encoder.layer[0].output.dense
+    assert "weight" not in dense.__dict__
+    assert dense.weight is ours.params.tensors["roberta.encoder.layer.0.output.dense.weight"]
+
+
+def test_parameters_that_cannot_reach_the_loss_are_not_selected(tmp_path: Path, bert: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(bert)
+    model.add_module("unused_head", nn.Linear(32, 7))
+    ours = ready(bert)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    unreachable = forward.select_reachable(lambda: model(**batch.inputs()).logits)
+    assert unreachable == ["unused_head.weight", "unused_head.bias"]
+    assert "cls.predictions.bias" in forward.params.tensors
+
+
+def test_a_pooler_is_not_selected(bert: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    ours = ready(bert)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    unreachable = forward.select_reachable(lambda: model.bert(**batch.inputs()).last_hidden_state)
+    assert set(unreachable) == {
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
+def test_a_model_without_a_reachable_parameter_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    with pytest.raises(UserError, match="nothing to train"):
+        forward.select_reachable(lambda: torch.zeros(1, requires_grad=True) * 2)
+
+
+class ReadsOutside(nn.Module):
+    """Weights read from outside their own module, and a module with parameters that holds another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.outside = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.scale * x
+        return self.inner(before) @ self.outside.weight * self.scale
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
+def test_weights_read_outside_their_module_are_perturbed(noise: str) -> None:
+    torch.manual_seed(1)
+    model, stock = ReadsOutside(), ReadsOutside()
+    stock.load_state_dict(model.state_dict())
+    forward, x = PerturbedForward(model, Params(model, make_noise(noise))), torch.randn(2, 4)
+    assert forward.select_reachable(lambda: model(x)) == ["outside.bias"]
+    perturb_in_place(stock, forward.params, 0.5)
+    with torch.no_grad():
+        with forward.perturbed(Z, 0.5, signs=(1,)):
+            perturbed = model(x)
+        torch.testing.assert_close(perturbed, stock(x))
+
+
+def test_bfloat16_rounds_the_perturbed_weights_and_keeps_theta_in_float32(roberta: Path) -> None:
+    exact, rounded = ready(roberta), ready(roberta, "model.compute_dtype=bfloat16")
+    batch = exact.batch(exact.encoder.encode_all(SENTENCES))
+    with torch.no_grad(), exact.forward.perturbed(Z, 0.01, signs=(1,)), rounded.forward.perturbed(Z, 0.01, signs=(1,)):
+        a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
+    assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
+    assert 0 < (a - b).abs().max() < 0.2
+
+
+def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> None:
+    ours = ready(untied)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    layer = ours.loaded.model.roberta.encoder.layer[0]
+    largest = max(layer.intermediate.dense, layer.output.dense, key=lambda module: module.weight.numel())
+    size = sum(p.numel() for p in largest.parameters()) * 4
+    with torch.no_grad():
+        for step in range(3):
+            with ours.forward.perturbed(Direction(1, step), 1e-3):
+                ours.objective.logits(batch)
+            assert 2 * size <= ours.forward.scratch.capacity < 2 * size + 2 * CACHE_LINE
+            assert ours.forward.scratch.used == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "objective"), [("roberta", "mlm"), ("untied", "mlm"), ("bert", "mlm"), ("roberta", "cls"), ("bert", "cls")]
+)
+def test_a_paired_forward_equals_one_forward_per_sign(kind: str, objective: str, dtype: str, request: Any) -> None:
+    ours = ready(request.getfixturevalue(kind), f"model.compute_dtype={dtype}", f"objective={objective}")
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    assert ours.objective.fits_paired_forward(batch)
+    with ours.forward.perturbed(Z, 0.05):
+        per_sign = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
+        paired = ours.objective.logits(batch)
+    assert paired.shape == (2, len(SENTENCES), 2)
+    assert (per_sign[0] - per_sign[1]).abs().max() > 1e-3
+    torch.testing.assert_close(paired, per_sign, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refused(roberta: Path) -> None:
+    ours = ready(roberta)
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    with ours.forward.perturbed(Z, 0.05), pytest.raises(RuntimeError, match="both signs"):
+        ours.loaded.model(**batch.inputs())
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
+def test_both_signs_of_a_module_that_owns_parameters_and_calls_another(noise: str) -> None:
+    torch.manual_seed(1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.scale * x) * self.scale
+
+    model = Outer()
+    forward, x = PerturbedForward(model, Params(model, make_noise(noise))), torch.randn(1, 3, 4)
+    forward.select_reachable(lambda: model(x))
+    with forward.perturbed(Z, 0.5):
+        per_sign = forward.forward_per_sign(lambda: model(x))
+        with forward.paired_forward():
+            paired = model(x.repeat(2, 1, 1))
+    torch.testing.assert_close(paired, per_sign.flatten(0, 1))
+    with torch.no_grad():
+        perturb_in_place(model, forward.params, -0.5)
+        torch.testing.assert_close(paired[1:], model(x))

@@ -1,0 +1,94 @@
+"""Checkpoints replace one another whole, and every change of their files shows."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.runs import Run, checkpoints
+from tests.runs.test_run import new_run
+
+
+def write(content: str) -> object:
+    def files(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(content)
+        (folder / "config.json").write_text("{}")
+
+    return files
+
+
+def test_a_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert run.checkpoint_step("best") is None
+    for step in (0, 5):
+        run.save_checkpoint("best", step, write(f"step {step}"))  # type: ignore[arg-type]
+        assert run.checkpoint_step("best") == step
+        assert (run.checkpoints / "best" / "model.safetensors").read_text() == f"step {step}"
+        checkpoints.verify(run.checkpoints / "best")
+    assert [p.name for p in run.checkpoints.iterdir()] == ["best"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
+
+    def full(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunFailed, match=r"step 5: checkpoint .*best: cannot be written: .*No space left"):
+        run.save_checkpoint("best", 5, full)
+    assert run.checkpoint_step("best") == 0
+    checkpoints.verify(run.checkpoints / "best")
+    assert [p.name for p in run.checkpoints.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("cut", ["before", "between", "after"])
+def test_a_crash_within_the_swap_is_repaired(tmp_path: Path, cut: str) -> None:
+    with new_run(tmp_path).tracked():
+        run = Run(tmp_path)
+        run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
+    folder = tmp_path / "checkpoints"
+    if cut == "before":
+        write("half")(folder / ".best.new")  # type: ignore[operator]
+    elif cut == "between":
+        (folder / "best").rename(folder / ".best.old")
+    else:
+        write("older")(folder / ".best.old")  # type: ignore[operator]
+    run = Run.open(tmp_path)
+    assert run.checkpoint_step("best") == 0
+    checkpoints.verify(folder / "best")
+    run.save_checkpoint("best", 5, write("step 5"))  # type: ignore[arg-type]
+    assert [p.name for p in folder.iterdir()] == ["best"]
+
+
+def test_a_reader_repairs_nothing_in_a_running_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
+    (run.checkpoints / "best").rename(run.checkpoints / ".best.old")
+    Run.open(tmp_path)
+    assert (run.checkpoints / ".best.old").exists()
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_reported(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.save_checkpoint("best", 5, write("the weights"))  # type: ignore[arg-type]
+    folder = run.checkpoints / "best"
+    for name in ("model.safetensors", "config.json", "mezo.json"):
+        whole = (folder / name).read_bytes()
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x10
+            (folder / name).write_bytes(bytes(damaged))
+            with contextlib.suppress(UserError):
+                checkpoints.verify(folder)
+                assert json.loads(damaged) == json.loads(whole)  # white space in mezo.json
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=r"missing|no such file"):
+            checkpoints.verify(folder)
+        (folder / name).write_bytes(whole)
+    checkpoints.verify(folder)

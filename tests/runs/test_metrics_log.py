@@ -1,0 +1,96 @@
+"""metrics.jsonl: what was appended is read, and nothing that was changed or lost passes for it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs.metrics_log import MetricsLog
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A metrics log of five lines."""
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step, accuracy in ((0, 0.25), (5, 0.5), (10, 0.75), (15, 0.5)):
+        log.append("eval", step, split="dev", accuracy=accuracy, seconds=step / 3)
+    log.append("eval", 10, split="test", accuracy=0.7, seconds=9.0)
+    return path
+
+
+def test_what_is_appended_is_read(written: Path) -> None:
+    lines = MetricsLog(written).read()
+    assert [line["step"] for line in lines] == [0, 5, 10, 15, 10]
+    assert [json.loads(raw) for raw in written.read_text().splitlines()] == lines
+    assert MetricsLog(written.parent / "none.jsonl").read() == []
+
+
+def test_another_process_goes_on_with_the_chain(written: Path) -> None:
+    MetricsLog(written).append("train", 20, loss=1.0)
+    assert MetricsLog(written).read()[-1]["loss"] == 1.0
+
+
+def test_every_flipped_bit_is_told_but_in_seconds(written: Path) -> None:
+    whole, lines = written.read_bytes(), MetricsLog(written).read()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x01
+        written.write_bytes(bytes(damaged))
+        try:
+            read = MetricsLog(written).read()
+        except UserError:
+            continue
+        kept = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+        got = [{k: v for k, v in line.items() if k != "seconds"} for line in read]
+        assert got == kept or (place == len(whole) - 1 and got == kept[:-1])
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_lost_line_is_reported(written: Path, lost: int) -> None:
+    lines = written.read_bytes().splitlines(keepends=True)
+    written.write_bytes(b"".join(lines[:lost] + lines[lost + 1 :]))
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:{lost + 1} is damaged"):
+        MetricsLog(written).read()
+
+
+def test_lines_in_another_order_are_reported(written: Path) -> None:
+    lines = written.read_bytes().splitlines(keepends=True)
+    written.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    with pytest.raises(UserError, match="damaged"):
+        MetricsLog(written).read()
+
+
+def test_an_incomplete_last_line_is_left_out_and_cut(written: Path) -> None:
+    whole = written.read_bytes()
+    written.write_bytes(whole[:-7])
+    log = MetricsLog(written)
+    assert len(log.read()) == 4
+    log.truncate(10)
+    assert written.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
+    log.append("train", 11, loss=1.0)
+    assert [line["step"] for line in MetricsLog(written).read()] == [0, 5, 10, 11]
+
+
+def test_cutting_drops_the_test_evaluation(written: Path) -> None:
+    MetricsLog(written).truncate(15)
+    assert [line["split"] for line in MetricsLog(written).read()] == ["dev"] * 4
+
+
+def test_the_same_lines_at_another_speed_have_the_same_checksums(tmp_path: Path) -> None:
+    made = []
+    for speed in (1.0, 2.0):
+        log = MetricsLog(tmp_path / f"{speed}.jsonl")
+        for step in range(3):
+            log.append("train", step, loss=0.1 * step, seconds=step * speed)
+        made.append([{k: v for k, v in line.items() if k != "seconds"} for line in log.read()])
+    assert made[0] == made[1]
+    assert "crc" in made[0][0]
+
+
+def test_a_number_that_is_none_is_never_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        log.append("train", 1, loss=float("nan"))
+    assert log.read() == []

@@ -1,0 +1,175 @@
+"""Prompts for decoders: the tokens are those of the whole text with every tokenizer; and every error line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mezo_cli.config.schema import Example
+from mezo_cli.errors import UserError
+from mezo_cli.tasks import LmEncoder
+from tests import command_line, tiny
+from tests.lm_bff import LM_BFF, ODD_TEXTS, load_task, rows
+
+FAMILIES = ("opt", "gpt2", "llama")
+ROW = Example(("a joy from start to end ",), 1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(tiny.decoder(tmp_path_factory.mktemp(request.param), request.param))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(tiny.decoder(tmp_path_factory.mktemp("gpt2")))
+
+
+def lm(name: str = "sst2", **changes: Any) -> Any:
+    return load_task(name, lm=changes)
+
+
+def check(task: Any, tokenizer: PreTrainedTokenizerFast, examples: list[Example]) -> None:
+    """Check that prompt and word together are the tokens of the whole text, for every label."""
+    inputs = LmEncoder(task, tokenizer)
+    for example, row in zip(examples, inputs.encode_all(examples), strict=True):
+        for index, word in enumerate(inputs.label_ids):
+            whole = inputs.prompt(example.texts) + inputs.continuation(index)
+            assert tokenizer(whole, split_special_tokens=True)["input_ids"] == [*row.input_ids, *word]
+        assert row.position == len(row.input_ids) - 1
+        assert row.label == example.label
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_the_tokens_are_those_of_the_whole_text(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    check(load_task(name), tokenizer, rows(load_task(name), [text for text in ODD_TEXTS if text.strip()]))
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte"])
+def test_the_tokens_of_real_rows_are_those_of_the_whole_text(
+    name: str, shared: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    folder, columns = {"sst2": ("SST-2", slice(0, 1)), "rte": ("RTE", slice(1, 3))}[name]
+    lines = (shared / f"data/glue/{folder}/dev.tsv").read_text().splitlines()[1:]
+    check(load_task(name), tokenizer, [Example(tuple(line.split("\t")[columns]), 0) for line in lines])
+
+
+def test_the_prompts_are_the_papers(gpt2: PreTrainedTokenizerFast) -> None:
+    sst2, rte = LmEncoder(load_task("sst2"), gpt2), LmEncoder(load_task("rte"), gpt2)
+    assert sst2.prompt(["  a joy ; ride "]) == "a joy ; ride It was"
+    assert [sst2.continuation(i) for i in range(2)] == [" terrible", " great"]
+    asked = 'It rained .\nDoes this mean that "It was wet." is true? Yes or No?\n'
+    assert rte.prompt(["It rained .", "It was wet."]) == asked
+    assert dict(zip(load_task("rte").labels, [rte.continuation(i) for i in range(2)], strict=True)) == {
+        "entailment": "Yes",
+        "not_entailment": "No",
+    }
+    assert rte.decode(rte.encode(Example(("It rained .", "It was wet."), 0))) == asked.replace("\n", "\\n")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("opt", "</s>"), ("gpt2", "a"), ("llama", "<s>")])
+def test_the_prompt_starts_with_the_tokenizers_own_start_token(kind: str, first: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, kind))
+    ids = LmEncoder(load_task("sst2"), tokenizer).encode(ROW).input_ids
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == first
+    assert tokenizer.eos_token_id not in ids[1:]
+
+
+def test_a_prompt_that_is_too_long_loses_its_start(tokenizer: PreTrainedTokenizerFast) -> None:
+    words = ["bad", "utterly dull"]
+    whole = LmEncoder(lm(label_words=words), tokenizer)
+    cut = LmEncoder(lm(label_words=words, max_length=24), tokenizer)
+    bare = tokenizer("a joy from start to end It was", add_special_tokens=False)["input_ids"]
+    start = len(whole.encode(ROW).input_ids) - len(bare)
+    long = Example((" ".join(["so dull"] * 30),), 0)
+    full, kept = whole.encode(long).input_ids, cut.encode(long).input_ids
+    # The last token of a word is only scored, never fed.
+    assert len(kept) == 24 - max(map(len, cut.label_ids)) + 1
+    assert kept[:start] == full[:start]
+    assert kept[start:] == full[start - len(kept) :]
+    assert (
+        cut.encode(ROW).input_ids
+        == whole.encode(ROW).input_ids[:start] + whole.encode(ROW).input_ids[start:][-len(kept) + start :]
+    )
+
+
+def test_max_length_is_the_models_and_not_that_of_masked_prompts(
+    gpt2: PreTrainedTokenizerFast, monkeypatch: Any
+) -> None:
+    assert LmEncoder(load_task("sst2", max_length=8), gpt2).max_length > 1_000_000
+    monkeypatch.setattr(gpt2, "model_max_length", 300)
+    assert LmEncoder(load_task("sst2", max_length=8), gpt2).max_length == 300
+    assert LmEncoder(lm(max_length=40), gpt2).max_length == 40
+    assert LmEncoder(lm(max_length=400), gpt2).max_length == 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"template": "{sentence} It was {mask}."}, r"{mask}, the label word's place, must come last"),
+        ({"template": "{mask}: {sentence}"}, r"must come last"),
+        ({"template": "{sentence} It was"}, "has no masks; exactly one {mask} is needed"),
+        ({"template": "{sentence} {sep} It was {mask}"}, r"has no {sep}; write the text that separates them, or \n"),
+        ({"template": "{sentense} It was {mask}"}, "unknown column 'sentense' (did you mean 'sentence'?)"),
+        (
+            {"label_words": ["bad"]},
+            "has 2 labels (negative, positive) but 1 label words (bad); task.lm.label_words",
+        ),
+        ({"label_words": ["bad", "bad"]}, "labels 'negative' and 'positive' share their tokens"),
+        ({"label_words": ["bad", " "]}, "the label word ' ' (label 'positive') is not a word of the tokenizer"),
+        ({"label_words": ["bad " * 9, "good"], "max_length": 8}, "a limit of 8 tokens leaves none for the prompt"),
+    ],
+)
+def test_errors(settings: dict[str, Any], said: str, gpt2: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(UserError) as caught:
+        LmEncoder(lm(**settings), gpt2)
+    assert said in str(caught.value)
+    assert "task 'sst2'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_word_that_merges_with_the_text_before_it_is_refused() -> None:
+    letters = ["<unk>", *"abcdefghijklmnopqrstuvwxyzYNI ,!\n", "\nY", "! "]
+    merges = [("\n", "Y"), ("!", " ")]
+    plain = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, merges, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+    said = "merges with the end of the text before it; end task.lm.template in other words"
+    for words, label in ((["Yes", "No"], "negative"), (["No", "Yes"], "positive")):
+        with pytest.raises(UserError, match=f"the label word 'Yes' .label '{label}'.: its first token {said}"):
+            LmEncoder(lm(template="{sentence}\\n{mask}", label_words=words), tokenizer)
+    inputs = LmEncoder(lm(template="{sentence} {mask}", label_words=["Yes", "No"]), tokenizer)
+    assert inputs.encode(Example(("what, a film",), 0)).position == 11
+    with pytest.raises(UserError, match=f"task 'sst2', dev.tsv:9: its first token {said}"):
+        inputs.encode(Example(("what a film!",), 0, "dev.tsv:9"))
+
+
+def test_an_empty_prompt_is_refused_without_a_start_token(gpt2: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    template, empty = "{sentence|strip} {mask}", Example((" ",), 0, "dev.tsv:7")
+    with pytest.raises(UserError, match=r"task 'sst2', dev.tsv:7: the prompt is empty"):
+        LmEncoder(lm(template=template), gpt2).encode(empty)
+    begun = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, "opt"))
+    assert LmEncoder(lm(template=template), begun).encode(empty).input_ids.tolist() == [begun.bos_token_id]
+
+
+def test_without_a_template_for_decoders_the_error_says_what_to_set(tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path / "model")
+    task = tmp_path / "conf" / "task"
+    task.mkdir(parents=True)
+    (task / "mine.yaml").write_text(
+        'name: mine\ntemplate: "{text} It was {mask}."\ncolumns: [text]\nlabels: ["0", "1"]\nlabel_words: [bad, good]\n'
+    )
+    data = tiny.write_jsonl(tmp_path / "rows.jsonl", [{"text": f"a film {i}", "label": str(i % 2)} for i in range(20)])
+    words = ["task=mine", f"model.path={folder}", "objective=lm", "data=files", f"data.dir={data}"]
+    conf = ["--config-dir", tmp_path / "conf"]
+    refused = command_line.mezo("data", *words, *conf)
+    assert refused.code == 2
+    said = refused.err.splitlines()[-1]
+    assert (
+        "error: task 'mine' has no template for decoders (objective=lm): set task.lm.template to one that ends in"
+        in said
+    )
+    shown = command_line.mezo("data", *words, "task.lm.template='{text}\\nGood or bad?\\n{mask}'", *conf)
+    assert shown.code == 0, shown
+    assert "a film 0\\nGood or bad?\\n   [0 -> 'bad';" in shown.out

@@ -1,0 +1,262 @@
+"""Input encoders of mlm and cls: label words, prompts, plain texts, and every error line."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from mezo_cli.config.schema import Example, TokenizedExample
+from mezo_cli.errors import UserError
+from mezo_cli.tasks import ClsEncoder, LmEncoder, MlmEncoder, label_word_ids
+from tests.lm_bff import LM_BFF, ODD_TEXTS, byte_bpe, load_task, oracle, rows, sentencepiece, wordpiece
+
+
+@pytest.fixture(scope="module", params=[byte_bpe, wordpiece, sentencepiece])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    return request.param()
+
+
+@pytest.fixture(scope="module")
+def bpe() -> PreTrainedTokenizerFast:
+    return byte_bpe()
+
+
+@pytest.fixture(scope="module")
+def bert() -> PreTrainedTokenizerFast:
+    return wordpiece()
+
+
+# --- label words ----------------------------------------------------------------------------------------------------
+
+
+def test_words_after_punctuation_take_no_space(bpe: PreTrainedTokenizerFast):
+    ids = label_word_ids(load_task("sst2", label_words=[".", ","]), bpe)
+    assert bpe.convert_ids_to_tokens(ids) == [".", ","]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["great"], "2 labels (negative, positive) but 1 label words (great)"),
+        (["great", "great"], "labels 'negative' and 'positive' share one token, 'Ġgreat', through their words 'great'"),
+        (["great", "unbelievable"], "label word 'unbelievable' (label 'positive') is not one token"),
+        (["", "great"], "label word '' (label 'negative') is not one token"),
+        (["<mask>", "great"], "label word '<mask>' (label 'negative') becomes '<mask>'"),
+        (["<unk>", "great"], "becomes '<unk>'"),
+    ],
+)
+def test_label_word_errors(words: list[str], message: str, bpe: PreTrainedTokenizerFast):
+    with pytest.raises(UserError) as error:
+        MlmEncoder(load_task("sst2", label_words=words), bpe)
+    assert message in str(error.value)
+    assert "task 'sst2'" in str(error.value)
+
+
+def test_the_tokens_of_a_split_word_are_named(bpe: PreTrainedTokenizerFast):
+    tokens = bpe.tokenize(" zzz")
+    assert len(tokens) == 4
+    with pytest.raises(UserError) as error:
+        MlmEncoder(load_task("sst2", label_words=["zzz", "great"]), bpe)
+    assert f"4: {', '.join(repr(token) for token in tokens)};" in str(error.value)
+
+
+def test_words_that_differ_by_case_are_one_token_to_bert(bert: PreTrainedTokenizerFast):
+    with pytest.raises(
+        UserError, match="'negative' and 'positive' share one token, 'great', through their words 'Great'"
+    ):
+        MlmEncoder(load_task("sst2", label_words=["Great", "great"]), bert)
+
+
+def test_an_unknown_word_is_refused(bert: PreTrainedTokenizerFast):
+    with pytest.raises(UserError, match=r"label word '☃' .* becomes '\[UNK\]'"):
+        MlmEncoder(load_task("sst2", label_words=["☃", "great"]), bert)
+
+
+@pytest.mark.parametrize("labels", [["only"], ["same", "same"]])
+def test_labels_must_be_two_or_more_and_distinct(labels: list[str], bpe: PreTrainedTokenizerFast):
+    task = load_task("sst2", labels=labels, label_words=["great", "terrible"][: len(labels)])
+    for kind in (MlmEncoder, ClsEncoder):
+        with pytest.raises(UserError, match=r"task.labels needs two or more names, all different"):
+            kind(task, bpe)
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    texts=st.lists(st.text(max_size=30), min_size=2, max_size=8), name=st.sampled_from(["rte", "mrpc", "sst5", "trec"])
+)
+def test_any_text_gives_lm_bffs_tokens(
+    texts: list[str], name: str, bpe: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast
+):
+    task = load_task(name, max_length=40, first_limit=16, other_limit=9)
+    for tokenizer in (bpe, bert):
+        prompt = MlmEncoder(task, tokenizer)
+        encoded = prompt.encode_all(rows(task, texts))
+        assert encoded == [oracle(LM_BFF[name], row, task, tokenizer) for row in rows(task, texts)]
+        for row in encoded:
+            assert row.input_ids.count(tokenizer.mask_token_id) == 1
+            assert row.input_ids[row.position] == tokenizer.mask_token_id
+            assert len(row.input_ids) == len(row.token_type_ids) <= 40
+
+
+def test_special_tokens_spelled_in_the_data_are_text(tokenizer: PreTrainedTokenizerFast):
+    task = load_task("sst2")
+    said = f"no {tokenizer.mask_token} film {tokenizer.sep_token}{tokenizer.cls_token}{tokenizer.mask_token}"
+    row = MlmEncoder(task, tokenizer).encode(Example((said,), 0))
+    assert row.input_ids.count(tokenizer.mask_token_id) == 1
+    assert row.position == len(row.input_ids) - 3
+
+
+def test_rows_one_by_one_in_chunks_and_no_rows(bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch):
+    task = load_task("rte")
+    examples = rows(task, ODD_TEXTS)
+    for inputs in (MlmEncoder(task, bpe), ClsEncoder(task, bpe)):
+        whole = inputs.encode_all(examples)
+        assert [inputs.encode(example) for example in examples] == whole
+        monkeypatch.setattr("mezo_cli.tasks.encoder._CHUNK", 3)
+        assert inputs.encode_all(examples) == whole
+        assert inputs.encode_all([]) == []
+
+
+def test_padding_and_truncation_set_on_the_tokenizer_do_not_matter(bpe: PreTrainedTokenizerFast):
+    task = load_task("sst2")
+    examples = rows(task, ODD_TEXTS)
+    expected = MlmEncoder(task, bpe).encode_all(examples)
+    other = byte_bpe()
+    other.backend_tokenizer.enable_padding(length=50)
+    other.backend_tokenizer.enable_truncation(3)
+    assert MlmEncoder(task, other).encode_all(examples) == expected
+    assert other("<mask>")["input_ids"] == bpe("<mask>")["input_ids"]  # its own calls still read special tokens
+
+
+@pytest.mark.parametrize("encoder", [MlmEncoder, ClsEncoder, LmEncoder])
+def test_encoding_leaves_the_tokenizers_options_as_they_were(encoder: Any):
+    """They are saved in tokenizer.json: a checkpoint would carry those of the last rows that were encoded."""
+    for options in ({}, {"enable_truncation": {"max_length": 9}, "enable_padding": {"length": 9}}):
+        tokenizer = byte_bpe()
+        for name, values in options.items():
+            getattr(tokenizer.backend_tokenizer, name)(**values)
+        before = tokenizer.backend_tokenizer.to_str()
+        task = load_task("sst2", max_length=40, first_limit=16)
+        encoder(task, tokenizer).encode_all(rows(task, ODD_TEXTS))
+        assert tokenizer.backend_tokenizer.to_str() == before
+        assert not tokenizer.backend_tokenizer.encode_special_tokens
+
+
+def test_a_row_takes_five_bytes_per_token(bpe: PreTrainedTokenizerFast):
+    row = MlmEncoder(load_task("sst2"), bpe).encode(Example(("no yes film",), 0))
+    assert [values.itemsize * len(values) for values in (row.input_ids, row.token_type_ids)] == [
+        4 * len(row.input_ids),
+        len(row.input_ids),
+    ]
+
+
+def test_segment_ids_increase_after_a_separator_for_bert_only(
+    bert: PreTrainedTokenizerFast, bpe: PreTrainedTokenizerFast
+):
+    task = load_task("rte", template="{premise} {sep} {hypothesis}? {mask}")
+    example = Example(("no film", "yes"), 0)
+    row = MlmEncoder(task, bert).encode(example)
+    first = row.input_ids.index(bert.sep_token_id)
+    assert list(row.token_type_ids) == [0] * (first + 1) + [1] * (len(row.input_ids) - first - 1)
+    assert set(MlmEncoder(task, bpe).encode(example).token_type_ids) == {0}
+    with pytest.raises(UserError, match="reaches segment 2"):
+        MlmEncoder(load_task("rte", template="{premise} {sep} {hypothesis}{sep} {mask}"), bert)
+
+
+def test_sentence_limits(bpe: PreTrainedTokenizerFast):
+    task = load_task("rte", first_limit=2, other_limit=1)
+    row = MlmEncoder(task, bpe).encode(Example(("no yes film no yes", "Yes no film"), 0))
+    assert bpe.convert_ids_to_tokens(row.input_ids)[1:3] == bpe.tokenize("no yes film")[:2]
+    assert len(row.input_ids) == 1 + 2 + 1 + 1 + 1 + 1 + 1  # cls, two tokens, ?, mask, comma, one token, sep
+
+
+def test_a_mask_cut_off_names_row_length_and_limit(bpe: PreTrainedTokenizerFast):
+    prompt = MlmEncoder(load_task("sst2", max_length=16), bpe)
+    text = "no " * 20
+    length = 1 + len(bpe.tokenize(text)) + len(bpe.tokenize(" It was")) + 3
+    with pytest.raises(UserError) as error:
+        prompt.encode_all([Example(("no",), 0, "train.tsv:2"), Example((text,), 0, "train.tsv:3")])
+    for said in ("task 'sst2', train.tsv:3:", f"{length} tokens", "limit of 16 (task.max_length)", "task.first_limit"):
+        assert said in str(error.value)
+    assert (
+        len(MlmEncoder(load_task("trec", max_length=16), bpe).encode(Example((text,), 0)).input_ids) == 16
+    )  # its mask comes first
+
+
+def test_the_mask_may_be_the_last_token(bpe: PreTrainedTokenizerFast):
+    example = Example(("no yes film",), 0, "x:1")
+    mask = MlmEncoder(load_task("sst2"), bpe).encode(example).position
+    assert mask >= 7
+    assert MlmEncoder(load_task("sst2", max_length=mask + 1), bpe).encode(example).input_ids[-1] == bpe.mask_token_id
+    with pytest.raises(UserError, match=f"its mask is token {mask + 1}, cut off by the limit of {mask}"):
+        MlmEncoder(load_task("sst2", max_length=mask), bpe).encode(example)
+
+
+def test_the_models_own_limit():
+    tokenizer = byte_bpe()
+    tokenizer.model_max_length = 12
+    task = load_task("sst2")
+    assert MlmEncoder(task, tokenizer).max_length == ClsEncoder(task, tokenizer).max_length == 12
+    with pytest.raises(UserError, match=r"limit of 12 \(the model takes no more\)") as error:
+        MlmEncoder(task, tokenizer).encode(Example(("no " * 20,), 0, "x:1"))
+    assert "raise" not in str(error.value)
+
+
+def test_a_tokenizer_without_a_mask():
+    tokenizer = byte_bpe()
+    tokenizer.mask_token = None
+    with pytest.raises(UserError, match=r"task 'sst2': .* has no mask token"):
+        MlmEncoder(load_task("sst2"), tokenizer)
+    assert ClsEncoder(load_task("sst2"), tokenizer).encode(Example(("no",), 1)).label == 1
+
+
+def test_a_tokenizer_without_a_separator():
+    tokenizer = byte_bpe()
+    tokenizer.sep_token = None
+    with pytest.raises(UserError, match="needs a sep token"):
+        MlmEncoder(load_task("sst2"), tokenizer)
+
+
+def test_a_slow_tokenizer():
+    slow = SimpleNamespace(is_fast=False, name_or_path="some/model")
+    for kind in (MlmEncoder, ClsEncoder):
+        with pytest.raises(UserError, match=r"the tokenizer some/model .* is not a fast tokenizer"):
+            kind(load_task("sst2"), slow)
+
+
+def test_decode(bpe: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast):
+    example = Example(("no film ", "Yes, a film."), 0)
+    prompt = MlmEncoder(load_task("rte"), bpe)
+    assert prompt.decode(prompt.encode(example)) == "<s>no film?<mask>, yes, a film.</s>"
+    plain = ClsEncoder(load_task("rte"), bert)
+    assert plain.decode(plain.encode(example)) == "[CLS] no film [SEP] yes , a film . [SEP]"
+
+
+# --- plain texts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte"])
+def test_plain_texts_are_joined_by_the_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast):
+    task = load_task(name, max_length=12)
+    plain = ClsEncoder(task, tokenizer)
+    long = Example(("no yes film " * 9, "a funny film " * 7)[: len(task.columns)], 1)
+    for example in [*rows(task, ODD_TEXTS), long]:
+        # As a batch of one: alone, transformers takes an empty second text for none.
+        own = tokenizer(*([t] for t in example.texts), truncation=True, max_length=12, split_special_tokens=True)
+        ids = own["input_ids"][0]
+        segments = own["token_type_ids"][0] if "token_type_ids" in own else [0] * len(ids)
+        assert plain.encode(example) == TokenizedExample(ids, segments, -1, example.label)
+    assert len(plain.encode(long).input_ids) == 12
+
+
+def test_three_plain_texts_are_refused(bpe: PreTrainedTokenizerFast):
+    with pytest.raises(
+        UserError, match=r"task 'rte': objective=cls reads one or two texts, task.columns has 3 \(a, b, c\)"
+    ):
+        ClsEncoder(load_task("rte", columns=["a", "b", "c"]), bpe)

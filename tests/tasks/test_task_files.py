@@ -1,0 +1,123 @@
+"""The built-in tasks: their files, their label order, and their tokens compared with LM-BFF's rules (lm_bff.py)."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mezo_cli.config.schema import Example
+from mezo_cli.tasks import MlmEncoder, label_word_ids
+from mezo_cli.tasks.template import Template
+from tests.lm_bff import LM_BFF, ODD_TEXTS, ROOT, byte_bpe, load_task, oracle, rows, sentencepiece, wordpiece
+
+
+@pytest.fixture(scope="module")
+def mini(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    """The demo model's tokenizer: RoBERTa's kind, with a real vocabulary."""
+    folder = ROOT / "mezo_cli/demo/model"
+    if not (folder / "tokenizer.json").is_file():
+        folder = request.getfixturevalue("shared") / "models/roberta-mini"
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=["byte_bpe", "wordpiece", "sentencepiece", "roberta-mini"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    if request.param == "roberta-mini":
+        return request.getfixturevalue("mini")
+    return {"byte_bpe": byte_bpe, "wordpiece": wordpiece, "sentencepiece": sentencepiece}[request.param]()
+
+
+@pytest.fixture(scope="module")
+def bert() -> PreTrainedTokenizerFast:
+    return wordpiece()
+
+
+def test_every_task_is_there():
+    assert {path.stem for path in (ROOT / "conf/task").glob("*.yaml")} == set(LM_BFF)
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_task_file(name: str):
+    text = (ROOT / f"conf/task/{name}.yaml").read_text()
+    assert len(text.splitlines()) < 25
+    assert f"LM-BFF: {LM_BFF[name]}" in text
+    raw = yaml.safe_load(text)
+    assert all(isinstance(word, str) for key in ("labels", "label_words", "columns") for word in raw[key])
+    task = load_task(name)
+    assert task.name == name
+    sizes = {len(task.labels), len(task.label_words), len(task.hub.labels), len(task.files.labels)}
+    assert len(sizes) == 1
+    assert all(
+        len(set(names)) == len(names) for names in (task.labels, task.label_words, task.hub.labels, task.files.labels)
+    )
+    assert task.hub.path
+    assert task.files.folder
+    if task.files.columns:
+        named = {task.rename.get(column, column) for column in task.files.columns}
+        assert named >= {*task.columns, task.label_column}
+
+
+def test_label_order_is_that_of_the_reference():
+    """By name: the reference's ids 0, 1, ... (FACTS section 2), which are not the hub's for MNLI, RTE and TREC."""
+    assert dict(zip(load_task("mnli").labels, load_task("mnli").label_words, strict=True)) == {
+        "contradiction": "No",
+        "entailment": "Yes",
+        "neutral": "Maybe",
+    }
+    assert dict(zip(load_task("rte").labels, load_task("rte").label_words, strict=True)) == {
+        "entailment": "Yes",
+        "not_entailment": "No",
+    }
+    trec = load_task("trec")
+    assert dict(zip(trec.hub.labels, trec.label_words, strict=True)) == {
+        "DESC": "Description",
+        "ENTY": "Entity",
+        "ABBR": "Expression",
+        "HUM": "Human",
+        "LOC": "Location",
+        "NUM": "Number",
+    }
+    assert trec.files.labels == ["0", "1", "2", "3", "4", "5"]
+    assert load_task("sst5").label_words == ["terrible", "bad", "okay", "good", "great"]
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_readable_template_is_lm_bffs(name: str):
+    task = load_task(name)
+    assert Template.parse(task.template, task.columns, name) == Template.parse(LM_BFF[name], task.columns, name)
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_tokens_are_lm_bffs(name: str, tokenizer: PreTrainedTokenizerFast):
+    task = load_task(name)
+    examples = rows(task, ODD_TEXTS)
+    expected = [oracle(LM_BFF[name], example, task, tokenizer) for example in examples]
+    assert MlmEncoder(task, tokenizer).encode_all(examples) == expected
+    assert MlmEncoder(load_task(name, template=LM_BFF[name]), tokenizer).encode_all(examples) == expected
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_tokens_are_lm_bffs_on_real_rows(
+    name: str, shared: Path, mini: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast
+):
+    task = load_task(name)
+    if len(task.columns) == 1:
+        table = [line.split("\t")[:1] for line in (shared / "data/glue/SST-2/dev.tsv").read_text().splitlines()[1:]]
+    else:
+        table = [line.split("\t")[1:3] for line in (shared / "data/glue/RTE/dev.tsv").read_text().splitlines()[1:]]
+    examples = [Example(tuple(texts), 0, f"dev.tsv:{i + 2}") for i, texts in enumerate(table[:250])]
+    for tokenizer in (mini, bert):
+        pairs = []
+        for example in examples:
+            expected = oracle(LM_BFF[name], example, task, tokenizer)
+            if expected is not None:
+                pairs.append((example, expected))
+        assert len(pairs) > 100
+        assert MlmEncoder(task, tokenizer).encode_all([example for example, _ in pairs]) == [row for _, row in pairs]
+
+
+@pytest.mark.parametrize("name", LM_BFF)
+def test_label_words_are_single_tokens(name: str, mini: PreTrainedTokenizerFast):
+    task = load_task(name)
+    assert mini.convert_ids_to_tokens(label_word_ids(task, mini)) == ["Ġ" + word for word in task.label_words]

@@ -1,0 +1,131 @@
+"""Templates: what each spelling parses to, and every error line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mezo_cli.errors import UserError
+from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+
+CLS, MASK, SEP = Special("cls"), Special("mask"), Special("sep+")
+
+
+def parsed(text: str, *columns: str) -> tuple[object, ...]:
+    return Template.parse(text, list(columns or ("a", "b")), "t").parts
+
+
+@pytest.mark.parametrize("mask", ["{mask}", "[MASK]", "<mask>", "{ mask }"])
+def test_three_spellings_of_the_mask(mask: str):
+    assert parsed(f"{{a}} It was {mask}.") == (CLS, Sentence(0), Literal(" It was"), MASK, Literal("."), SEP)
+
+
+@pytest.mark.parametrize("sep", ["{sep}", "[SEP]", "</s>"])
+def test_a_separator_in_the_middle(sep: str):
+    assert parsed(f"{{a}} {sep} {{b}}: {{mask}}") == (
+        CLS,
+        Sentence(0),
+        SEP,
+        Sentence(1, (), True),
+        Literal(":"),
+        MASK,
+        SEP,
+    )
+
+
+def test_a_last_separator_is_not_doubled():
+    assert parsed("{a} {mask} {sep}\n") == parsed("{a} {mask}") == (CLS, Sentence(0), MASK, SEP)
+
+
+def test_filters_are_lm_bffs_letters():
+    assert parsed("{a|lower_first|drop_last} {b | upper_first}{mask}") == parsed(
+        "*cls**sentl-_0**+sentu_1**mask**sep+*"
+    )
+    assert Sentence(0, ("lower_first", "drop_last"), True).render("A") == " "
+    assert Sentence(0, ("strip", "upper_first")).render("  éa ") == "Éa"
+
+
+def test_literal_braces_stars_and_underscores():
+    assert parsed("{{{a}}} *_* {mask}") == (CLS, Literal("{"), Sentence(0), Literal("} *_*"), MASK, SEP)
+
+
+def test_spaces_between_parts():
+    assert parsed("  {a}  is {b}  {mask} , {mask}"[:-9]) == (
+        CLS,
+        Literal(" "),
+        Sentence(0, (), True),
+        Literal("  is"),
+        Sentence(1, (), True),
+        MASK,
+        SEP,
+    )
+
+
+@st.composite
+def both_spellings(draw: st.DrawFn) -> tuple[str, str]:
+    """One template in both spellings, built part by part."""
+    words = st.text(alphabet="abIt ,.?:", min_size=1, max_size=8).map(str.rstrip)
+    slots = draw(st.lists(st.tuples(st.sampled_from([0, 1]), *[st.booleans()] * 2, st.sampled_from("lu-")), min_size=1))
+    place = draw(st.integers(0, len(slots)))
+    lm_bff, readable = "*cls*", ""
+    for number in range(len(slots) + 1):
+        literal = draw(words)
+        lm_bff += literal.replace(" ", "_")
+        readable += literal
+        if number == place:
+            lm_bff += "*mask*"
+            readable += " " * draw(st.integers(0, 2)) + draw(st.sampled_from(["{mask}", "[MASK]", "<mask>"]))
+        if number < len(slots):
+            column, space, drop, case = slots[number]
+            case = case.strip("-")
+            lm_bff += f"*{'+' * space}sent{case}{'-' * drop}_{column}*"
+            filters = {"l": "|lower_first", "u": "|upper_first", "": ""}[case] + "|drop_last" * drop
+            readable += " " * space + "{" + "ab"[column] + filters + "}"
+    return lm_bff + "*sep+*", readable
+
+
+@given(both_spellings())
+def test_both_spellings_parse_alike(spellings: tuple[str, str]):
+    lm_bff, readable = spellings
+    assert parsed(lm_bff) == parsed(readable)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{premise} It was great.", "has no masks; exactly one"),
+        ("{premise} It was {mask}, <mask>.", "has 2 masks; exactly one"),
+        ("*cls**sent_0*_It_was.*sep+*", "has no masks"),
+        ("*cls**mask**sent_0**mask**sep+*", "has 2 masks"),
+        ("It was {mask}.", "uses no column; write {column} for one of premise, hypothesis"),
+        (
+            "{premis} It was {mask}.",
+            "unknown column 'premis' (did you mean 'premise'?); the columns are premise, hypothesis",
+        ),
+        ("{} It was {mask}.", "unknown column ''"),
+        (
+            "{premise|lower} It was {mask}.",
+            "unknown filter 'lower' (did you mean 'lower_first'?); allowed are drop_last",
+        ),
+        ("{premise} was {mask|strip}.", "{mask} takes no filter, 'strip' was given"),
+        ("{premise It was {mask}.", "unbalanced brace at character 1; a literal brace is written {{"),
+        ("{premise} It was {mask}}.", "unbalanced brace at character 24; a literal brace is written }}"),
+        ("[CLS] {premise} {mask}", "leave out [CLS], the start token comes by itself"),
+        ("*cls**sent_0*_It_was*mask.*sep+*", "unbalanced stars"),
+        ("*cls*sent_0*mask**sep+*", "'sent_0' is outside its stars; write *sent_0*"),
+        ("*cls**sent0*_It_was*mask*.*sep+*", "unknown part 'sent0' (did you mean 'sent_0'?)"),
+        ("*cls**sent_2*_It_was*mask*.*sep+*", "'sent_2' asks for text 2, but the columns are only premise, hypothesis"),
+    ],
+)
+def test_template_errors(template: str, message: str):
+    with pytest.raises(UserError) as error:
+        Template.parse(template, ["premise", "hypothesis"], "rte")
+    assert message in str(error.value)
+    assert "task 'rte'" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_template_needs_columns_and_none_is_called_mask():
+    with pytest.raises(UserError, match="names no columns"):
+        Template.parse("{a} {mask}", [], "t")
+    with pytest.raises(UserError, match="cannot be called 'mask'"):
+        Template.parse("{a} {mask}", ["a", "mask"], "t")

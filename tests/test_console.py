@@ -1,0 +1,130 @@
+"""Console output of a run: a bar on a terminal, plain lines elsewhere."""
+
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mezo_cli import console as console_module
+from mezo_cli.console import (
+    LogFormatter,
+    console_logging,
+    format_duration,
+    make_table,
+    printable,
+    progress_reporter,
+)
+from tests.command_line import environment, small
+
+
+def on_a_terminal(words: list[str], cwd: Path) -> tuple[int, str]:
+    """Run `mezo words...` on a pseudo-terminal of 100 columns; return its status and all that was written."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    command = [sys.executable, "-m", "mezo_cli", *words]
+    env = environment(TERM="xterm-256color")
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    return process.wait(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+
+
+def test_a_terminal_has_a_bar(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["train", *small(roberta, movies, tmp_path / "run", "steps=12", "eval_every=6")]
+    code, seen = on_a_terminal(words, tmp_path)
+    assert code == 0, seen
+    bars = re.findall(r"(\d+)/12 loss (\S+) dev (\S+) (\S+) steps/s (-:--:--|\d:\d\d:\d\d)", seen)
+    assert len(bars) > 2
+    done, loss, dev, rate, _ = bars[-1]
+    assert done == "12"
+    assert float(loss) > 0
+    assert dev.endswith("%")
+    assert float(rate) > 0
+    assert "step  6/12  dev accuracy" in seen
+    assert not re.search(r"step +\d+/12  loss", seen)
+    assert "dev before training" in seen
+    assert "step  6/12  loss" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_pipe_has_plain_lines_that_are_never_wrapped() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=1000)
+    with console_logging(console), progress_reporter(console, 40, 0) as progress:
+        for step in range(1, 41):
+            progress.report_step(step, 0.5)
+        progress.report_dev(40, 0.75, "accuracy  75.0%" + " x" * 100)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 21
+    assert re.fullmatch(r"step  2/40  loss 0\.5000  \S+ steps/s  \S+ s left", lines[0])
+    assert lines[-1] == "step 40/40  dev accuracy  75.0%" + " x" * 100
+    assert "\x1b" not in file.getvalue()
+
+
+def test_a_slow_run_logs_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])
+    file = io.StringIO()
+    console = Console(file=file, width=1000)
+    with console_logging(console), progress_reporter(console, 100_000, 500) as progress:
+        for step in range(501, 511):
+            clock[0] += 15.0
+            progress.report_step(step, 0.5)
+    lines = file.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["503/100000", "506/100000", "509/100000"]
+    assert lines[0].endswith("0.07 steps/s  414 h 34 min left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0, "0 s"), (12.4, "12 s"), (99, "99 s"), (100, "2 min"), (3599, "60 min"), (7500, "2 h 05 min")],
+)
+def test_durations(seconds: float, told: str) -> None:
+    assert format_duration(seconds) == told
+
+
+def test_printable_escapes_what_a_terminal_acts_on_and_nothing_else() -> None:
+    text = "naïve 電影 \U0001f600 [b]\ttab\n"
+    assert printable(text) == text
+    acted_on = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x202E, 0x2066, 0x200F, 0x2028, 0xDC80]
+    for number in acted_on:
+        assert printable(f"a{chr(number)}b") == f"a{ascii(chr(number))[1:-1]}b"
+
+
+def test_a_table_shows_its_cells_as_they_are() -> None:
+    table = make_table("[b]x", "[/y]")
+    table.add_row(":smile:", "\x1b[31m")
+    file = io.StringIO()
+    Console(file=file, width=100).print(table)
+    assert [line.split() for line in file.getvalue().splitlines()] == [["[b]x", "[/y]"], [":smile:", "\\x1b[31m"]]
+
+
+def test_a_log_record_is_one_printable_line_and_its_traceback() -> None:
+    formatter = LogFormatter("%(message)s")
+    record = logging.LogRecord("mezo", logging.INFO, "", 0, "  one %s", ("two\n three\x1b",), None)
+    assert formatter.format(record) == "  one two three\\x1b"
+    try:
+        raise ValueError("\x1b]0;title\x07")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    lines = formatter.format(record).splitlines()
+    assert lines[1].startswith("Traceback")
+    assert lines[-1] == "ValueError: \\x1b]0;title\\x07"

@@ -1,0 +1,131 @@
+"""The process from its first line to its last: signals at any moment, a lost terminal, a deleted working directory."""
+
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from tests.command_line import environment, error_line, mezo, process, small, start
+
+# Python runs a `sitecustomize` that it finds before anything else.
+INTERRUPT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+"""
+EARLY = [("mezo_cli.cli", "--help"), ("typer.main", "--help"), ("torch._C", "env")]
+LATER = [
+    (name, "train")
+    for name in ("hydra", "omegaconf", "rich.console", "numpy", "torch", "torch.nn", "torch.utils", "transformers")
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [*EARLY, *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER)]
+)
+def test_ctrl_c_while_a_module_is_imported_is_one_line(module: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(INTERRUPT)
+    path = os.pathsep.join([str(tmp_path / "site"), environment()["PYTHONPATH"]])
+    words = ["train", "experiment=demo", "steps=0", "hydra.run.dir=run"] if command == "train" else [command]
+    result = process(*words, cwd=tmp_path, PYTHONPATH=path, INTERRUPT_AT=module)
+    assert (result.code, result.err) == (130, "error: interrupted\n")
+    if (tmp_path / "run").exists():
+        assert Run(tmp_path / "run").info()["status"] == "interrupted"
+
+
+def test_ctrl_c_that_a_library_turns_into_another_error_is_one_line() -> None:
+    """OmegaConf's clean-up fails when it is interrupted."""
+
+    def run(**_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            try:
+                raise AttributeError("_invalidate_flags_cache")
+            except AttributeError as error:
+                raise UserError(str(error)) from error
+
+    result = mezo(run=run)
+    assert (result.code, result.err) == (130, "error: interrupted\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_of_start_up_is_one_line(tmp_path: Path) -> None:
+    """At 40 seeded moments. Before Python runs our first line, an interrupt is Python's own: those do not count."""
+    moments, ours = random.Random(0), 0
+    for number in range(40):
+        running = start("train", "experiment=demo", "steps=100000", f"hydra.run.dir={number}", cwd=tmp_path)
+        time.sleep(moments.choice([moments.uniform(0, 0.5), moments.uniform(0.5, 6)]))
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=120)
+        assert "terminate" not in err
+        if ", in main\n" in err or running.returncode == 130:
+            ours += 1
+            assert (running.returncode, err) == (130, "error: interrupted\n")
+        else:  # in the start of Python itself: its site module, or before it handles signals
+            assert "<frozen " in err or running.returncode == -signal.SIGINT, err
+    assert ours >= 25
+
+
+def test_a_deleted_working_directory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (["train", "experiment=demo"], ["data"], ["eval", str(tmp_path)], ["runs", str(tmp_path)]):
+        assert "the working directory does not exist any more" in error_line(mezo(*words))
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
+    roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    """What a lost ssh session does: SIGHUP, and every write to the terminal fails."""
+    run = tmp_path / "run"
+    words = ["train", *small(roberta, movies, run, "steps=100000", "optimizer.lr=1e-6")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, "-m", "mezo_cli", *words], environment(TERM="xterm"))
+    wait_for_step(run)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert Run(run).info()["status"] == "interrupted"
+    assert "interrupted; resume with: mezo resume" in (run / "train.log").read_text()
+    assert "Traceback" not in (run / "train.log").read_text()
+
+
+@pytest.mark.slow
+def test_under_nohup_a_lost_terminal_does_not_end_a_run(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", *small(roberta, movies, run, "steps=40")]
+    command = ["nohup", sys.executable, "-m", "mezo_cli", *words]
+    with open(tmp_path / "out", "w") as out:
+        running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=out, stderr=out)
+    wait_for_step(run)
+    running.send_signal(signal.SIGHUP)
+    assert running.wait(timeout=120) == 0
+    assert Run(run).status() == "finished"
+
+
+def wait_for_step(run: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not (run / "metrics.jsonl").exists() or '"train"' not in (run / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.05)

@@ -1,0 +1,129 @@
+"""Process and machine: what is freed goes back to the system, signals, versions."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mezo_cli import system
+from tests.command_line import environment
+
+# Free a small block between two that stay, often: glibc keeps such blocks, and malloc_trim(0) returns their pages.
+FRAGMENTS = """
+import ctypes
+from mezo_cli import system
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+blocks = [libc.malloc(100_000) for _ in range(2000)]  # 200 MB, below the size that malloc maps by itself
+for block in blocks:
+    ctypes.memset(block, 1, 100_000)
+for block in blocks[:-1]:  # the last one keeps the heap from shrinking
+    libc.free(block)
+freed = resident()
+system.trim_malloc()
+print(freed - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """Half of the 200 MB at least, whatever else the process does meanwhile: without the call it is none of them."""
+    env = environment(MALLOC_TRIM_THRESHOLD_=str(1 << 30), MALLOC_MMAP_THRESHOLD_=str(1 << 20), MALLOC_ARENA_MAX="1")
+    command = [sys.executable, "-c", FRAGMENTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert int(done.stdout) > 100_000  # KB
+
+
+PEAK = """
+import torch
+from mezo_cli import system
+
+cpu = torch.device("cpu")
+block = bytearray(b"1" * 200_000_000)
+del block
+before = system.peak_memory(cpu)
+system.reset_peak_memory()
+print(before - system.peak_memory(cpu))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
+def test_the_peak_memory_of_a_job_is_its_own() -> None:
+    """What an earlier job of the process took is not in it."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environment())
+    assert int(done.stdout) > 150_000_000
+
+
+def test_library_defaults_are_set_and_reported_when_torch_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert system.set_library_defaults() == ["OMP_WAIT_POLICY=PASSIVE"]
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["THP_MEM_ALLOC_ENABLE"]) == ("PASSIVE", "0")
+    assert system.set_library_defaults() == []
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system.platform, "libc_ver", lambda: ("musl", "1.2"))
+    system._malloc_trim.cache_clear()
+    try:
+        system.trim_malloc()
+        assert system._malloc_trim() is None
+    finally:
+        system._malloc_trim.cache_clear()
+
+
+def test_sigterm_interrupts_inside_the_block_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), system.termination_as_keyboard_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_versions_and_commit_of_this_checkout() -> None:
+    assert {"python", "torch", "transformers", "numpy"} <= set(system.versions())
+    commit = system.git_commit()
+    in_checkout = (Path(system.__file__).resolve().parents[1] / ".git").exists()
+    assert (commit is not None and len(commit) == 40) if in_checkout else commit is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "out of memory: MemoryError"),
+        (OSError(12, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), "out of memory: MPS backend out of memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out of memory: CUDA error: CUBLAS"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "the device failed: CUDA error: CUBLAS"),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "the device failed: Triton Error"),
+        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), None),
+        (OSError(28, "No space left on device"), None),
+        (ValueError("out of memory"), None),
+    ],
+)
+def test_errors_of_the_device(error: Exception, said: str | None) -> None:
+    assert system.is_device_error(error) == (said is not None)
+    if said is not None:
+        assert system.describe_device_error(error).startswith(said)
+
+
+def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "mezo_cli"
+    package.mkdir()
+    (package / "system.py").write_text("1\n")
+    monkeypatch.setattr(system, "__file__", str(package / "system.py"))
+    assert system.git_dirty() is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "untracked").touch()
+    assert system.git_dirty() is False
+    (package / "system.py").write_text("2\n")
+    assert system.git_dirty() is True

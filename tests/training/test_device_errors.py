@@ -1,0 +1,133 @@
+"""Out of memory and failures of the device: one line that names them, whatever was running."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.config.schema import Example
+from mezo_cli.models import loading
+from mezo_cli.objectives.mlm import MaskedLabelScorer
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.runs import Run
+from mezo_cli.training import precision
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.optim.test_mezo import ready
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
+CPU_FULL = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: 9 bytes"
+)
+BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("done")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", "steps=2", "checkpoint=trajectory")
+        assert mezo("train", *words).code == 0
+    return folder / "run"
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL, "out of memory: CUDA out of memory; try a smaller model or a device with more memory (model.device)"),
+        (CPU_FULL, "out of memory: DefaultCPUAllocator: can't allocate memory: 9 bytes; try a smaller model"),
+        (BROKEN, "the device failed: CUDA error: an illegal memory access was encountered"),
+        (MemoryError(), "out of memory: MemoryError; try a smaller model"),
+    ],
+)
+@pytest.mark.parametrize("where", ["load", "first forward"])
+def test_while_loading(
+    roberta: Path,
+    movies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    said: str,
+    where: str,
+) -> None:
+    owner, name = {"load": (loading, "_check_vocabulary"), "first forward": (MaskedLabelScorer, "logits")}[where]
+    raising(monkeypatch, owner, name, error)
+    line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
+    assert f"loading model.path={roberta}: {said}" in line
+    assert "does not support" not in line
+    assert "CUDA kernel errors" not in line
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_a_lora_that_is_too_large(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run", "peft=lora", "peft.r=1000000000000")))
+    assert "out of memory: " in line
+    assert "try a lower peft.r (now 1000000000000), a smaller model" in line
+
+
+def test_before_the_first_step(roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, precision, "check", FULL)
+    line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
+    assert "before the first step: out of memory: CUDA out of memory; try a lower batch_size (now 8)" in line
+
+
+@pytest.mark.parametrize(("error", "said"), [(CPU_FULL, "out of memory: Default"), (BROKEN, "the device failed: CUDA")])
+def test_in_a_step(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    raising(monkeypatch, Mezo, "step", error)
+    result = mezo("train", *small(roberta, movies, tmp_path / "run"))
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert result.err.startswith(f"error: {said}")
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        raising(patch, Mezo, "apply_updates", CPU_FULL)
+        line = error_line(mezo("replay", done, "--step", 2, "--out", tmp_path / "out"))
+        assert f"replaying {done / 'trajectory.bin'}: out of memory: " in line
+        assert not (tmp_path / "out").exists()
+    raising(monkeypatch, MaskedLabelScorer, "logits", FULL)
+    assert "loading model.path=" in error_line(mezo("eval", done, "--checkpoint", 0))
+    monkeypatch.undo()
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    from mezo_cli.training import evaluation
+
+    raising(monkeypatch, evaluation, "compute_score", FULL)
+    line = error_line(mezo("eval", done, "--checkpoint", 0))
+    assert "evaluating test: out of memory: CUDA out of memory; try again when" in line
+    assert "eval_batch_size is 64" in line
+
+
+def test_other_errors_stay_as_they_are(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(monkeypatch, Mezo, "step", RuntimeError("a defect"))
+    with pytest.raises(RuntimeError, match="a defect"):
+        mezo("train", *small(roberta, movies, tmp_path / "run"))
+
+
+def test_a_loss_that_is_not_finite_is_on_the_device_of_the_logits(roberta: Path) -> None:
+    """Or the other sign's loss, which is finite, could not be stacked with it on a GPU."""
+    session = ready(roberta, "model.device=cpu")
+    batch = session.batch(session.encoder.encode_all([Example(("a",), 0)]))
+    with torch.device("meta"):  # a tensor made with no device lands elsewhere, as on a machine with a GPU
+        loss = session._loss_of(torch.tensor([[float("nan"), 0.0]], device="cpu"), batch)
+    assert loss.device.type == "cpu"
+    assert bool(loss.isnan())

@@ -1,0 +1,221 @@
+"""When a run ends: more steps than it began with, `max_seconds`, `patience`; full checkpoints that are pruned."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from mezo_cli.runs import Run, config_change, trajectory
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.training.test_resume import state
+
+MODES = {
+    "full": [],
+    "trajectory": ["checkpoint=trajectory"],
+    "momentum": ["optimizer=mezo_momentum", "optimizer.lr=1e-3"],
+    "adamw": ["optimizer=adamw", "optimizer.schedule=constant"],
+}
+EACH_STEP = ["eval_every=1", "log_every=1", "optimizer.lr=0"]  # no evaluation is better than the first
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ending")
+    tiny.movie_folder(folder / "movies")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(home: Path, roberta: Path) -> Train:
+    """Return a function that trains a run once and returns a directory; with `copy`, a copy of it."""
+
+    def run(*more: str, copy: str = "", code: int = 0) -> Path:
+        path = home / hashlib.sha256("".join(more).encode()).hexdigest()[:12]
+        if not path.exists():
+            result = mezo("train", *small(roberta, home / "movies", path, *more))
+            assert result.code == code, result
+        if copy:
+            shutil.copytree(path, home / copy)
+            return home / copy
+        return path
+
+    return run
+
+
+def files(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def result(run: Path) -> dict[str, Any]:
+    """Return what a run came to, without what its interruptions leave."""
+    return {key: value for key, value in state(run).items() if key != "names"}
+
+
+# --- more steps ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, train: Train) -> None:
+    words = [*MODES[mode], "log_every=3"]
+    whole, run = train(*words), train(*words, "steps=3", copy=f"more {mode}")
+    assert mezo("resume", run, "steps=6").code == 0
+    assert result(run) == result(whole)
+    assert (run / "config.yaml").read_bytes() == (whole / "config.yaml").read_bytes()
+    (change,) = Run.open(run).info()["changes"]
+    assert (change["before"], change["after"]) == ({"steps": 3}, {"steps": 6})
+    assert (run / "summary-3.json").exists()
+    assert "is finished: there is nothing to resume" in mezo("resume", run, "steps=6").out
+
+
+def test_a_change_of_the_config_can_be_interrupted_anywhere(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["checkpoint=trajectory", "log_every=3"]
+    whole = train(*words)
+    for stop in range(2, 6):  # the first is that of claiming the run
+        run, calls = train(*words, "steps=3", copy=f"cut {stop}"), [0]
+
+        def cut(plain: Callable[..., Any], calls: list[int] = calls, stop: int = stop) -> Callable[..., Any]:
+            def called(*words: Any, **named: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == stop:
+                    raise KeyboardInterrupt
+                return plain(*words, **named)
+
+            return called
+
+        with pytest.MonkeyPatch.context() as patch:
+            for owner, name in ((config_change.os, "replace"), (config_change, "_rewrite_header")):
+                patch.setattr(owner, name, cut(getattr(owner, name)))
+            assert mezo("resume", run, "steps=6").code == 130
+        assert Run.open(run).status() == "interrupted"
+        assert mezo("resume", run, "steps=6").code == 0
+        assert result(run) == result(whole)
+
+
+@pytest.mark.parametrize(
+    ("setting", "change", "line"),
+    [
+        ("optimizer.schedule=linear", "steps=6", "with optimizer.schedule=linear every step depends on steps=3"),
+        ("optimizer.sample_schedule=linear", "steps=6", "with optimizer.sample_schedule=linear every step depends"),
+        ("log_every=1", "steps=2", "has steps=3, which can only be raised"),
+        ("log_every=1", "steps=many", "steps=many: allowed is a whole number"),
+        ("log_every=1", "step=6", "a resumed run keeps its settings, except when it ends: steps=..., patience=..."),
+        ("log_every=1", "optimizer.lr=1", "a resumed run keeps its settings"),
+        ("log_every=1", "patience=0", "patience=0: out of range"),
+    ],
+)
+def test_other_changes_are_refused(setting: str, change: str, line: str, train: Train) -> None:
+    run = train(setting, "steps=3", "checkpoint=trajectory")
+    before = files(run)
+    assert line in error_line(mezo("resume", run, change))
+    assert files(run) == before
+
+
+# --- patience ---
+
+
+def test_patience_ends_a_run(train: Train) -> None:
+    run, whole = train(*EACH_STEP, "patience=2", copy="patient"), train(*EACH_STEP)
+    summary = Run(run).read_summary()
+    assert (summary["steps"], summary["best"]["step"], summary["stopped"]) == (2, 0, "patience")
+    assert Run(run).info()["stopped"] == {"by": "patience", "step": 2}
+    assert (
+        "stopped by patience=2 at step 2 of 6: the best dev score is that of step 0" in (run / "train.log").read_text()
+    )
+    assert "2/6" in mezo("runs", run).out
+    assert "is finished (stopped by patience at step 2): there is nothing" in mezo("resume", run).out
+    assert "was stopped by patience=2: give patience=null, or a higher" in error_line(mezo("resume", run, "patience=1"))
+    shutil.rmtree(run / "checkpoints")  # the last step is known without them
+    assert mezo("eval", run, "--checkpoint", "last").code == 0
+    assert mezo("compare", run).code == 0
+    assert mezo("resume", run, "patience=3").code == 0
+    assert Run(run).read_summary()["steps"] == 3
+    assert mezo("resume", run, "patience=null").code == 0
+    assert Run(run).read_summary() | {"seconds": 0, "peak_memory_bytes": 0} == Run(whole).read_summary() | {
+        "seconds": 0,
+        "peak_memory_bytes": 0,
+    }
+    assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
+
+
+def test_patience_is_counted_across_an_interruption(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(*EACH_STEP, "patience=2", "max_seconds=1e-9", code=130, copy="both")
+    assert mezo("resume", run).code == 0
+    assert Run(run).read_summary()["steps"] == 2
+
+
+# --- max_seconds ---
+
+
+@pytest.mark.parametrize("mode", ["trajectory", "adamw"])
+def test_max_seconds_stops_a_run_that_goes_on_later(mode: str, train: Train) -> None:
+    whole = train(*MODES[mode])
+    run = train(*MODES[mode], "max_seconds=1e-9", code=130, copy=f"limited {mode}")  # each process takes one step
+    assert Run(run).info()["stopped"] == {"by": "max_seconds", "step": 1}
+    assert not (run / "summary.json").exists()
+    ends = []
+    while Run(run).status() == "interrupted" and len(ends) < 6:
+        ends.append(mezo("resume", run))
+    assert [end.code for end in ends] == [130, 130, 130, 130, 0]
+    assert ends[0].err == "error: stopped by max_seconds=1e-09 at step 2 of 6\n"
+    assert "resume with: mezo resume" in ends[0].out
+    assert Run(run).info()["stopped"] is None
+    assert result(run) == result(whole)
+
+
+# --- prune ---
+
+
+@pytest.mark.parametrize("mode", ["momentum"])
+def test_pruned_checkpoints_are_replayed(mode: str, train: Train) -> None:
+    run = train(*MODES[mode], copy=f"pruned {mode}")
+    before = [mezo("eval", run, "--checkpoint", name).out for name in ("best", "last")]
+    size = sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
+    said = mezo("prune", run)
+    assert said.code == 0, said
+    assert f"{size:,} bytes freed" in said.out
+    assert not list(run.glob("*checkpoints*"))
+    assert Run(run).info()["pruned"]["bytes"] == size
+    assert [mezo("eval", run, "--checkpoint", name).out for name in ("best", "last")] == before
+    assert "has no full checkpoints" in error_line(mezo("prune", run))
+
+
+def test_only_what_a_replay_gives_is_pruned(train: Train, home: Path) -> None:
+    folder = home / "all"
+    for name, words in {"good": [], "other": [], "adamw": MODES["adamw"]}.items():
+        train(*words, copy=f"all/{name}")
+    stopped = train("max_seconds=1e-9", code=130, copy="all/stopped")
+
+    def change(new: Path) -> None:
+        shutil.copytree(folder / "good" / "checkpoints" / "last", new, ignore=shutil.ignore_patterns("mezo.json"))
+        tensors = load_file(new / "model.safetensors")
+        next(iter(tensors.values())).view(-1)[0] += 1
+        save_file(tensors, new / "model.safetensors", {"format": "pt"})
+
+    Run(folder / "other").save_checkpoint("last", 6, change)
+    before = {name: files(folder / name) for name in ("other", "adamw", "stopped")}
+    said = mezo("prune", folder)
+    assert said.code == 2
+    assert "1 of 4 runs could not be pruned" in said.err
+    assert not (folder / "good" / "checkpoints").exists()
+    assert "gives other weights than checkpoints/last; nothing was removed" in said.out
+    assert {name: files(folder / name) for name in before} == before
+    assert "optimizer=adamw writes no trajectory" in error_line(mezo("prune", folder / "adamw"))
+    assert "is interrupted: only finished runs are pruned" in error_line(mezo("prune", stopped))
+    weights = folder / "other" / "checkpoints" / "best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert "is damaged" in error_line(mezo("prune", folder / "other"))
+    assert "no such folder" in error_line(mezo("prune", folder / "none"))
+    assert len(trajectory.read(folder / "good" / "trajectory.bin")) == 6

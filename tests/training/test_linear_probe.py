@@ -1,0 +1,209 @@
+"""Linear probing: scikit-learn's own probabilities out of the model, a start that is kept, and MeZO on top of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from torch import nn
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.config.stored import read_config
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from mezo_cli.training import linear_probe as probing
+from mezo_cli.training import restore
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+
+NAMES = ["negative", "positive"]
+TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]  # train's
+STOCK = {"mlm": AutoModelForMaskedLM, "cls": AutoModelForSequenceClassification}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+def rows(n: int, labels: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of overlapping classes."""
+    rng = np.random.default_rng(seed)
+    right = np.arange(n) % labels
+    return rng.normal(size=(n, width)) + 0.8 * np.eye(labels, width)[right], right
+
+
+def probabilities(fitted: probing.Fit, x: np.ndarray) -> torch.Tensor:
+    scores = torch.from_numpy(x).float() @ fitted.weight.T
+    return (scores if fitted.bias is None else scores + fitted.bias).softmax(-1)
+
+
+# --- the fit ---
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("labels", [2, 3, 6])
+def test_the_rows_give_scikit_learns_probabilities(labels: int, intercept: bool) -> None:
+    x, right = rows(90, labels)
+    fitted = probing.fit(x, right, [str(i) for i in range(labels)], 0.5, intercept=intercept)
+    theirs = LogisticRegression(C=0.5, max_iter=5000, fit_intercept=intercept).fit(x, right)
+    assert fitted.weight.shape == (labels, x.shape[1])
+    assert (fitted.bias is not None) == intercept
+    seen, _ = rows(40, labels, seed=1)
+    np.testing.assert_allclose(probabilities(fitted, seen), theirs.predict_proba(seen), atol=1e-6)
+    assert (fitted.C, fitted.folds, fitted.validated) == (0.5, 0, [])
+    assert fitted.train_accuracy == theirs.score(x, right)
+    assert fitted.converged
+
+
+@pytest.mark.parametrize(("labels", "seed"), [(2, 0), (2, 1), (3, 2)])
+def test_c_is_chosen_as_the_papers_code_does(labels: int, seed: int) -> None:
+    x, right = rows(60, labels, seed=seed)
+    fitted = probing.fit(x, right, [str(i) for i in range(labels)], None)
+    theirs = LogisticRegressionCV(
+        cv=5, scoring="accuracy", max_iter=5000, l1_ratios=(0,), use_legacy_attributes=False
+    ).fit(x, right)
+    assert pytest.approx(theirs.C_) == fitted.C
+    assert fitted.validated[probing.STRENGTHS.index(fitted.C)] == max(fitted.validated)
+    np.testing.assert_allclose(probabilities(fitted, x), theirs.predict_proba(x), atol=1e-3)
+
+
+def test_few_rows_make_fewer_folds_and_one_row_none() -> None:
+    x, right = rows(6, 2)
+    assert probing.fit(x, right, NAMES, None).folds == 3
+    alone = probing.fit(x[:3], right[:3], NAMES, None)
+    assert (alone.C, alone.folds, alone.validated) == (1.0, 0, [])
+
+
+def test_a_label_without_rows_and_features_that_are_none_are_reported() -> None:
+    x, right = rows(6, 2)
+    with pytest.raises(UserError, match="train has no row labelled maybe, never; every label needs some"):
+        probing.fit(x, right, [*NAMES, "maybe", "never"], None)
+    with pytest.raises(UserError, match="not finite"):
+        probing.fit(x * np.nan, right, NAMES, None)
+
+
+# --- a run ---
+
+
+def stock_features(model: Any, layer: nn.Module, batch: Any) -> torch.Tensor:
+    """What enters a layer in the model's own padded forward, at the mask where there is one."""
+    seen: list[torch.Tensor] = []
+    layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(**batch.inputs())
+    return seen[0] if seen[0].dim() == 2 else seen[0][torch.arange(len(batch.positions)), batch.positions]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(
+    objective: str, kind: str, movies: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base, run = request.getfixturevalue(kind), tmp_path / "run"
+    words = [*small(base, movies, run, "steps=0"), "optimizer=linear_probe", f"objective={objective}", "probe_c=3"]
+    words += [] if kind != "bert" else ["task.label_words=[bad,good]"]
+    assert (said := mezo("train", *words)).code == 0, said
+
+    ready = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "best")
+    batch = ready.batch(ready.encoder.encode_all(TEXTS))
+    model = STOCK[objective].from_pretrained(run / "checkpoints/best").eval()
+    layer = model.get_output_embeddings() if objective == "mlm" else list(model.modules())[-1]
+    label_ids = ready.encoder.label_ids if objective == "mlm" else [0, 1]
+    x = stock_features(model, layer, batch)
+    with torch.no_grad():
+        ours = ready.objective.reference_logits(model, batch, label_ids).softmax(-1)
+    theirs = LogisticRegression(C=3, max_iter=5000).fit(x.double(), batch.labels)
+    np.testing.assert_allclose(ours, theirs.predict_proba(x.double()), atol=1e-4)
+
+    reported = Run(run).info()["probe"]
+    assert {key: reported[key] for key in ("rows", "width", "forwards", "C", "folds")} == {
+        "rows": 24,
+        "width": 32,
+        "forwards": 3,
+        "C": 3.0,
+        "folds": 0,
+    }
+    summary = Run(run).read_summary()
+    assert (summary["steps"], summary["forwards"], summary["probe"]) == (0, 3, reported)
+    assert summary["train"]["accuracy"] == reported["train_accuracy"] == theirs.score(x.double(), batch.labels)
+    if objective == "mlm":
+        only_the_rows_moved(base, run, label_ids)
+
+
+def only_the_rows_moved(base: Path, run: Path, label_ids: list[int]) -> None:
+    before = AutoModelForMaskedLM.from_pretrained(base)
+    after = AutoModelForMaskedLM.from_pretrained(run / "checkpoints/best")
+    assert torch.equal(after.get_input_embeddings().weight, before.get_input_embeddings().weight)
+    for key in ("weight", "bias"):
+        old, new = (getattr(model.get_output_embeddings(), key) for model in (before, after))
+        changed = (old != new).reshape(len(old), -1).any(dim=1).nonzero().flatten().tolist()
+        assert changed == sorted(label_ids)
+    stored = safetensors.torch.load_file(run / "start.safetensors")
+    assert sorted(list(tensor.shape) for tensor in stored.values()) == [[2], [2, 32]]
+
+
+def test_mezo_goes_on_from_the_probe_and_is_replayed_to_the_same_bits(
+    roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    more = {"full": [], "light": ["checkpoint=trajectory"]}
+    for name, words in more.items():
+        said = mezo("train", *small(roberta, movies, tmp_path / name, "init=linear_probe", *words))
+        assert said.code == 0, said
+    probe = mezo("train", *small(roberta, movies, tmp_path / "lp", "steps=0"), "optimizer=linear_probe")
+    assert probe.code == 0, probe
+    first, light, alone = (Run(tmp_path / name).metrics() for name in ("full", "light", "lp"))
+    for lines in (first, light):
+        assert {k: v for k, v in lines[0].items() if k != "seconds"} == {
+            k: v for k, v in alone[0].items() if k != "seconds"
+        }
+    assert first[-1]["loss"] == light[-1]["loss"]
+    for step, name in (("0", "lp"), ("6", "full")):
+        said = mezo("replay", tmp_path / "light", "--step", step, "--out", tmp_path / step)
+        assert said.code == 0, said
+        there = tmp_path / name / "checkpoints/last/model.safetensors"
+        assert (tmp_path / step / "model.safetensors").read_bytes() == there.read_bytes()
+
+
+def test_a_class_without_rows_ends_the_run_in_one_line(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["init=linear_probe", "task.labels=[negative,positive,neither]", "task.label_words=[bad,good,okay]"]
+    said = error_line(mezo("train", *small(roberta, movies, tmp_path / "run", *words, "task.files.labels=[]")))
+    assert "train has no row labelled neither" in said
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "reported"),
+    [
+        (["optimizer=linear_probe", "steps=6"], "steps=6: optimizer=linear_probe takes no step"),
+        (["optimizer=linear_probe", "init=none"], "init=none: optimizer=linear_probe needs init=linear_probe"),
+        (["optimizer.name=linear_probe"], "needs init=linear_probe"),
+        (["init=probe"], "init=probe: not one of none, linear_probe"),
+        (["probe_c=0"], "probe_c=0: out of range"),
+        (["probe_c=0.5"], "probe_c=0.5: only init=linear_probe reads it"),
+    ],
+)
+def test_what_does_not_go_together_is_reported(words: list[str], reported: str) -> None:
+    with pytest.raises(UserError, match=re.escape(reported)):
+        build_config(["data=demo", *words])
+
+
+def test_zero_shot_is_a_run_of_no_steps(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    said = mezo("train", *small(roberta, movies, tmp_path / "run", "steps=0"))
+    assert said.code == 0, said
+    summary = Run(tmp_path / "run").read_summary()
+    assert (summary["steps"], summary["forwards"]) == (0, 0)
+    assert "probe" not in summary
+    ready = restore.load_checkpoint(read_config(tmp_path / "run/config.yaml"), Run.open(tmp_path / "run"), "best")
+    plain = AutoModelForMaskedLM.from_pretrained(roberta).eval()
+    batch = ready.batch(ready.encoder.encode_all(TEXTS))
+    with torch.no_grad():
+        picked = ready.objective.reference_logits(plain, batch, ready.encoder.label_ids).argmax(-1)
+    assert summary["train"]["accuracy"] == float((picked == batch.labels).double().mean())

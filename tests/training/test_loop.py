@@ -1,0 +1,483 @@
+"""A run from end to end: its files, its counts, how it fails."""
+
+import gc
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from mezo_cli.config.schema import Splits
+from mezo_cli.config.stored import read_config
+from mezo_cli.optim.mezo import Mezo, MezoResult
+from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise.direction import Direction
+from mezo_cli.perturb.noise.torch_stream import TorchNoise
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.training import loop, training_run
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tiny tensors eager kernels are faster than starting a compiler."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+def lines(run: Path, kind: str = "eval") -> list[dict[str, Any]]:
+    return [line for line in Run(run).metrics() if line["kind"] == kind]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return Run(run).read_summary()
+
+
+@pytest.fixture(scope="module")
+def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("done")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        said = mezo("train", *small(roberta, tiny.movie_folder(folder / "movies"), folder / "run"))
+    assert said.code == 0, said
+    (folder / "said").write_text(said.out)
+    return folder / "run"
+
+
+# --- the run directory ---
+
+
+def test_the_files_of_a_finished_run(done: Path) -> None:
+    names = {p.name for p in done.iterdir()}
+    assert names == {
+        "config.yaml",
+        "run.json",
+        "metrics.jsonl",
+        "trajectory.bin",
+        "checkpoints",
+        "summary.json",
+        "train.log",
+        ".lock",
+    }
+    for name in ("best", "last"):
+        files = {p.name for p in (done / "checkpoints" / name).iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= files
+        assert not {f for f in files if f.endswith((".bin", ".pt", ".pkl"))}
+
+
+def test_run_json(done: Path) -> None:
+    info = Run(done).info()
+    assert info["status"] == "finished"
+    assert info["argv"][:2] == ["mezo", "train"]
+    assert {"versions", "git_commit", "device", "data_fingerprint", "start", "end", "error"} <= set(info)
+    assert info["device"].startswith("cpu (")
+    assert len(info["data_fingerprint"]) == 64
+    assert info["task_version"] == 1
+    assert info["git_dirty"] in (True, False, None)
+    assert info["weights_fingerprint"] == trajectory.read(done / "trajectory.bin").header.fingerprint
+    assert info["model_revision"] is info["data_revision"] is None  # a folder and files, not the hub
+    assert info["start"] <= info["end"]
+
+
+def test_a_run_says_that_its_noise_is_not_compiled(
+    done: Path, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the later runs of a process in which the compiler failed in an earlier one."""
+    assert Run(done).info()["noise_kernels"] == "eager"
+    assert "10 to 30 times slower: MEZO_EAGER is set" in (done / "train.log").read_text()
+    monkeypatch.setenv("MEZO_EAGER", "0")
+    monkeypatch.setattr(Kernel, "compiler_error", "no compiler")
+    result = mezo("train", *small(roberta, done.parent / "movies", tmp_path / "run", "steps=1"))
+    assert result.code == 0, result
+    assert Run(tmp_path / "run").info()["noise_kernels"] == "eager"
+    assert "10 to 30 times slower: no compiler" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_metrics_lines(done: Path) -> None:
+    train, evals = lines(done, "train"), lines(done)
+    assert [line["step"] for line in train] == [2, 4, 6]
+    for line in train:
+        wanted = {"kind", "step", "loss", "loss_plus", "loss_minus", "projected_grad", "lr", "seconds"}
+        assert wanted <= set(line)
+        assert line["loss"] == pytest.approx((line["loss_plus"] + line["loss_minus"]) / 2)
+        assert line["projected_grad"] == pytest.approx((line["loss_plus"] - line["loss_minus"]) / 2e-3, rel=1e-5)
+        assert line["lr"] == float(np.float32(1e-2))
+    assert [line["seconds"] for line in train] == sorted(line["seconds"] for line in train)
+    best = summary(done)["best"]["step"]
+    seen = [(line["split"], line["step"]) for line in evals]
+    assert seen == [("dev", 0), ("dev", 3), ("dev", 6), ("train", best), ("test", best)]
+    for line in evals:
+        assert {"kind", "step", "split", "loss", "accuracy", "predicted"} <= set(line)
+        assert list(line["predicted"]) == ["negative", "positive"]
+        assert sum(line["predicted"].values()) == {"train": 24, "dev": 12, "test": 12}[line["split"]]
+
+
+def test_summary(done: Path) -> None:
+    made, evals = summary(done), lines(done)
+    assert set(made) == {
+        "steps",
+        "forwards",
+        "backwards",
+        "seconds",
+        "best",
+        "dev",
+        "train",
+        "test",
+        "projected_grad",
+        "peak_memory_bytes",
+    }
+    assert (made["steps"], made["forwards"], made["backwards"]) == (6, 12, 0)
+    best = max(evals[:3], key=lambda line: (line["accuracy"], -line["step"]))
+    assert made["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
+    assert made["dev"] == {"accuracy": best["accuracy"], "loss": best["loss"]}
+    assert made["train"] == {"accuracy": evals[-2]["accuracy"], "loss": evals[-2]["loss"], "rows": 24}
+    assert made["test"] == {"accuracy": evals[-1]["accuracy"], "loss": evals[-1]["loss"]}
+    grads = np.abs(trajectory.read(done / "trajectory.bin").grads)
+    facts = {"zero_fraction": 0.0, "mean_abs": grads.mean(), "min_abs": grads.min(), "max_abs": grads.max()}
+    assert made["projected_grad"] == pytest.approx(facts)
+    assert made["peak_memory_bytes"] > 10_000_000
+
+
+def test_the_trajectory_holds_what_was_logged(done: Path) -> None:
+    past = trajectory.read(done / "trajectory.bin")
+    assert past.grads.shape == (6, 1)
+    logged = {line["step"]: line["projected_grad"] for line in lines(done, "train")}
+    assert [past.grads[step - 1, 0] for step in logged] == list(logged.values())
+
+
+def test_config_yaml_is_enough_to_run_again(done: Path, tmp_path: Path) -> None:
+    """Nothing else of the first run is read: a new run directory, the same bits."""
+    config = read_config(done / "config.yaml")
+    assert (config.steps, config.data.seed, config.task.name) == (6, 42, "sst2")
+    run = Run.create(tmp_path / "again", (done / "config.yaml").read_text(), ["test"])
+    with run.tracked():
+        loop.train(config, run, Console(quiet=True))
+    assert (run.path / "config.yaml").read_bytes() == (done / "config.yaml").read_bytes()
+    assert run.trajectory.read_bytes() == (done / "trajectory.bin").read_bytes()
+    for file in ("best/model.safetensors", "last/model.safetensors"):
+        assert (run.checkpoints / file).read_bytes() == (done / "checkpoints" / file).read_bytes()
+    first, again = (
+        [{key: value for key, value in line.items() if key not in ("seconds", "crc")} for line in Run(folder).metrics()]
+        for folder in (done, run.path)
+    )
+    assert again == first
+
+
+def test_the_log_and_the_last_lines(done: Path) -> None:
+    log, said = (done / "train.log").read_text(), (done.parent / "said").read_text()
+    assert "step 3/6  dev accuracy" in log
+    assert "step 3/6  loss" in log
+    rows = {line[:20].strip(): line[20:].split() for line in said.splitlines()}
+    made, first = summary(done), lines(done)[0]
+    assert rows["dev before training"] == [f"{100 * first['accuracy']:.1f}%", f"{first['loss']:.4f}", "0"]
+    assert rows["dev best"][0] == f"{100 * made['dev']['accuracy']:.1f}%"
+    assert rows["test at best"][0] == f"{100 * made['test']['accuracy']:.1f}%"
+    assert f"mezo eval {done}" in said
+
+
+def test_training_changes_the_trained_tensors_alone(done: Path, roberta: Path) -> None:
+    before = load_file(roberta / "model.safetensors")
+    after = load_file(done / "checkpoints" / "last" / "model.safetensors")
+    assert set(before) == set(after)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name, _ in trajectory.read(done / "trajectory.bin").header.tensors}
+
+
+def test_the_same_directory_again_is_refused_and_names_resume(done: Path) -> None:
+    words = Run(done).info()["argv"][2:]
+    before = {p: p.read_bytes() for p in done.rglob("*") if p.is_file()}
+    assert f"mezo resume {done}" in error_line(mezo("train", *words))
+    assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
+
+
+def test_the_list_shows_it(done: Path) -> None:
+    said = mezo("runs", done.parent)
+    best, test = summary(done)["best"]["accuracy"], summary(done)["test"]["accuracy"]
+    row = said.out.splitlines()[1].split()
+    assert row[:2] == ["run", "finished"]
+    assert row[-3:] == ["6/6", f"{100 * best:.1f}", f"{100 * test:.1f}"]
+
+
+# --- counts ---
+
+
+@pytest.mark.parametrize(
+    ("more", "evals", "trains"),
+    [
+        (["steps=2", "eval_every=10"], [0, 2], [2]),
+        (["steps=0"], [0], []),
+        (["steps=4", "eval_every=0"], [0, 4], [2, 4]),
+        (["steps=5", "eval_every=2", "log_every=100"], [0, 2, 4, 5], [5]),
+        (["steps=3", "eval_every=1", "log_every=1"], [0, 1, 2, 3], [1, 2, 3]),
+        (["steps=2", "batch_size=1000", "eval_batch_size=5"], [0, 2], [2]),
+    ],
+)
+def test_it_works_whatever_the_counts(
+    more: list[str], evals: list[int], trains: list[int], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    said = mezo("train", *small(roberta, movies, run, *more))
+    assert said.code == 0, said
+    assert [line["step"] for line in lines(run) if line["split"] == "dev"] == evals
+    assert [line["step"] for line in lines(run, "train")] == trains
+    made = summary(run)
+    assert made["steps"] == evals[-1]
+    assert made["forwards"] == 2 * evals[-1]
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"best", "last"}
+    assert Run(run).checkpoint_step("last") == evals[-1]
+    assert Run(run).checkpoint_step("best") == made["best"]["step"]
+
+
+def test_no_steps_is_zero_shot(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "steps=0")).code == 0
+    none = {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
+    assert summary(run)["projected_grad"] == none
+    assert summary(run)["best"]["step"] == 0
+    before, after = (load_file(f / "model.safetensors") for f in (roberta, run / "checkpoints" / "best"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_single_file_has_no_test(roberta: Path, tmp_path: Path) -> None:
+    file = tiny.write_jsonl(tmp_path / "rows.jsonl", tiny.movie_rows(40))
+    run = tmp_path / "run"
+    said = mezo("train", *small(roberta, file, run))
+    assert said.code == 0, said
+    assert summary(run)["test"] is None
+    assert summary(run)["dev"]["accuracy"] >= 0
+    assert [line["split"] for line in lines(run)] == ["dev"] * 3 + ["train"]
+    assert "held out of rows.jsonl" in said.out
+    assert "test at best" not in said.out
+    assert "there is no test split" in error_line(mezo("eval", run))
+    assert mezo("eval", run, "--split", "dev").code == 0
+
+
+def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TRAIN_ROWS", 7)
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "steps=1")).code == 0
+    assert summary(run)["train"]["rows"] == 7
+    seen = next(line for line in lines(run) if line["split"] == "train")
+    assert sum(seen["predicted"].values()) == 7
+
+
+def test_the_earlier_step_wins_a_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "optimizer.lr=0", "eval_every=1", "steps=3")).code == 0
+    assert len({line["accuracy"] for line in lines(run)[:4]}) == 1
+    assert summary(run)["best"]["step"] == 0
+    assert Run(run).checkpoint_step("best") == 0
+
+
+def test_checkpoint_every_saves_between_evaluations(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[str, int]] = []
+    save = Run.save_checkpoint
+    monkeypatch.setattr(
+        Run, "save_checkpoint", lambda run, name, step, w: (saved.append((name, step)), save(run, name, step, w))
+    )
+    words = small(roberta, movies, tmp_path / "run", "steps=7", "eval_every=4", "checkpoint_every=2", "log_every=100")
+    assert mezo("train", *words).code == 0
+    assert [step for name, step in saved if name == "last"] == [0, 2, 4, 6, 7]
+
+
+def test_a_task_of_two_sentences_and_another_metric(roberta: Path, tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": f"the man {i}", "sentence2": f"a man {i // 2}", "label": "equivalent" if i % 3 else "not"}
+        for i in range(30)
+    ]
+    file = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    words = [
+        "task=mrpc",
+        "task.metric=f1",
+        "task.labels=[not,equivalent]",
+        "task.files.labels=[]",
+        "task.hub.labels=[]",
+    ]
+    run = tmp_path / "run"
+    said = mezo("train", *small(roberta, file, run, *words))
+    assert said.code == 0, said
+    made = summary(run)
+    assert set(made["dev"]) == {"accuracy", "loss", "f1"}
+    best = max(lines(run), key=lambda line: (line["f1"], -line["step"]))
+    assert made["dev"]["f1"] == best["f1"]
+    assert "f1" in mezo("eval", run, "--split", "train").out
+
+
+@pytest.mark.parametrize("loss", ["accuracy", "f1"])
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_the_discrete_losses(loss: str, objective: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = [f"objective={objective}", f"objective.loss={loss}", "log_every=1", "batch_size=24", "optimizer.eps=0.1"]
+    said = mezo("train", *small(roberta, movies, run, *more))
+    assert said.code == 0, said
+    evals = lines(run)
+    if loss == "accuracy":
+        assert all(line["loss"] == pytest.approx(1 - line["accuracy"]) for line in evals)
+        for line in lines(run, "train"):
+            assert line["loss_plus"] * 24 == pytest.approx(round(line["loss_plus"] * 24), abs=1e-4)
+    assert all(0 <= line["loss"] <= 1 for line in evals)
+
+
+# --- failure ---
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (["optimizer.lr=1e30"], "the loss is not finite (loss_plus is nan); try a lower optimizer.lr (now 1e+30)"),
+        (["optimizer.lr=1e30", "optimizer.eps=0.1", "objective.loss=accuracy"], "the loss is not finite"),
+        (["optimizer.eps=1e30"], "optimizer.eps (now 1e+30)"),
+        (["optimizer.lr=1e30", "eval_every=1"], "not finite"),
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_the_run(
+    more: list[str], part: str, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    said = mezo("train", *small(roberta, movies, run, "log_every=1", "batch_size=24", *more))
+    assert said.code == 1, said
+    assert said.err.count("\n") == 1
+    assert part in said.err
+    info = Run(run).info()
+    assert info["status"] == "failed"
+    assert part in info["error"]
+    assert part in (run / "train.log").read_text()
+    assert not (run / "summary.json").exists()
+    text = (run / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert bool(np.isfinite(trajectory.read(run / "trajectory.bin").grads).all())
+    assert "failed" in mezo("runs", tmp_path).out
+
+
+def test_a_projected_gradient_that_is_not_finite_stops_the_run(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mezo, "step", lambda *_: MezoResult(1.0, 0.5, [math.inf], 0.1))
+    said = mezo("train", *small(roberta, movies, tmp_path / "run", "log_every=1"))
+    assert said.code == 1
+    assert "step 1: the loss is not finite (projected_grad is inf)" in said.err
+    assert lines(tmp_path / "run", "train") == []
+
+
+def test_a_missing_model_is_exit_2_and_the_run_says_why(movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    line = error_line(mezo("train", *small(tmp_path / "none", movies, run)))
+    assert str(tmp_path / "none") in line
+    assert Run(run).status() == "failed"
+    assert Run(run).info()["error"] in line
+    assert "none" in (run / "train.log").read_text()
+
+
+def test_missing_data_are_too(roberta: Path, tmp_path: Path) -> None:
+    assert "nowhere" in error_line(mezo("train", *small(roberta, tmp_path / "nowhere", tmp_path / "run")))
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_a_directory_that_cannot_be_made(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in error_line(mezo("train", *small(roberta, movies, tmp_path / "file" / "run")))
+
+
+def test_a_checkpoint_that_cannot_be_written(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training_run.models, "save", full)
+    said = mezo("train", *small(roberta, movies, tmp_path / "run"))
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "No space left on device" in said.err
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+def test_out_of_memory_names_the_settings_to_lower(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(Mezo, "step", full)
+    said = mezo("train", *small(roberta, movies, tmp_path / "run"))
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "out of memory: CUDA out of memory; try a lower batch_size (now 8) or eval_batch_size (now 64)" in said.err
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+# --- what train() does besides stepping ---
+
+
+def test_a_run_without_a_trajectory_has_the_fingerprint_of_its_first_weights_too(
+    roberta: Path, movies: Path, tmp_path: Path, done: Path
+) -> None:
+    words = small(roberta, movies, tmp_path / "run", "optimizer=sgd", "steps=1")
+    assert mezo("train", *words).code == 0
+    assert Run(tmp_path / "run").info()["weights_fingerprint"] == Run(done).info()["weights_fingerprint"]
+
+
+def test_the_texts_are_dropped_once_they_are_tokenized(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[int] = []
+    step = Mezo.step
+
+    def count(self: Mezo, *args: Any) -> Any:
+        gc.collect()
+        alive.append(sum(isinstance(thing, Splits) for thing in gc.get_objects()))
+        return step(self, *args)
+
+    monkeypatch.setattr(Mezo, "step", count)
+    before = sum(isinstance(thing, Splits) for thing in gc.get_objects())
+    assert mezo("train", *small(roberta, movies, tmp_path / "run", "steps=1")).code == 0
+    assert alive == [before]
+
+
+def test_train_checks_a_low_compute_dtype_before_the_first_step(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    more = ["steps=2", "model.compute_dtype=bfloat16", "optimizer.eps=1e-5"]
+    result = mezo("train", *small(roberta, movies, tmp_path / "run", *more))
+    assert result.code == 0, result
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "warning: bfloat16: projected gradients are off by" in log
+    assert log.index("projected gradients are off by") < log.index("step 0/2  dev")
+
+
+@pytest.mark.parametrize("more", [[], ["model.compute_dtype=bfloat16", "optimizer=adamw"]])
+def test_train_does_not_check_float32_or_a_method_with_a_gradient(
+    more: list[str], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    assert mezo("train", *small(roberta, movies, tmp_path / "run", "steps=1", *more)).code == 0
+    assert "projected gradients are off by" not in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_train_returns_freed_memory_after_every_step(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    trajectory_file = tmp_path / "run" / "trajectory.bin"
+
+    def count() -> None:
+        if trajectory_file.exists():  # it is also called once before the run
+            calls.append(len(trajectory.read(trajectory_file)))
+
+    monkeypatch.setattr(loop.system, "trim_malloc", count)
+    assert mezo("train", *small(roberta, movies, tmp_path / "run", "steps=4")).code == 0
+    assert calls == [1, 2, 3, 4]
+
+
+def test_noise_of_torch_warns_that_it_repeats(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    noise = TorchNoise()
+    first, second = (noise.z(Direction(42, step), "w", (4,), "cpu") for step in (0, 1))
+    assert first.tolist() == second.tolist()
+    said = mezo("train", *small(roberta, movies, tmp_path / "run", "steps=1", "optimizer.noise=torch"))
+    assert said.code == 0, said
+    assert "z is the same at every step" in (tmp_path / "run" / "train.log").read_text()

@@ -1,0 +1,61 @@
+"""The warning about a compute dtype that hides the signal of MeZO."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from mezo_cli.training import precision
+from mezo_cli.training.setup import Session
+from tests.optim.test_mezo import SENTENCES, ready
+
+
+def made(folder: Path, *words: str) -> Session:
+    session = ready(folder, *words)
+    batch = session.batch(session.encoder.encode_all(SENTENCES))
+    session.forward.select_reachable(lambda: session.objective.logits(batch))
+    return session
+
+
+def error(folder: Path, *words: str) -> float:
+    session = made(folder, *words)
+    return precision.relative_error(session, session.batch(session.encoder.encode_all(SENTENCES)))
+
+
+def test_float32_against_itself_has_no_error(roberta: Path) -> None:
+    assert error(roberta) == 0.0
+
+
+def test_the_error_is_larger_for_a_small_eps(roberta: Path) -> None:
+    small, large = (error(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}") for eps in (1e-5, 3e-2))
+    assert small > precision.MAX_RELATIVE_ERROR > large > 0
+
+
+def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:
+    session = made(roberta, "model.compute_dtype=bfloat16")
+    before = {name: p.clone() for name, p in session.params.tensors.items()}
+    precision.relative_error(session, session.batch(session.encoder.encode_all(SENTENCES)))
+    assert session.forward.compute_dtype == torch.bfloat16
+    assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
+
+
+@pytest.mark.parametrize(("eps", "level"), [(1e-5, logging.WARNING), (3e-2, logging.INFO)])
+def test_a_run_is_warned(roberta: Path, eps: float, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    session = made(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}")
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        precision.check(session, session.batch(session.encoder.encode_all(SENTENCES)))
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert ("rounding hides the signal" in record.message) == (level == logging.WARNING)
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "g: all in float32"), (["peft=head"], "frozen weights rounded")])
+def test_the_line_says_what_is_compared(
+    roberta: Path, words: list[str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frozen weights are stored in the compute dtype, so with an adapter nothing is exactly float32."""
+    session = made(roberta, "model.compute_dtype=bfloat16", *words)
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        precision.check(session, session.batch(session.encoder.encode_all(SENTENCES)))
+    assert said in caplog.text

@@ -1,0 +1,225 @@
+"""Damage to any file of a run directory is reported, or has no effect on the weights that are restored."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.config.stored import read_config
+from mezo_cli.errors import UserError
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.runs import Run
+from mezo_cli.training import restore
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+
+MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
+MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run per mode, and one interrupted after five of six steps."""
+    home = tmp_path_factory.mktemp("runs")
+    movies = tiny.movie_folder(home / "movies")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        for mode, words in MODES.items():
+            assert mezo("train", *small(roberta, movies, home / mode, *words)).code == 0
+        step = Mezo.step
+
+        def interrupted(self: Mezo, forward: Any, loss: Any, number: int) -> Any:
+            if number == 5:
+                raise KeyboardInterrupt
+            return step(self, forward, loss, number)
+
+        patch.setattr(Mezo, "step", interrupted)
+        assert mezo("train", *small(roberta, movies, home / "cut", *MODES["cls"])).code == 130
+    return home
+
+
+def model_at(run: Path, name: str) -> dict[str, torch.Tensor]:
+    opened = Run.open(run)
+    state = restore.load_checkpoint(read_config(run / "config.yaml"), opened, name).loaded.model.state_dict()
+    return {key: value.clone() for key, value in state.items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return set(one) == set(other) and all(one[name].equal(other[name]) for name in one)
+
+
+def damaged(run: Path, seed: int) -> Iterator[str]:
+    """Damage each file of the run in turn, four ways; put it back after each."""
+    rng = random.Random(seed)
+    for path in sorted(p for p in run.rglob("*") if p.is_file() and p.name not in ("train.log", ".lock")):
+        whole = path.read_bytes()
+        for how in ("a flipped bit", "another flipped bit", "a lost tail", "a lost file"):
+            if "flipped" in how:
+                data = bytearray(whole)
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                path.write_bytes(bytes(data))
+            elif how == "a lost tail":
+                path.write_bytes(whole[: rng.randrange(len(whole))])
+            else:
+                path.unlink()
+            yield f"{how} of {path.relative_to(run)}"
+            path.write_bytes(whole)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("name", ["best", "last", "4"])
+def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / mode, run)
+    wanted, reported = model_at(run, name), []
+    for what in damaged(run, seed=len(mode) + len(name)):
+        try:
+            got = model_at(run, name)
+        except UserError as error:
+            reported.append(str(error))
+        else:
+            assert same(got, wanted), what
+    assert len(reported) > 8
+    assert all(str(tmp_path) in line for line in reported)
+
+
+def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, tmp_path: Path) -> None:
+    finished = model_at(runs / "cls", "last")
+    run, reported = tmp_path / "run", 0
+    shutil.copytree(runs / "cut", run)
+    for what in damaged(run, seed=3):
+        hurt = tmp_path / "hurt"
+        shutil.rmtree(hurt, ignore_errors=True)
+        shutil.copytree(run, hurt)
+        said = mezo("resume", hurt)
+        if said.code == 2:
+            reported += 1
+            error_line(said)
+        else:
+            assert said.code == 0, (what, said)
+            assert same(model_at(hurt, "last"), finished), what
+            assert summary(hurt) == summary(runs / "cls"), what
+    assert reported > 5
+
+
+def summary(run: Path) -> dict[str, Any]:
+    made = Run(run).read_summary()
+    return {key: value for key, value in made.items() if key not in ("seconds", "peak_memory_bytes")}
+
+
+def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "trajectory", run)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for number in (0, 2):
+        line = json.loads(lines[number])
+        line["accuracy"] = 1.0 - line["accuracy"]
+        edited = [*lines[:number], json.dumps(line), *lines[number + 1 :]]
+        (run / "metrics.jsonl").write_text("\n".join(edited) + "\n")
+        assert f"metrics.jsonl:{number + 1} is damaged" in error_line(mezo("eval", run))
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_truncated_metrics_do_not_either(kept: int, runs: Path, tmp_path: Path) -> None:
+    """Without an evaluation on dev, nobody can say which was best."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / "trajectory", run)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line).get("split", "train") for line in lines]
+    assert kinds == ["dev", "train", "dev", "train", "train", "dev", "train", "test"]
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:kept]))
+    assert "lacks the evaluation of step" in error_line(mezo("eval", run))
+
+
+def test_a_truncated_trajectory_is_reported(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "trajectory", run)
+    path = run / "trajectory.bin"
+    path.write_bytes(path.read_bytes()[:-32])
+    for name in ("best", "last"):
+        assert "holds 4 of the run's 6 steps" in error_line(mezo("eval", run, "--checkpoint", name))
+    assert "holds steps 0 to 4" in error_line(mezo("eval", run, "--checkpoint", "5"))
+
+
+def test_a_damaged_checkpoint_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "full", run)
+    wanted = mezo("eval", run).out
+    path = run / "checkpoints" / "best" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert "remove the checkpoint's folder, and its step is replayed" in error_line(mezo("eval", run))
+    shutil.rmtree(path.parent)
+    assert mezo("eval", run).out == wanted
+
+
+# --- what `mezo eval` takes ---
+
+
+def test_a_checkpoint_folder_in_a_run(runs: Path) -> None:
+    for name in ("best", "last"):
+        by_path = mezo("eval", runs / "full" / "checkpoints" / name)
+        assert by_path.code == 0, by_path
+        assert by_path.out.splitlines()[1:] == mezo("eval", runs / "full", "--checkpoint", name).out.splitlines()[1:]
+
+
+def test_a_plain_folder_with_task_and_data(runs: Path, roberta: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a model, plain"
+    shutil.copytree(runs / "full" / "checkpoints" / "last", folder)
+    words = ["task=sst2", "data=files", f"data.dir={runs / 'movies'}"]
+    said = mezo("eval", folder, *words)
+    assert said.code == 0, said
+    assert said.out.splitlines()[1:] == mezo("eval", runs / "full", "--checkpoint", "last").out.splitlines()[1:]
+    start = mezo("eval", roberta, *words, "--split", "dev")
+    line = Run(runs / "full").evaluations("dev")[0]
+    assert f"{line['accuracy']:.4f}  {line['loss']:.4f}" in start.out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["{full}", "--split", "tset"], "(did you mean 'test'?)"),
+        (["{full}", "--checkpoint", "bets"], "allowed are best, last or a step number"),
+        (["{full}", "--checkpoint", "99"], "holds steps 0 to 6"),
+        (["{full}", "--checkpoint", "-1"], "allowed are best, last or a step number"),
+        (["{full}", "task=sst2"], "a run has its own"),
+        (["{full}/checkpoints"], "is no run: give task=... and data=..."),
+        (["{full}/checkpoints/nosuch"], "no such folder"),
+        (["{movies}"], "is no run: give task=... and data=..."),
+        (["{movies}", "task=sst2", "data=demo"], "no config.json"),
+        (["{movies}", "task=nosuch"], "no such task"),
+        (["{movies}", "task=sst2,rte"], "add -m"),
+        (["{model}"], "is no run: give task=... and data=..."),
+        (["{model}", "task=sst2", "data=files", "data.dir=nowhere"], "nowhere"),
+    ],
+)
+def test_what_eval_refuses(words: list[str], part: str, runs: Path, roberta: Path) -> None:
+    places = {"full": runs / "full", "movies": runs / "movies", "model": roberta}
+    assert part in error_line(mezo("eval", *(word.format(**places) for word in words)))
+
+
+def test_changed_data_are_reported(runs: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(runs, home)
+    run = home / "full"
+    text = (run / "config.yaml").read_text().replace(str(runs), str(home))
+    (run / "config.yaml").write_text(text)
+    assert "was edited" in error_line(mezo("eval", run))
+    rows = (runs / "movies" / "test.jsonl").read_text()
+    (runs / "movies" / "test.jsonl").write_text(rows.replace("film", "movie"))
+    said = mezo("eval", runs / "full")
+    (runs / "movies" / "test.jsonl").write_text(rows)
+    assert said.code == 0
+    assert "warning: the data have changed since the run" in said.out

@@ -1,0 +1,470 @@
+"""An interrupted run, wherever it was interrupted, resumes to the same bits as one that was not."""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli import console
+from mezo_cli.config.stored import read_config
+from mezo_cli.optim.first_order import FirstOrder
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.mezo_momentum import MezoMomentum
+from mezo_cli.runs import Run, checkpoints, trajectory
+from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.training import loop, restore, training_run
+from mezo_cli.training import setup as session
+from tests import tiny
+from tests.command_line import error_line, mezo, small, start
+
+MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
+MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
+MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
+MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
+MODES["adamw"] = ["optimizer=adamw", "optimizer.weight_decay=0.1"]
+MODES["sgd"] = ["optimizer=sgd", "optimizer.momentum=0.5", "objective=cls", "checkpoint_every=2"]
+MODES["momentum"] = ["optimizer=mezo_momentum", "optimizer.window=3", "checkpoint=trajectory", "optimizer.lr=1e-3"]
+MODES["adam"] = ["optimizer=mezo_adam", "optimizer.samples=2", "optimizer.sample_schedule=linear", "optimizer.lr=1e-3"]
+MODES["buffer"] = ["optimizer=mezo_momentum", "optimizer.lr=1e-3"]
+MODES["scalar"] = ["optimizer=mezo_adam", "optimizer.noise=rademacher", "optimizer.lr=1e-3", "optimizer.window=4"]
+MODES["lp"] = ["optimizer=linear_probe", "steps=0", "probe_c=1"]
+MODES["lp trajectory"] = [*MODES["lp"], "checkpoint=trajectory"]
+MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def whole(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Uninterrupted runs, one per mode, made on first use."""
+    home = tmp_path_factory.mktemp("whole")
+    tiny.movie_folder(home / "movies")
+
+    def run(mode: str) -> Path:
+        if not (home / mode).exists():
+            said = mezo("train", *small(roberta, home / "movies", home / mode, *MODES[mode]))
+            assert said.code == 0, said
+        return home / mode
+
+    return run
+
+
+def state(run: Path) -> dict[str, Any]:
+    """Return everything in a run directory except times and memory."""
+    summary = Run(run).read_summary()
+    for name in ("seconds", "peak_memory_bytes"):
+        summary.pop(name)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
+    saved = [*run.rglob("*.safetensors"), *(p for p in run.glob("checkpoints/**/*") if p.is_file())]
+    files = {p.relative_to(run): p.read_bytes() for p in saved}
+    names = sorted(p.name for p in run.iterdir())
+    steps = (run / "trajectory.bin").read_bytes() if (run / "trajectory.bin").exists() else b""
+    status = Run(run).status()
+    return {"summary": summary, "lines": lines, "files": files, "steps": steps, "names": names, "status": status}
+
+
+def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
+    """Raise KeyboardInterrupt at the given call of a function, before or after its work."""
+    plain, calls = getattr(owner, name), [0]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call and not after:
+            raise KeyboardInterrupt
+        made = plain(*args, **kwargs)
+        if calls[0] == call:
+            raise KeyboardInterrupt
+        return made
+
+    patch.setattr(owner, name, interrupted)
+
+
+CUTS: list[tuple[str, Any, str, int, bool]] = [
+    ("while the model is loaded", session, "prepare", 1, False),
+    ("before the first evaluation", training_run, "evaluate", 1, False),
+    ("after the first evaluation", MetricsLog, "append", 1, True),
+    ("within a step", Mezo, "apply_updates", 2, True),
+    ("before a metrics line", MetricsLog, "append", 2, False),
+    ("between a metrics line and its record", trajectory.Writer, "append", 4, False),
+    ("after the record of the step that is evaluated", trajectory.Writer, "append", 3, True),
+    ("after the best was saved, before its line", MetricsLog, "append", 3, False),
+    ("within a checkpoint", checkpoints, "save", 3, False),
+    ("after the last step", trajectory.Writer, "append", 6, True),
+    ("before the evaluation on train", training_run, "evaluate", 4, False),
+    ("before the evaluation on test", training_run, "evaluate", 5, False),
+    ("after the evaluation on test", Run, "write_summary", 1, False),
+    ("after the summary", Run, "write_summary", 1, True),
+]
+
+
+OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2)]
+OTHERS += [("momentum", 5), ("adam", 5), ("adam", 9), ("scalar", 7), ("scalar", 10)]
+OTHERS += [("adamw", i) for i in (1, 4, 7, 8, 11)] + [("sgd", i) for i in (2, 7, 8)]
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
+def test_a_run_cut_anywhere_ends_in_the_same_bits(
+    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    _, owner, name, call, after = CUTS[cut]
+    run = tmp_path / "run"
+    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    with pytest.MonkeyPatch.context() as patch:
+        if owner is session:
+            owner = loop  # where the loop knows it
+        interrupt_at(patch, owner, name, call, after)
+        said = mezo("train", *words)
+    assert (said.code, said.err) == (130, "error: interrupted\n"), said
+    assert Run(run).status() == "interrupted"
+    assert "interrupted" in mezo("runs", tmp_path).out
+    said = mezo("resume", run)
+    assert said.code == 0, said
+    assert state(run) == state(whole(mode))
+
+
+@pytest.mark.parametrize("mode", ["lp", "lp trajectory"])
+@pytest.mark.parametrize("evaluation", [1, 2, 3])
+def test_linear_probing_goes_on_after_any_evaluation(
+    mode: str, evaluation: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    """It takes no step: its evaluations, on dev, train and test, are what can be interrupted."""
+    run = tmp_path / "run"
+    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, training_run, "evaluate", evaluation)
+        said = mezo("train", *words)
+    assert said.code == 130, said
+    said = mezo("resume", run)
+    assert said.code == 0, said
+    assert state(run) == state(whole(mode))
+
+
+@pytest.mark.parametrize(("mode", "step"), [("full", 2), ("adamw", 4), ("sgd", 3)])
+def test_a_run_cut_again_and_again(
+    mode: str, step: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run, words = tmp_path / "run", ["train"]
+    words += small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    for _ in range(20):
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, Mezo if mode == "full" else FirstOrder, "step", step)
+            said = mezo(*words)
+        if said.code == 0:
+            break
+        assert said.code == 130, said
+        words = ["resume", str(run)]
+    assert state(run) == state(whole(mode))
+
+
+@pytest.mark.parametrize("mode", ["full", "trajectory"])
+def test_incomplete_last_records_are_cut(
+    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        mezo("train", *small(roberta, movies, run, *MODES[mode]))
+    for name, tail in (("trajectory.bin", b"\x05\x00\x00\x00half"), ("metrics.jsonl", b'{"kind": "tra')):
+        with open(run / name, "ab") as file:
+            file.write(tail)
+    assert mezo("resume", run).code == 0
+    assert state(run) == state(whole(mode))
+
+
+def test_damage_is_refused_until_the_user_asks_for_the_sound_prefix(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run, movies = tmp_path / "run", whole("full").parent / "movies"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 6)
+        mezo("train", *small(roberta, movies, run))
+    data = bytearray((run / "trajectory.bin").read_bytes())
+    data[-33] ^= 1  # the record of step 2
+    (run / "trajectory.bin").write_bytes(data)
+    words = ["eval", run, "--checkpoint", "1"], ["replay", run, "--step", "1", "--out", tmp_path / "out"]
+    for command in (["resume", run], *words):
+        assert "trajectory.bin is damaged: the record of step" in error_line(mezo(*command))
+    assert f"`mezo resume --from-sound-prefix {run}` goes back to step 2" in error_line(mezo("resume", run))
+    said = mezo("resume", "--from-sound-prefix", run)
+    assert said.code == 0, said
+    assert "going back to step 2, because of damage" in (run / "train.log").read_text()
+    (run / "trajectory.bin.damaged").unlink()
+    (run / "metrics.jsonl.damaged").unlink()
+    assert state(run) == state(whole("full"))
+
+
+@pytest.mark.parametrize("mode", ["trajectory", "adamw"])
+def test_a_lost_tail_of_both_files_is_trained_again(
+    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    """A power cut after step 5 took the line of the evaluation at step 3 and all that followed."""
+    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, FirstOrder if mode == "adamw" else Mezo, "step", 6)
+        mezo("train", *small(roberta, movies, run, *MODES[mode]))
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["step"] for line in lines] == [0, 2, 3, 4]
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:30] + bytes(90))
+    if mode == "trajectory":
+        data = (run / "trajectory.bin").read_bytes()
+        (run / "trajectory.bin").write_bytes(data[:-16] + bytes(40))
+    said = mezo("resume", run)
+    assert said.code == 0, said
+    assert "resumed at step 3 of 6" in (run / "train.log").read_text()
+    assert ("going back to step 3" in (run / "train.log").read_text()) == (mode == "trajectory")
+    assert state(run) == state(whole(mode))
+
+
+def test_a_resumed_run_starts_from_the_newest_checkpoint(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run would be replayed for days."""
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 6)
+        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+    replayed: list[list[int]] = []
+    apply = Mezo.apply_updates
+
+    def counted(self: Mezo, params: Any, records: list[Any]) -> None:
+        replayed.append([record[0] for record in records])
+        apply(self, params, records)
+
+    monkeypatch.setattr(Mezo, "apply_updates", counted)
+    assert mezo("resume", run).code == 0
+    assert replayed[:2] == [[3, 4], [5]]
+    assert state(run) == state(whole("full"))
+
+
+@pytest.mark.parametrize("mode", ["buffer", "adam"])
+def test_stored_moments_are_not_rebuilt(
+    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt to the same bits."""
+    run, old = tmp_path / "run", tmp_path / "old"
+    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
+        mezo("train", *words)
+    shutil.copytree(run, old)
+    held = old / "checkpoints" / "last" / restore.OPTIMIZER_STATE
+    Run(old).save_checkpoint("last", 3, lambda new: shutil.copytree(held.parent, new, ignore=only_weights))
+    assert not held.exists()
+
+    rebuilt: list[int] = []
+    rebuild = MezoMomentum.rebuild_state
+
+    def counted(self: MezoMomentum, params: Any, records: list[Any]) -> None:
+        rebuilt.extend(record[0] for record in records)
+        rebuild(self, params, records)
+
+    monkeypatch.setattr(MezoMomentum, "rebuild_state", counted)
+    assert mezo("resume", run).code == 0
+    assert rebuilt == []
+    assert mezo("resume", old).code == 0
+    assert rebuilt == [0, 1, 2]
+    assert state(run) == state(old) == state(whole(mode))
+
+
+def only_weights(folder: str, names: list[str]) -> set[str]:
+    return {restore.OPTIMIZER_STATE, checkpoints.CHECKSUMS}
+
+
+def test_a_long_replay_shows_its_progress(
+    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
+    monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(restore, "PART", 2)
+    result = mezo("replay", whole("full"), "--step", "6", "--out", tmp_path / "out")
+    assert result.code == 0, result
+    assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
+
+
+def test_without_its_checkpoints_it_is_replayed(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+    shutil.rmtree(run / "checkpoints")
+    assert mezo("resume", run).code == 0
+    for part in ("summary", "lines", "steps"):
+        assert state(run)[part] == state(whole("full"))[part]
+    last = Path("checkpoints/last/model.safetensors")
+    assert state(run)["files"][last] == state(whole("full"))["files"][last]
+
+
+def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
+    before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
+    said = mezo("resume", whole("full"))
+    assert said.code == 0
+    assert "is finished: there is nothing to resume" in said.out
+    assert {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()} == before
+
+
+def test_a_failed_run_can_be_resumed_from_elsewhere(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local folders were given relative to the directory of the time."""
+    run, movies = tmp_path / "run", whole("full").parent / "movies"
+    monkeypatch.chdir(roberta.parent)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def broken(*_: Any) -> None:
+            raise MemoryError("out of memory")
+
+        patch.setattr(Mezo, "step", broken)
+        assert mezo("train", *small(Path(roberta.name), movies, run)).code == 1
+    assert Run(run).status() == "failed"
+    monkeypatch.chdir(tmp_path)
+    assert mezo("resume", "run").code == 0
+    assert state(run) == state(whole("full"))
+
+
+def test_other_data_or_another_model_are_refused(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+    model, data, run = tmp_path / "model", tmp_path / "movies", tmp_path / "run"
+    shutil.copytree(roberta, model)
+    shutil.copytree(whole("full").parent / "movies", data)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 2)
+        mezo("train", *small(model, data, run, "checkpoint=trajectory"))
+    rows = (data / "dev.jsonl").read_text()
+    (data / "dev.jsonl").write_text(rows.replace("film", "movie"))
+    assert "the data have changed" in error_line(mezo("resume", run))
+    (data / "dev.jsonl").write_text(rows)
+    other = tiny.roberta(tmp_path / "other", seed=1)
+    shutil.copy(other / "model.safetensors", model / "model.safetensors")
+    assert "started from other weights" in error_line(mezo("resume", run))
+    shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
+    assert mezo("resume", run).code == 0
+
+
+# --- real signals, to a process of its own ---
+
+
+def wait_for_step(run: Path, step: int, process: Any) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and any(m["step"] >= step for m in Run(run).metrics()):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"the run did not come to step {step}: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        ("long full", signal.SIGINT),
+        ("long trajectory", signal.SIGTERM),
+        ("long full", signal.SIGKILL),
+        ("long cls", signal.SIGKILL),
+        ("long adamw", signal.SIGKILL),
+        ("long adam", signal.SIGKILL),
+    ],
+)
+def test_a_killed_process_is_resumed(
+    mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    process = start("train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
+    wait_for_step(run, int(number) % 10, process)
+    process.send_signal(signal.SIGSTOP)  # it waits while we look
+    assert Run(run).status() == "running"
+    assert "is running" in error_line(mezo("resume", run))
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
+    if number != signal.SIGKILL:
+        assert err == "error: interrupted\n"
+        assert Run(run).info()["status"] == "interrupted"
+    assert "interrupted" in mezo("runs", tmp_path).out
+    assert mezo("resume", run).code == 0
+    assert state(run) == state(whole(mode))
+
+
+# --- any step's weights ---
+
+
+def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
+    full, light = whole("full"), whole("trajectory")
+    assert not (light / "checkpoints").exists()
+    for name in ("best", "last", "0", "2", "5"):
+        said = [mezo("eval", run, "--checkpoint", name, "--split", "dev") for run in (full, light)]
+        assert [s.code for s in said] == [0, 0], said
+        assert said[0].out.splitlines()[1:] == said[1].out.splitlines()[1:]
+    for run in (full, light):
+        for name, step in (("best", json.loads((run / "summary.json").read_text())["best"]["step"]), ("last", 6)):
+            line = next(m for m in Run(run).metrics() if m["step"] == step and m.get("split") == "dev")
+            said_of_it = mezo("eval", run, "--checkpoint", name, "--split", "dev").out
+            assert f"{line['accuracy']:.4f}  {line['loss']:.4f}" in said_of_it
+        test = json.loads((run / "summary.json").read_text())["test"]
+        assert f"{test['accuracy']:.4f}  {test['loss']:.4f}" in mezo("eval", run).out
+
+
+def test_a_growing_number_of_samples_is_counted_exactly(whole: Callable[[str], Path]) -> None:
+    run = whole("adam")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["forwards"] == 2 * (1 + 1 + 1 + 2 + 2 + 2)
+    past = trajectory.read(run / "trajectory.bin")
+    assert past.grads.shape == (6, 2)
+    assert past.header.settings["sample_schedule"] == "linear"
+    assert past.grads[:3, 1].tolist() == [0.0] * 3  # never drawn, and no part of the facts
+    assert summary["projected_grad"]["zero_fraction"] == 0.0
+    assert summary["projected_grad"]["min_abs"] > 0
+
+
+@pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
+def test_replay_writes_the_same_bits(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    run, out = whole(mode), tmp_path / "out"
+    assert mezo("replay", run, "--step", "6", "--out", out).code == 0
+    assert (out / "model.safetensors").read_bytes() == (run / "checkpoints/last/model.safetensors").read_bytes()
+    made = read_config(run / "config.yaml")
+    near, far = restore.load_step(made, Run(run), 4), restore.replay_from_base(made, Run(run), 4)
+    for (name, one), (_, other) in zip(
+        near.loaded.model.state_dict().items(), far.loaded.model.state_dict().items(), strict=True
+    ):
+        assert one.equal(other), name
+
+
+def test_without_a_trajectory_only_checkpoints_can_be_loaded(
+    whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, FirstOrder, "step", 6)
+        mezo("train", *small(roberta, whole("adamw").parent / "movies", run, *MODES["adamw"]))
+    for words in (["replay", run, "--step", "3", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "2"]):
+        assert "writes no trajectory to replay" in error_line(mezo(*words))
+    assert "last (step 3)" in error_line(mezo("eval", run, "--checkpoint", "5"))
+    for name in ("best", "last", "3"):
+        assert mezo("eval", run, "--checkpoint", name).code == 0
+    held = run / "checkpoints" / "last" / restore.OPTIMIZER_STATE
+    data = bytearray(held.read_bytes())
+    data[len(data) // 2] ^= 1
+    held.write_bytes(bytes(data))
+    assert f"{restore.OPTIMIZER_STATE} is damaged" in error_line(mezo("resume", run))
+    shutil.rmtree(held.parent)
+    assert "last is missing: the run cannot be resumed without it" in error_line(mezo("resume", run))
+
+
+def test_replay_is_refused_where_it_cannot_be(whole: Callable[[str], Path], tmp_path: Path) -> None:
+    run = whole("full")
+    for step in ("7", "-1"):
+        assert "holds steps 0 to 6" in error_line(mezo("replay", run, "--step", step, "--out", tmp_path / "out"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "file"):
+        assert "is not an empty folder" in error_line(mezo("replay", run, "--step", "1", "--out", out))
+    under_a_file = tmp_path / "taken" / "file" / "out"
+    assert "cannot be written" in error_line(mezo("replay", run, "--step", "1", "--out", under_a_file))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,89 @@
+"""A session: its parts fit together, and every name of the schema has its row and its YAML."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.roberta.modeling_roberta import RobertaLMHead
+
+from mezo_cli.config.choices import find_choices
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.errors import UserError
+from mezo_cli.models import fingerprint
+from mezo_cli.models.adapters import ADAPTERS
+from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.training import setup as session
+from tests import tiny
+
+
+def test_a_session_is_ready_to_run(roberta: Path) -> None:
+    made = session.prepare(build_config([f"model.path={roberta}", "data=demo"]))
+    rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
+    batch = made.batch(rows)
+    assert batch.input_ids.tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
+    assert batch.attention_mask.tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    assert batch.token_type_ids is None
+    with torch.no_grad():
+        scores = made.objective.logits(batch)
+        assert float(made.loss(batch)) == pytest.approx(float(torch.nn.functional.cross_entropy(scores, batch.labels)))
+    assert not made.loaded.model.training
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("objective.name", OBJECTIVES.names),
+        ("objective.loss", LOSSES.names),
+        ("optimizer.name", OPTIMIZERS.names),
+        ("peft.name", {"none": None, **ADAPTERS}),
+    ],
+)
+def test_every_name_of_the_schema_is_in_its_table_and_has_its_file(key: str, table: Collection[str]) -> None:
+    group, name = key.split(".")
+    with pytest.raises(UserError) as error:
+        build_config([f"{key}=nosuch"])
+    allowed = str(error.value).split("not one of ")[1].split(" (did")[0].split(", ")
+    assert set(allowed) == set(table)
+    if name == "name":
+        assert set(find_choices()[group]) == set(table)
+
+
+# --- the check at the start ---
+
+
+def test_a_weight_that_is_also_used_outside_its_module_is_refused(
+    roberta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a perturbation the scores are right; a step would see theta there instead of theta + eps z."""
+    own = RobertaLMHead.forward
+
+    def with_embedding(self: RobertaLMHead, features: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        table = self.decoder.weight  # tied to the input embeddings, which their own module reads
+        return own(self, features + torch.nn.functional.linear(features, table[:32]), **kwargs)
+
+    monkeypatch.setattr(RobertaLMHead, "forward", with_embedding)
+    config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu"])
+    session.prepare(config)  # for an evaluation it will do
+    with pytest.raises(UserError, match="RobertaForMaskedLM is a model family that is not supported: with perturbed"):
+        session.prepare(config, trains=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["objective=cls"], ["peft=lora"], ["peft=bias", "model.compute_dtype=bfloat16"], ["init=linear_probe"]],
+)
+def test_the_check_at_the_start_restores_every_bit(roberta: Path, words: list[str]) -> None:
+    config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu", *words])
+    checked, plain = session.prepare(config, trains=True), session.prepare(config)
+    assert fingerprint(checked.loaded.model) == fingerprint(plain.loaded.model)
+    assert list(checked.params.tensors) == list(plain.params.tensors)
+    assert type(checked.params.noise) is type(plain.params.noise)
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama", "bloom"])
+def test_decoders_pass_the_check_with_perturbed_weights(kind: str, tmp_path: Path) -> None:
+    words = [f"model.path={tiny.decoder(tmp_path, kind)}", "data=demo", "model.device=cpu", "objective=lm"]
+    session.prepare(build_config(words), trains=True)
