@@ -1,7 +1,8 @@
 """The types that all packages share: the frozen, typed config, and the records of data and of a trajectory.
 
 Every package may import this module; it imports neither Hydra nor torch. The range or the choices of a field are in its
-metadata, and config/validation.py enforces them.
+metadata, and config/validation.py enforces them. The meaning of a field is under `Attributes` in its class's docstring;
+scripts/make_reference.py makes docs/reference/config.md of it.
 """
 
 from array import array
@@ -66,8 +67,16 @@ class SettingError(UserError):
 class HubSource:
     """A task's data set on the Hugging Face hub: `datasets.load_dataset(path, name)`.
 
-    `labels` are the data set's own class names (or values), in the order of `task.labels`. Labels are mapped by name,
-    never by the hub's integers: RTE, MNLI and TREC number their classes differently there.
+    Labels are mapped by name, never by the hub's integers: RTE, MNLI and TREC number their classes differently there.
+
+    Attributes:
+        path: the data set's name on the hub, e.g. `nyu-mll/glue`; null: the task has none.
+        name: its subset, e.g. `sst2`; null: none.
+        revision: a branch, tag or commit; null: the newest.
+        train: the split that is the source of train.
+        dev: the split that is dev; null: a part of train (`data.dev_size` rows).
+        test: the split that is test; null: there is none.
+        labels: the data set's own class names (or values), in the order of `task.labels`, which are read as well.
     """
 
     path: str | None = None
@@ -81,40 +90,70 @@ class HubSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """The format of a task's files in GLUE and LM-BFF folders."""
+    """The format of a task's files in GLUE and LM-BFF folders.
 
-    folder: str | None = None  # LM-BFF's name of the folder, e.g. SST-2
-    columns: list[str] = field(default_factory=list)  # names of the fields of a file without a header
-    labels: list[str] = field(default_factory=list)  # spellings of the labels in files, in the order of `task.labels`
-    dev: str = "dev"  # stem of the official dev file: dev, or dev_matched for MNLI
+    Attributes:
+        folder: LM-BFF's name of the folder, e.g. `SST-2`; null: the task has none.
+        columns: names of the fields of a file without a header.
+        labels: spellings of the labels in files, in the order of `task.labels`, which are read as well.
+        dev: stem of the official dev file: `dev`, or `dev_matched` for MNLI.
+        test: stem of the official test file.
+    """
+
+    folder: str | None = None
+    columns: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    dev: str = "dev"
     test: str = "test"
 
 
 @dataclass(frozen=True)
 class LmPrompt:
-    """A task's prompt for decoders (objective lm). Its template ends in `{mask}`, where the label word goes."""
+    """A task's prompt for decoders (objective lm).
+
+    Attributes:
+        template: the prompt; it ends in `{mask}`, where the label word goes. null: the task has none.
+        label_words: one word or phrase per label, of any number of tokens; empty: `task.label_words`.
+        max_length: tokens of prompt and word; a longer prompt loses its start. null: the model's limit.
+    """
 
     template: str | None = None
-    label_words: list[str] = field(default_factory=list)  # empty: `task.label_words`
-    max_length: int | None = ranged(None, low=8)  # in tokens; null: the model's limit
+    label_words: list[str] = field(default_factory=list)
+    max_length: int | None = ranged(None, low=8)
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A classification task: its template, its labels and their words, its columns, and its data sources."""
+    """A classification task: its template, its labels and their words, its columns, and its data sources.
+
+    Attributes:
+        name: the task's name in tables and run directories.
+        version: recorded in run.json. Raise it when the template, the label words or the splits change.
+        template: the prompt of objective mlm: `{column}` is a text, `{mask}` the mask.
+        labels: the names of the labels.
+        label_words: one word per label, each one token, in the order of `task.labels`.
+        columns: the texts of a row, in order (`sent_0`, `sent_1` of an LM-BFF template).
+        rename: column name in the source -> name used in `task.columns`.
+        label_column: the column with the label.
+        skip_labels: rows with one of these labels are dropped, e.g. rows without an agreed label.
+        max_length: tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused.
+        first_limit: tokens kept of the first sentence; null: no limit of its own.
+        other_limit: tokens kept of every other sentence; null: no limit of its own.
+        metric: the score that picks the best checkpoint.
+    """
 
     name: str = MISSING
-    version: int = ranged(1, low=1)  # raise it when the template, the label words or the splits change
+    version: int = ranged(1, low=1)
     template: str = MISSING
     labels: list[str] = field(default_factory=list)
     label_words: list[str] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)  # the texts, in order: sent_0, sent_1 of an LM-BFF template
-    rename: dict[str, str] = field(default_factory=dict)  # column name in the source -> name used here
+    columns: list[str] = field(default_factory=list)
+    rename: dict[str, str] = field(default_factory=dict)
     label_column: str = "label"
-    skip_labels: list[str] = field(default_factory=list)  # labels of rows to drop: those without an agreed label
+    skip_labels: list[str] = field(default_factory=list)
     max_length: int = ranged(128, low=8)
-    first_limit: int | None = ranged(None, low=1)  # tokens kept of the first sentence
-    other_limit: int | None = ranged(None, low=1)  # tokens kept of every other one
+    first_limit: int | None = ranged(None, low=1)
+    other_limit: int | None = ranged(None, low=1)
     metric: str = one_of("accuracy", "accuracy", "f1", "matthews")
     lm: LmPrompt = field(default_factory=LmPrompt)
     hub: HubSource = field(default_factory=HubSource)
@@ -123,21 +162,29 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """The objective, which scores the labels, and the loss of its scores."""
+    """The objective, which scores the labels, and the loss of its scores.
 
-    name: str = MISSING  # a name in mezo_cli.objectives.OBJECTIVES
-    loss: str = "cross_entropy"  # a name in mezo_cli.objectives.LOSSES
+    Attributes:
+        name: how labels are scored (`mezo_cli.objectives.OBJECTIVES`); chosen by `objective=`.
+        loss: the loss that is minimised (`mezo_cli.objectives.LOSSES`). accuracy and f1 have no gradient.
+    """
+
+    name: str = MISSING
+    loss: str = "cross_entropy"
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The chosen optimizer and its settings, which are attributes too: `config.optimizer.lr`.
+    """The chosen optimizer and its settings.
 
-    The optimizer classes declare the settings (`mezo_cli.optim`). `settings` has those of all built-in optimizers, in
-    config.yaml's order, and then those of a plug-in.
+    Settings are attributes too: `config.optimizer.lr`. The optimizer classes declare them (`mezo_cli.optim`).
+    `settings` has those of all built-in optimizers, in config.yaml's order, and then those of a plug-in.
+
+    Attributes:
+        name: the method (`mezo_cli.optim.OPTIMIZERS`); chosen by `optimizer=`.
     """
 
-    name: str = MISSING  # a name in mezo_cli.optim.OPTIMIZERS
+    name: str = MISSING
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, key: str) -> Any:
@@ -149,51 +196,98 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Which parameters are trained. conf/peft/NAME.yaml has the values; a setting of another choice is null."""
+    """Which parameters are trained. conf/peft/NAME.yaml has the values; a setting of another choice is null.
+
+    Attributes:
+        name: which parameters are trained; chosen by `peft=`.
+        r: rank of LoRA's B A.
+        alpha: LoRA's B A is scaled by alpha / r.
+        targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
+        length: tokens of the prefix.
+    """
 
     name: str = one_of(MISSING, "none", "lora", "prefix", "head", "bias")
-    r: int | None = ranged(None, low=1, of="lora")  # rank of B A
-    alpha: int | None = ranged(None, low=1, of="lora")  # B A is scaled by alpha / r
+    r: int | None = ranged(None, low=1, of="lora")
+    alpha: int | None = ranged(None, low=1, of="lora")
     targets: str | None = one_of(None, "query_value", "attention_feed_forward", of="lora")
-    length: int | None = ranged(None, low=1, of="prefix")  # tokens
+    length: int | None = ranged(None, low=1, of="prefix")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The pretrained model: a hub id or a local folder, its dtypes and device."""
+    """The pretrained model: a hub id or a local folder, its dtypes and device.
+
+    Attributes:
+        name: the model's name in tables; chosen by `model=`.
+        path: a hub id, a local folder, or `demo`.
+        revision: a branch, tag or commit on the hub; null: the newest.
+        dtype: how the weights are stored.
+        compute_dtype: the dtype of the forwards.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
+    """
 
     name: str = MISSING
     path: str = MISSING
     revision: str | None = None
     dtype: str = one_of("float32", "float32")
     compute_dtype: str = one_of("float32", "float32", "bfloat16")
-    device: str = "auto"  # auto, cpu, cuda, cuda:N, mps
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The source of the rows, and how many are used."""
+    """The source of the rows, and how many are used.
+
+    Attributes:
+        name: the source; chosen by `data=`.
+        dir: with `data=files`, a folder with train, dev and test files, or one file.
+        shots: k rows per class for train and again for dev; null: all rows.
+        seed: the seed that rows are drawn with; null: the run's `seed`.
+        train_size: rows drawn for train from all classes together; null: all.
+        dev_size: rows of train that become dev where the data have no dev split.
+        eval_limit: rows of dev and of test that are used; null: all.
+    """
 
     name: str = one_of(MISSING, "hub", "files", "demo")
     dir: str | None = None
-    shots: int | None = ranged(None, low=1)  # k rows per class for train and again for dev; null: all rows
-    seed: int | None = ranged(None, low=0, high=2**32 - 1)  # null: the run's seed
-    train_size: int | None = ranged(None, low=1)  # rows drawn for train from all classes together; null: all
-    dev_size: int = ranged(1000, low=1)  # rows of train that become dev where the data have none
-    eval_limit: int | None = ranged(None, low=1)  # rows of dev and of test; null: all
+    shots: int | None = ranged(None, low=1)
+    seed: int | None = ranged(None, low=0, high=2**32 - 1)
+    train_size: int | None = ranged(None, low=1)
+    dev_size: int = ranged(1000, low=1)
+    eval_limit: int | None = ranged(None, low=1)
 
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    """A logger that receives the scalars, besides metrics.jsonl."""
+    """A logger that receives the scalars, besides metrics.jsonl.
 
-    name: str = "none"  # a name in mezo_cli.training.loggers.LOGGERS
+    Attributes:
+        name: the logger (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`.
+        project: the project's name in Weights & Biases.
+    """
+
+    name: str = "none"
     project: str = "mezo"
 
 
 @dataclass(frozen=True)
 class Config:
-    """The whole config of a run."""
+    """The whole config of a run.
+
+    Attributes:
+        init: linear_probe fits the output layer by logistic regression before the first step.
+        probe_c: C of the probe's regression; null: chosen by cross-validation on train.
+        seed: the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows.
+        steps: training steps; 0: evaluate only.
+        batch_size: rows per training step.
+        eval_batch_size: rows per forward of an evaluation.
+        eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
+        log_every: steps between lines of metrics.jsonl.
+        checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
+        checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
+        max_seconds: seconds of training after which a process stops, resumable; null: no limit.
+        patience: evaluations without a better dev score after which the run ends; null: any number.
+    """
 
     task: TaskConfig = field(default_factory=TaskConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -202,18 +296,18 @@ class Config:
     peft: PeftConfig = field(default_factory=PeftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    init: str = one_of("none", "none", "linear_probe")  # linear_probe: fit the output layer before the first step
-    probe_c: float | None = ranged(None, above=0.0)  # C of the probe's regression; null: cross-validated on train
+    init: str = one_of("none", "none", "linear_probe")
+    probe_c: float | None = ranged(None, above=0.0)
     seed: int = ranged(42, low=0, high=2**32 - 1)
     steps: int = ranged(100_000, low=0, high=2**32 - 1)
     batch_size: int = ranged(64, low=1)
     eval_batch_size: int = ranged(64, low=1)
-    eval_every: int = ranged(10_000, low=0)  # 0: only before the first step and after the last
+    eval_every: int = ranged(10_000, low=0)
     log_every: int = ranged(10, low=1)
     checkpoint: str = one_of("full", "full", "trajectory")
-    checkpoint_every: int = ranged(0, low=0)  # 0: at every evaluation
-    max_seconds: float | None = ranged(None, above=0.0)  # of training by one process, then it stops; null: no limit
-    patience: int | None = ranged(None, low=1)  # evaluations without a better dev score, then the run ends; null: any
+    checkpoint_every: int = ranged(0, low=0)
+    max_seconds: float | None = ranged(None, above=0.0)
+    patience: int | None = ranged(None, low=1)
 
     @property
     def data_seed(self) -> int:

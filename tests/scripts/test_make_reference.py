@@ -1,0 +1,67 @@
+"""docs/reference/ is what scripts/make_reference.py makes of the commands and the schema, and nothing is left out."""
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from mezo_cli.cli import app
+from mezo_cli.config import schema
+from mezo_cli.config.keys import all_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "make_reference.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_up_to_date(script: ModuleType) -> None:
+    for name, text in script.pages().items():
+        page = ROOT / "docs" / "reference" / name
+        assert page.read_text(encoding="utf-8") == text, f"{page} is out of date: run `{script.COMMAND}` and commit it"
+
+
+def test_every_key_has_a_row_with_its_type_default_and_meaning() -> None:
+    page = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"(?<=\| )[^|]*(?= \|)", line) for line in page.split("\n"))
+        if cells
+    }
+    for key in all_keys():
+        kind, _, default, meaning = rows[f"`{key}`"]
+        assert kind
+        assert default
+        assert len(meaning) > 8, f"{key}: say what it means in the docstring of its dataclass, under Attributes"
+
+
+def test_no_meaning_is_written_for_a_field_that_does_not_exist(script: ModuleType) -> None:
+    kinds = [
+        kind for _, kind in inspect.getmembers(schema, inspect.isclass) if kind.__name__.endswith(("Config", "Source"))
+    ]
+    assert len(kinds) > 8
+    for kind in kinds:
+        assert set(script.attributes(kind)) <= {item.name for item in dataclasses.fields(kind)}, kind
+
+
+def test_every_command_and_option_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## mezo (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert list(sections) == list(commands)
+    for name, command in commands.items():
+        options = {name for param in command.params for name in param.opts if name.startswith("--")} - {"--help"}
+        assert [option for option in options if f"{option}" not in sections[name]] == [], name
