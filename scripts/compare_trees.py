@@ -5,7 +5,7 @@
 
 For each case it trains in a process of its own with each tree, then resumes an interrupted run of each kind in
 tests/fixtures/runs with both trees. Compared: trajectory.bin, every .safetensors file, and the fields of
-metrics.jsonl and summary.json except times and memory. Exit status 1 when anything differs.
+metrics.jsonl, summary.json and predictions.jsonl except times and memory. Exit status 1 when anything differs.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def mezo(tree: Path, words: list[str], folder: Path) -> None:
 
 def facts(path: Path) -> Any:
     """Return what of a JSON or JSON lines file must agree."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else None
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()] if path.suffix == ".jsonl" else None
     values = json.loads(path.read_text()) if lines is None else lines
     rows = values if isinstance(values, list) else [values]
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
@@ -62,7 +62,7 @@ def differences(old: Path, new: Path) -> list[str]:
     found = []
     names = [p.relative_to(old) for p in sorted(old.rglob("*")) if p.suffix in (".bin", ".safetensors")]
     found += [str(n) for n in names if not (new / n).exists() or (old / n).read_bytes() != (new / n).read_bytes()]
-    for name in ("metrics.jsonl", "summary.json"):
+    for name in ("metrics.jsonl", "summary.json", "predictions.jsonl"):
         if (old / name).exists() and facts(old / name) != facts(new / name):
             found.append(name)
     return found

@@ -29,7 +29,16 @@ from tests.hub_server import COMMIT, Hub
 CLOSED = "http://127.0.0.1:9"  # the discard port: nobody listens
 PLAIN = ["train", "task=sst2", "objective=mlm"]
 SHORT = ["steps=2", "batch_size=4", "eval_every=0", "data.eval_limit=8", "model.device=cpu"]
-RUN_FILES = [".lock", "config.yaml", "metrics.jsonl", "run.json", "summary.json", "train.log", "trajectory.bin"]
+RUN_FILES = [
+    ".lock",
+    "config.yaml",
+    "metrics.jsonl",
+    "predictions.jsonl",
+    "run.json",
+    "summary.json",
+    "train.log",
+    "trajectory.bin",
+]
 NAMES = ["negative", "positive"]
 
 

@@ -17,8 +17,8 @@ from mezo_cli.runs.run_json import utc_now
 def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Replace config.yaml, and record the change in run.json. The caller has claimed the run.
 
-    The summary of a finished run is kept as `summary-STEPS.json`. The header of the trajectory gets the new `steps`, so
-    that the file is that of a run that had them from the start.
+    The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. The
+    header of the trajectory gets the new `steps`, so that the file is that of a run that had them from the start.
 
     Args:
         run: the run.
@@ -28,7 +28,10 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
     summary = run.path / "summary.json"
     if summary.exists():
-        os.replace(summary, run.path / f"summary-{run.read_summary()['steps']}.json")
+        steps, predictions = run.read_summary()["steps"], run.path / "predictions.jsonl"
+        if predictions.exists():  # first: after a crash between the two, the summary says that both are to be renamed
+            os.replace(predictions, run.path / f"predictions-{steps}.jsonl")
+        os.replace(summary, run.path / f"summary-{steps}.json")
     if "steps" in after and run.trajectory.exists() and run.trajectory.stat().st_size:
         _rewrite_header(run, int(after["steps"]))
     # `Run.open` takes the checksum of the last change, too: config.yaml and run.json cannot be replaced at once.

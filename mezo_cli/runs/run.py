@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mezo_cli.console import LogFormatter
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean
-from mezo_cli.runs import checkpoints
+from mezo_cli.runs import checkpoints, predictions
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
 from mezo_cli.runs.lock import RunLock
@@ -313,6 +313,25 @@ class Run:
         if "crc" in values and verify_checksum(values) is None:  # the oldest runs have no checksum
             raise UserError(f"{self.path / 'summary.json'} is damaged: it does not match its own checksum")
         return {key: value for key, value in values.items() if key != "crc"}
+
+    def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""
+        predictions.write(self.path / "predictions.jsonl", rows)
+
+    def predictions(self) -> list[dict[str, Any]] | None:
+        """Return the predictions for the test rows at the best checkpoint, in order.
+
+        Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None if there is no such file: the run has
+        not finished, has no test split, or was made before there were predictions.
+
+        Raises:
+            UserError: when predictions.jsonl or metrics.jsonl is damaged.
+        """
+        path = self.path / "predictions.jsonl"
+        if not path.is_file() or not (self.path / "summary.json").is_file():
+            return None
+        evaluations = self.evaluations("test")
+        return predictions.read(path, evaluations[-1]["predicted"] if evaluations else {})
 
     def save_rows(self, split: str, lines: list[str]) -> None:
         """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
@@ -25,6 +26,7 @@ class Evaluation:
         predicted: label -> number of rows predicted as it. A model that always predicts one label shows here.
         score: the task's own metric, which the best checkpoint is chosen by.
         metric: the name of that metric: accuracy, f1 or matthews.
+        logits: the label scores of each row, [rows, labels]; None unless asked for. See `label_predictions`.
     """
 
     loss: float
@@ -32,6 +34,7 @@ class Evaluation:
     predicted: dict[str, int]
     score: float
     metric: str
+    logits: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_finite(self) -> bool:
@@ -55,8 +58,14 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(session: Session, rows: list[TokenizedExample]) -> Evaluation:
-    """Evaluate all rows. Batches are formed by length, to pad little; the result does not depend on the batches."""
+def compute_logits(
+    session: Session, rows: Sequence[TokenizedExample], report: Callable[[int], None] = lambda done: None
+) -> Tensor:
+    """Return the label scores of rows, in their order: [rows, labels], float32 on the CPU.
+
+    Batches of `eval_batch_size` rows are formed by length, to pad little. The same rows in the same order get the same
+    bits; a row in another batch gets the same scores up to rounding. `report` is called with the number of rows done.
+    """
     config = session.config
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     logits = torch.empty(len(rows), len(config.task.labels))
@@ -64,6 +73,25 @@ def evaluate(session: Session, rows: list[TokenizedExample]) -> Evaluation:
     for start in range(0, len(rows), size):
         chosen = order[start : start + size]
         logits[chosen] = session.objective.logits(session.batch([rows[i] for i in chosen])).cpu()
+        report(start + len(chosen))
+    return logits
+
+
+def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return `{"predicted": label, "probabilities": {label: float}}` for each row of label scores [rows, labels].
+
+    Probabilities are the softmax of the scores over the labels, in float64.
+    """
+    return [
+        {"predicted": labels[index], "probabilities": dict(zip(labels, row, strict=True))}
+        for index, row in zip(logits.argmax(dim=-1).tolist(), logits.double().softmax(dim=-1).tolist(), strict=True)
+    ]
+
+
+def evaluate(session: Session, rows: list[TokenizedExample], keep_logits: bool = False) -> Evaluation:
+    """Evaluate all rows; with `keep_logits`, the evaluation also has the label scores of each row."""
+    config = session.config
+    logits = compute_logits(session, rows)
     labels = torch.tensor([row.label for row in rows])
     predicted = logits.argmax(dim=-1)
     counts = Counter(predicted.tolist())
@@ -75,6 +103,7 @@ def evaluate(session: Session, rows: list[TokenizedExample]) -> Evaluation:
         predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
         score=compute_score(config.task.metric, labels.tolist(), predicted.tolist()),
         metric=config.task.metric,
+        logits=logits if keep_logits else None,
     )
 
 

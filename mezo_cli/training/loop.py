@@ -40,12 +40,12 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     resume_step = restore.find_resume_step(config, run)  # None for a new run
     session = prepare(config, trains=True) if resume_step is None else restore.load_for_resume(config, run, resume_step)
     train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
-    test_rows = None if splits.test is None else session.encoder.encode_all(splits.test)
+    test = None if splits.test is None else (splits.test, session.encoder.encode_all(splits.test))
     log.info("data   %s: %s", config.data.name, splits.format_sizes())
     run.update(data_fingerprint=splits.fingerprint)
     if resume_step is None:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
-    del splits  # the texts are not needed any more
+    del splits  # the texts of train and dev are not needed any more
     with explain_device_errors("before the first step", smaller_batches(config)):
         unreachable = session.exclude_unreachable(train_rows[0])
         device, trainable = system.device_name(session.loaded.device), session.trainable()
@@ -83,7 +83,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             del session  # memory may not hold two models
             gc.collect()
             session = restore.load_step(config, run, state.best_step)
-        return state.finish(session, limit(train_rows, TRAIN_ROWS), test_rows, seconds)
+        return state.finish(session, limit(train_rows, TRAIN_ROWS), test, seconds)
 
 
 def _check_data_unchanged(run: Run, splits: Splits) -> None:

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import Any
 
 from mezo_cli import models, system
-from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.console import ProgressReporter
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import restore
-from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, read_dev_scores
+from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, label_predictions, read_dev_scores
 from mezo_cli.training.loggers import make_logger
 from mezo_cli.training.loggers.base import Logger, NoLogger
 from mezo_cli.training.setup import Session
@@ -218,8 +218,10 @@ class TrainingRun:
             log.warning("logger=%s is left out from step %d on: %s", self.config.logger.name, step, error)
             self._logger = NoLogger(self.config.logger, self.run.path)
 
-    def _evaluate_or_fail(self, session: Session, rows: list[TokenizedExample]) -> Evaluation:
-        evaluation = evaluate(session, rows)
+    def _evaluate_or_fail(
+        self, session: Session, rows: list[TokenizedExample], keep_logits: bool = False
+    ) -> Evaluation:
+        evaluation = evaluate(session, rows, keep_logits)
         if not evaluation.is_finite and self.step == 0:
             raise UserError(f"model.path={self.config.model.path}: its loss is not finite before the first step")
         if not evaluation.is_finite:
@@ -252,23 +254,23 @@ class TrainingRun:
         self,
         session: Session,
         train_rows: list[TokenizedExample],
-        test_rows: list[TokenizedExample] | None,
+        test: tuple[list[Example], list[TokenizedExample]] | None,
         seconds: float,
     ) -> dict[str, Any]:
-        """Evaluate on train and test, write summary.json and return its content.
+        """Evaluate on train and test, write predictions.jsonl and summary.json, and return the summary.
 
         Args:
             session: at the weights of the best step.
             train_rows: the rows of train to evaluate on.
-            test_rows: all rows of test; None if there is no test split.
+            test: all rows of test, as texts and tokenized; None if there is no test split.
             seconds: the training time.
         """
         best, metric = self.best_step, self.config.task.metric
         dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
         passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
         passes["forwards"] += probe.get("forwards", 0)
-        train = self._evaluate_best(session, "train", train_rows)
-        test = None if test_rows is None else self._evaluate_best(session, "test", test_rows)
+        train = self._evaluate_best(session, "train", train_rows).scores()
+        test_scores = None if test is None else self._evaluate_test(session, *test)
         grads, optimizer = None, session.optimizer
         if optimizer.replayable:
             grads = trajectory.read(self.run.trajectory).drawn_grads(optimizer.samples)
@@ -279,7 +281,7 @@ class TrainingRun:
             "best": {"step": best, "accuracy": dev["accuracy"]},
             "dev": {key: dev[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
             "train": {**train, "rows": len(train_rows)},
-            "test": test,
+            "test": test_scores,
             "projected_grad": trajectory.projected_grad_stats(grads),
             "peak_memory_bytes": system.peak_memory(session.loaded.device),
         } | ({"probe": probe} if probe else {})
@@ -288,7 +290,21 @@ class TrainingRun:
         self.run.write_summary(summary)
         return summary
 
-    def _evaluate_best(self, session: Session, split: str, rows: list[TokenizedExample]) -> dict[str, float]:
-        evaluation = self._evaluate_or_fail(session, rows)
-        self._log_evaluation(split, self.best_step, evaluation)
+    def _evaluate_test(self, session: Session, texts: list[Example], rows: list[TokenizedExample]) -> dict[str, float]:
+        evaluation = self._evaluate_best(session, "test", rows)
+        assert evaluation.logits is not None
+        task, predictions = self.config.task, label_predictions(evaluation.logits, self.config.task.labels)
+        self.run.write_predictions(
+            {
+                "columns": dict(zip(task.columns, row.texts, strict=True)),
+                "label": task.labels[row.label],
+                **prediction,
+            }
+            for row, prediction in zip(texts, predictions, strict=True)
+        )
         return evaluation.scores()
+
+    def _evaluate_best(self, session: Session, split: str, rows: list[TokenizedExample]) -> Evaluation:
+        evaluation = self._evaluate_or_fail(session, rows, keep_logits=split == "test")
+        self._log_evaluation(split, self.best_step, evaluation)
+        return evaluation

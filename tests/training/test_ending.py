@@ -77,6 +77,8 @@ def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, trai
     (change,) = Run.open(run).info()["changes"]
     assert (change["before"], change["after"]) == ({"steps": 3}, {"steps": 6})
     assert (run / "summary-3.json").exists()
+    assert (run / "predictions-3.jsonl").exists()
+    assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert "is finished: there is nothing to resume" in mezo("resume", run, "steps=6").out
 
 

@@ -1,6 +1,7 @@
 """A run from end to end: its files, its counts, how it fails."""
 
 import gc
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,23 @@ def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the run directory ---
 
 
+def test_the_predictions_are_those_of_the_test_evaluation(done: Path) -> None:
+    rows, test = Run(done).predictions(), lines(done)[-1]
+    assert rows is not None
+    source = [json.loads(line) for line in (done.parent / "movies" / "test.jsonl").read_text().splitlines()]
+    assert [(row["row"], row["columns"], row["label"]) for row in rows] == [
+        (number, {"sentence": row["sentence"]}, row["label"]) for number, row in enumerate(source)
+    ]
+    assert {name: sum(row["predicted"] == name for row in rows) for name in test["predicted"]} == test["predicted"]
+    assert np.mean([row["predicted"] == row["label"] for row in rows]) == pytest.approx(test["accuracy"])
+    for row in rows:
+        assert list(row["probabilities"]) == ["negative", "positive"]
+        assert sum(row["probabilities"].values()) == pytest.approx(1)
+        assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].__getitem__)
+    loss = -np.mean([math.log(row["probabilities"][row["label"]]) for row in rows])
+    assert loss == pytest.approx(test["loss"], rel=1e-5)
+
+
 def test_the_files_of_a_finished_run(done: Path) -> None:
     names = {p.name for p in done.iterdir()}
     assert names == {
@@ -61,6 +79,7 @@ def test_the_files_of_a_finished_run(done: Path) -> None:
         "trajectory.bin",
         "checkpoints",
         "summary.json",
+        "predictions.jsonl",
         "train.log",
         ".lock",
     }
