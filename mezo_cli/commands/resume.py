@@ -1,5 +1,6 @@
 """`mezo resume`: go on with an interrupted run, or with a sweep."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,8 +9,10 @@ from mezo_cli.commands.execute import execute
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs import Run, completeness, sweep_record
 from mezo_cli.system import import_torch
+
+log = logging.getLogger("mezo")
 
 
 def resume(
@@ -44,6 +47,8 @@ def resume(
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(f"{path} is finished{how}: there is nothing to resume")
         return 0
+    if not from_sound_prefix:
+        _check_end(run)
     run.claim()
 
     def prepare() -> None:
@@ -58,3 +63,13 @@ def resume(
     with console_logging(console):
         execute(run, new, console, prepare)
     return 0
+
+
+def _check_end(run: Run) -> None:
+    """Refuse to give a finished run more steps when its trajectory has lost the last ones; nothing is changed then."""
+    if run.status() != "finished" or not run.trajectory.exists() or not run.trajectory.stat().st_size:
+        return
+    try:
+        completeness.read_trajectory(run, log.warning)
+    except UserError as error:
+        raise UserError(f"{error}; --from-sound-prefix goes back to the last sound step") from error

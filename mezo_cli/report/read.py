@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
-from mezo_cli.runs import Run, find_runs, trajectory
+from mezo_cli.runs import Run, completeness, find_runs, trajectory
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 ONE_LABEL = 0.95  # share of rows from which on a run counts as predicting one label only
@@ -152,8 +152,10 @@ class Statistics:
         return self.most_predicted[1] >= ONE_LABEL
 
 
-def statistics_of(entry: Entry) -> Statistics | None:
+def statistics_of(entry: Entry, warn: Callable[[str], None]) -> Statistics | None:
     """Return the statistics of a run; None if it has not been evaluated yet.
+
+    `warn` is called if the trajectory of a run that has not finished ends with damaged records, which are left out.
 
     Raises:
         UserError: when its metrics or its trajectory are damaged.
@@ -167,7 +169,7 @@ def statistics_of(entry: Entry) -> Statistics | None:
     steps = [line for line in lines if line["kind"] == "train"]
     return Statistics(
         entry=entry,
-        projected_grad=_projected_grad(entry),
+        projected_grad=_projected_grad(entry, warn),
         train_losses=(steps[0]["loss"], steps[-1]["loss"]) if steps else None,
         dev_losses=(dev[0]["loss"], dev[-1]["loss"]),
         predicted=last["predicted"],
@@ -178,10 +180,11 @@ def statistics_of(entry: Entry) -> Statistics | None:
     )
 
 
-def _projected_grad(entry: Entry) -> Mapping[str, float | None]:
+def _projected_grad(entry: Entry, warn: Callable[[str], None]) -> Mapping[str, float | None]:
     """Return the statistics of the projected gradients of all steps, not only of the logged ones."""
     file, config = entry.run.trajectory, entry.config
     optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
     if not optimizer.replayable or not file.exists() or not file.stat().st_size:
         return trajectory.projected_grad_stats(None)
-    return trajectory.projected_grad_stats(trajectory.read(file).drawn_grads(optimizer.samples))
+    past = completeness.read_trajectory(entry.run, warn)
+    return trajectory.projected_grad_stats(past.drawn_grads(optimizer.samples))

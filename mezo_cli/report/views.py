@@ -256,10 +256,11 @@ def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
         UserError: when no run has been evaluated yet, or all that have are damaged.
     """
     sets: dict[Common, list[Statistics]] = defaultdict(list)
-    left_out, damaged = [], []
+    left_out: list[str] = []
+    damaged: list[str] = []
     for entry in entries:
         try:
-            found = statistics_of(entry)
+            found = statistics_of(entry, damaged.append)
         except UserError as error:
             damaged.append(f"{entry.location} is left out: {error}")
             continue

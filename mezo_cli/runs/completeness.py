@@ -1,15 +1,17 @@
-"""Whether metrics.jsonl has every line that the other files of a run say it must have.
+"""Whether metrics.jsonl and trajectory.bin have everything that the other files of a run say they must have.
 
-The checksums of its lines form a chain, so a line lost in the middle shows. The loss of the last ones shows only beside
-what was written after them: summary.json, or the trajectory.
+The checksums of the lines form a chain, so a line lost in the middle shows, and so does a bad record before a sound
+one. The loss of the last ones shows only beside what was written after them: summary.json, or the other file.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import Run
+from mezo_cli.runs.trajectory import Trajectory
 
 
 def check_finished(run: Run, config: Config, summary: dict[str, Any]) -> None:
@@ -50,3 +52,23 @@ def missing_lines(run: Run, config: Config) -> str | None:
     if evaluated > max((line["step"] for line in lines if line["kind"] == "eval"), default=-1):
         return lacks % ("evaluation", evaluated)
     return None
+
+
+def read_trajectory(run: Run, warn: Callable[[str], None]) -> Trajectory:
+    """Read the trajectory of a run for a reader of its results.
+
+    A part of a record at the end is left out: a kill leaves that. Of whole records that fail their checksums, which a
+    power cut or damage leaves, `warn` is told before they are left out. A finished run has neither.
+
+    Raises:
+        UserError: when the file is damaged otherwise, or the run has finished.
+    """
+    past = trajectory.read(run.trajectory)
+    if not past.cut_bytes:
+        return past
+    if run.status() == "finished":
+        raise UserError(f"{run.trajectory} is damaged: its last {past.cut_bytes} bytes hold no sound record")
+    if past.lost_records:
+        what = f"the records of the steps from {len(past)} on" if past.lost_records > 1 else "its last record"
+        warn(f"{run.trajectory} is damaged: {what} (byte {past.valid_bytes}) cannot be read and will be left out")
+    return past

@@ -5,13 +5,17 @@ Only settings that decide when a run ends are changed (`mezo resume RUN steps=N`
 
 import dataclasses
 import hashlib
+import logging
 import os
 from typing import Any
 
 from mezo_cli.runs import trajectory
+from mezo_cli.runs.completeness import read_trajectory
 from mezo_cli.runs.files import sync, write_atomically
 from mezo_cli.runs.run import Run
 from mezo_cli.runs.run_json import utc_now
+
+log = logging.getLogger("mezo")
 
 
 def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -42,7 +46,7 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
 
 
 def _rewrite_header(run: Run, steps: int) -> None:
-    past = trajectory.read(run.trajectory)
+    past = read_trajectory(run, log.warning)
     header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
     temporary = run.trajectory.with_name(f".{run.trajectory.name}.tmp")
     with open(temporary, "wb") as file:

@@ -77,7 +77,9 @@ class MetricsLog:
         """As `read_prefix`, with each line also as text."""
         self._last_crc = 0
         found: list[tuple[dict[str, Any], str]] = []
-        rows = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        *rows, tail = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        if _lost_its_end(tail):
+            rows.append(tail)
         for number, raw in enumerate(rows, 1):
             line, crc, problem = None, None, "it, or a line before it, was changed"
             try:
@@ -92,6 +94,14 @@ class MetricsLog:
             found.append((line, raw.decode()))
             self._last_crc = crc
         return found, None, False
+
+
+def _lost_its_end(tail: bytes) -> bool:
+    """Return whether what follows the last line feed is a whole line and one more byte: its line feed was changed.
+
+    A crash leaves a part of a line there; zeros behind it, after a power cut.
+    """
+    return tail[-2:-1] == b"}" and tail[-1:] != b"\0" and _looks_sound(tail[:-1])
 
 
 def _looks_sound(raw: bytes) -> bool:

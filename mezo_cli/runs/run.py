@@ -52,7 +52,7 @@ class Run:
         """Claim a directory for a new run, and write config.yaml and run.json.
 
         Of two processes that create the same run, one succeeds. A directory whose run failed before training may be
-        used again.
+        used again. The status is interrupted until `tracked` changes it, so it is true if a signal comes in between.
 
         Raises:
             UserError: when the directory already holds a run, or cannot be written.
@@ -97,7 +97,8 @@ class Run:
             sync(config)
             write_atomically(self.path / "run.json", json.dumps(info, indent=2) + "\n")
             sync(self.path.parent)
-        except BaseException:
+        except BaseException:  # a signal can come when run.json has its name already
+            (self.path / "run.json").unlink(missing_ok=True)
             config.unlink(missing_ok=True)
             raise
 
@@ -125,7 +126,7 @@ class Run:
         return run
 
     def claim(self) -> None:
-        """Lock an interrupted run for this process, to resume it.
+        """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
 
         Raises:
             UserError: when another process is training in it, or it cannot be written.
@@ -135,8 +136,7 @@ class Run:
             if self.status() == "running" or not self._lock.acquire():
                 info = self.info()
                 raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
-            fields = {"status": "running", "end": None, "error": None, "stopped": None}
-            self.update(pid=os.getpid(), host=socket.gethostname(), **fields)
+            self.update(pid=os.getpid(), host=socket.gethostname())
         except OSError as error:
             self._lock.release()
             raise write_error(self.path, error) from error
@@ -201,7 +201,9 @@ class Run:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Record in run.json how the block ended, and write the log to train.log. SIGTERM and SIGHUP are as Ctrl-C.
+        """Record in run.json that the run is running, then how the block ended, and write the log to train.log.
+
+        SIGTERM and SIGHUP are as Ctrl-C. The caller has created or claimed the run.
 
         Raises:
             RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
@@ -211,6 +213,7 @@ class Run:
         log.addHandler(handler)
         try:
             with termination_as_keyboard_interrupt():
+                self.update(status="running", end=None, error=None, stopped=None)
                 yield
             self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:

@@ -12,9 +12,9 @@ STATUSES = ("running", "finished", "failed", "interrupted")
 
 
 def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:
-    """Return the content of run.json of a run that this process begins now."""
+    """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
     return {
-        "status": "running",
+        "status": "interrupted",
         "argv": argv,
         "pid": os.getpid(),
         "host": socket.gethostname(),

@@ -5,8 +5,9 @@ a header (which tensors are trained, from which weights, with which noise) and o
 
     step uint32 | lr float32 | projected_grad float32, one per sample | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes per step for one sample. Records at the end that a crash left incomplete fail their checksums
-and are left out; a bad record with a sound one behind it is an error.
+little-endian, 16 bytes per step for one sample. Records at the end that a crash or a power cut left incomplete fail
+their checksums and are left out (`Trajectory.lost_records` counts them); a bad record with a sound one behind it is an
+error.
 """
 
 import json
@@ -117,6 +118,11 @@ class Trajectory:
     def record_bytes(self) -> int:
         """The size of a record."""
         return _record(self.header.samples).size + 4
+
+    @property
+    def lost_records(self) -> int:
+        """How many whole records were left out at the end of the file because they fail their checksums."""
+        return self.cut_bytes // self.record_bytes
 
     def bytes_until(self, step: int) -> int:
         """Return the length of a file that ends with the record of step `step` - 1."""

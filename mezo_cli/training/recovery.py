@@ -49,7 +49,8 @@ def find_sound_step(config: Config, run: Run) -> SoundStep | None:
         return None
     step, lacking = _complete_until(config, lines, len(past))
     if past.cut_bytes:
-        lost.append(f"{run.trajectory}: its last {past.cut_bytes} bytes hold no sound record")
+        is_damaged = " is damaged" if past.lost_records else ""
+        lost.append(f"{run.trajectory}{is_damaged}: its last {past.cut_bytes} bytes hold no sound record")
     if lacking:
         lost.append(f"{run.path / 'metrics.jsonl'} lacks {lacking}")
     damage = past.damage or (bad_line if in_middle else None) or _unexplained(config, run, lines, past, step)

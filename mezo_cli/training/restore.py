@@ -16,7 +16,7 @@ from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import ProgressLog
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
-from mezo_cli.runs import Run, checkpoints, trajectory
+from mezo_cli.runs import Run, checkpoints, completeness, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training import recovery
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
@@ -62,8 +62,9 @@ def load_checkpoint(config: Config, run: Run, name: str) -> Session:
     if (run.checkpoints / name).is_dir():
         return _load_folder(config, run, name)
     _require_trajectory(config, run, name)
-    past = trajectory.read(run.trajectory)
-    return load_step(config, run, _last_step(config, run, past) if name == "last" else _best_step(config, run, past))
+    past = _read_trajectory(run)
+    step = _last_step(config, run, past) if name == "last" else _best_step(config, run, past)
+    return _load_step(config, run, past, step)
 
 
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:
@@ -79,11 +80,16 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
     if not optimizer_class(config.optimizer).replayable and step in saved.values():
         return _load_folder(config, run, next(name for name, at in saved.items() if at == step))
     _require_trajectory(config, run, f"step {step}")
-    past = trajectory.read(run.trajectory)
+    past = trajectory.read(run.trajectory) if for_resume else _read_trajectory(run)
+    return _load_step(config, run, past, step, for_resume)
+
+
+def _load_step(config: Config, run: Run, past: Trajectory, step: int, for_resume: bool = False) -> Session:
     _check_reached(run, past, step)
+    saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
-        return replay_from_base(config, run, step)
+        return _replay_from_base(config, run, past, step)
     at, name = max(usable)
     state, state_step = run.checkpoints / "last" / OPTIMIZER_STATE, saved["last"]
     if not state.is_file() or state_step is None or state_step > step or (at == step and not for_resume):
@@ -115,7 +121,10 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
         UserError: when the run has not reached the step, or the base model is not the one that the run began with.
     """
     _require_trajectory(config, run, f"step {step}")
-    past = trajectory.read(run.trajectory)
+    return _replay_from_base(config, run, _read_trajectory(run), step)
+
+
+def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> Session:
     _check_reached(run, past, step)
     session = prepare(config)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
@@ -197,6 +206,10 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
         part = past.records(first, min(first + PART, stop))
         work(part)
         progress.report(first + len(part) - start)
+
+
+def _read_trajectory(run: Run) -> Trajectory:
+    return completeness.read_trajectory(run, lambda text: log.warning("warning: %s", text))
 
 
 def _require_trajectory(config: Config, run: Run, what: str) -> None:

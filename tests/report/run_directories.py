@@ -80,6 +80,7 @@ def make_run(
         writer.append(step, samples, 1e-6)
     writer.close()
     if ended == "running":
+        run.update(status="running")
         return run
     try:
         with run.tracked():

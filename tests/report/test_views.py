@@ -255,6 +255,20 @@ def test_a_run_with_a_damaged_trajectory_is_left_out(four: Path) -> None:
     assert "does not begin with a trajectory header" in said.out
 
 
+def test_a_damaged_last_record_is_named_and_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ended="interrupted", grads=[1.0, 2.0])
+    data = bytearray(run.trajectory.read_bytes())
+    data[-1] ^= 1
+    run.trajectory.write_bytes(data)
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 0
+    assert first_table_cells(said.out)["|g| mean"] == ["1"]
+    assert f"{run.trajectory} is damaged: its last record" in said.out
+    run.update(status="finished")
+    run.write_summary({"dev": {"accuracy": 0.5, "loss": 0.7}})
+    assert "trajectory.bin is damaged" in error_line(mezo("compare", "--objectives", tmp_path))
+
+
 def test_the_damaged_file_is_named_when_no_run_can_be_compared(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", grads=[1.0, 2.0])
     run.trajectory.write_bytes(b"X" + run.trajectory.read_bytes()[1:])

@@ -68,6 +68,7 @@ def test_a_crash_within_the_swap_is_repaired(tmp_path: Path, cut: str) -> None:
 
 def test_a_reader_repairs_nothing_in_a_running_run(tmp_path: Path) -> None:
     run = new_run(tmp_path)
+    run.update(status="running")
     run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
     (run.checkpoints / "best").rename(run.checkpoints / ".best.old")
     Run.open(tmp_path)

@@ -51,6 +51,7 @@ def test_readers_do_not_keep_a_writer_from_it(tmp_path: Path) -> None:
 
 def test_a_log_that_is_moved_away_does_not_free_a_running_run(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
+    run.update(status="running")
     (run.path / "train.log").touch()
     (run.path / "train.log").rename(tmp_path / "train.log.1")
     assert Run(run.path).status() == "running"

@@ -35,7 +35,7 @@ def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
     run = new_run(tmp_path / "a" / "b")
     info = run.info()
     assert (run.path / "config.yaml").read_text() == CONFIG
-    assert (info["status"], info["argv"], info["end"], info["error"]) == ("running", ["mezo", "train"], None, None)
+    assert (info["status"], info["argv"], info["end"], info["error"]) == ("interrupted", ["mezo", "train"], None, None)
     assert info["pid"] == os.getpid()
     assert {"python", "torch", "transformers", "numpy"} <= set(info["versions"])
     assert "git_commit" in info
@@ -90,9 +90,9 @@ def test_a_process_that_ended_between_the_first_two_files_leaves_the_directory_f
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match=r"run\.json: no such file: the process ended before the run began"):
         Run.open(tmp_path)
-    run = new_run(tmp_path)
-    assert (tmp_path / "config.yaml").read_text() == CONFIG
-    assert run.status() == "running"
+    with new_run(tmp_path).tracked():
+        assert (tmp_path / "config.yaml").read_text() == CONFIG
+        assert status(tmp_path) == "running"
 
 
 def test_nothing_is_left_in_a_directory_that_is_refused(tmp_path: Path) -> None:
@@ -130,6 +130,36 @@ def test_a_full_disk_at_the_start_is_a_failure_and_leaves_the_directory_free(
             new_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     new_run(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.yaml", ".run.json.tmp", "."])
+def test_a_signal_while_a_run_is_created_leaves_the_directory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """It comes when a file or its folder is synced: also when run.json has its name already."""
+    plain, wanted = os.fsync, tmp_path / "run" / file
+
+    def interrupted(number: int) -> None:
+        plain(number)
+        if Path(os.readlink(f"/proc/self/fd/{number}")) == wanted and (file != "." or (wanted / "run.json").exists()):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            new_run(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    with new_run(tmp_path / "run").tracked():
+        assert status(tmp_path / "run") == "running"
+
+
+def test_a_signal_between_creation_or_claim_and_training_leaves_a_true_status(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert status(tmp_path) == "interrupted"
+    with pytest.raises(KeyboardInterrupt), run.tracked():
+        raise KeyboardInterrupt
+    Run.open(tmp_path).claim()
+    assert status(tmp_path) == "interrupted"
 
 
 def test_a_full_disk_when_a_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +323,7 @@ def test_a_run_whose_process_is_gone_counts_as_interrupted(tmp_path: Path) -> No
 
 def test_a_reused_process_id_does_not_count_as_running(tmp_path: Path) -> None:
     run = new_run(tmp_path)
+    run.update(status="running")
     run._lock.release()
     assert run.info()["pid"] == os.getpid()
     assert run.status() == "interrupted"
@@ -304,6 +335,7 @@ def test_without_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("mezo_cli.runs.lock.fcntl.flock", no_locks)
     run = new_run(tmp_path)
+    run.update(status="running")
     assert run.status() == "running"
     with pytest.raises(UserError, match="already holds a run"):
         new_run(tmp_path)
@@ -322,7 +354,7 @@ def test_a_running_run_cannot_be_claimed(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     first, second = Run.open(tmp_path), Run.open(tmp_path)
     first.claim()
-    assert status(tmp_path) == "running"
+    assert status(tmp_path) == "interrupted"  # until it runs
     with pytest.raises(UserError, match="is running"):
         second.claim()
 

@@ -91,6 +91,7 @@ def test_every_flipped_byte_is_told_or_only_costs_the_last_step(tmp_path: Path) 
         path.write_bytes(bytes(damaged))
         if place >= len(whole) - 16:
             assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0]
+            assert trajectory.read(path).lost_records == 1
         else:
             with pytest.raises(UserError, match=r"damaged|version"):
                 trajectory.read(path)

@@ -20,7 +20,7 @@ from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore, training_run
 from mezo_cli.training import setup as session
 from tests import tiny
-from tests.command_line import error_line, mezo, small, start
+from tests.command_line import Result, error_line, mezo, small, start
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
@@ -43,15 +43,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Uninterrupted runs, one per mode, made on first use."""
+def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of all runs here."""
+    return tiny.movie_folder(tmp_path_factory.mktemp("data") / "movies")
+
+
+@pytest.fixture(scope="module")
+def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Uninterrupted runs, one per mode, made on first use: call it only where no call is interrupted by a patch."""
     home = tmp_path_factory.mktemp("whole")
-    tiny.movie_folder(home / "movies")
+    ends: dict[str, Result] = {}
 
     def run(mode: str) -> Path:
-        if not (home / mode).exists():
-            said = mezo("train", *small(roberta, home / "movies", home / mode, *MODES[mode]))
-            assert said.code == 0, said
+        if mode not in ends:
+            ends[mode] = mezo("train", *small(roberta, movies, home / mode, *MODES[mode]))
+        assert ends[mode].code == 0, ends[mode]
         return home / mode
 
     return run
@@ -113,11 +119,11 @@ OTHERS += [("adamw", i) for i in (1, 4, 7, 8, 11)] + [("sgd", i) for i in (2, 7,
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
 def test_a_run_cut_anywhere_ends_in_the_same_bits(
-    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     _, owner, name, call, after = CUTS[cut]
     run = tmp_path / "run"
-    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    words = small(roberta, movies, run, *MODES[mode])
     with pytest.MonkeyPatch.context() as patch:
         if owner is session:
             owner = loop  # where the loop knows it
@@ -134,11 +140,11 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(
 @pytest.mark.parametrize("mode", ["lp", "lp trajectory"])
 @pytest.mark.parametrize("evaluation", [1, 2, 3])
 def test_linear_probing_goes_on_after_any_evaluation(
-    mode: str, evaluation: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, evaluation: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     """It takes no step: its evaluations, on dev, train and test, are what can be interrupted."""
     run = tmp_path / "run"
-    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    words = small(roberta, movies, run, *MODES[mode])
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, training_run, "evaluate", evaluation)
         said = mezo("train", *words)
@@ -150,10 +156,10 @@ def test_linear_probing_goes_on_after_any_evaluation(
 
 @pytest.mark.parametrize(("mode", "step"), [("full", 2), ("adamw", 4), ("sgd", 3)])
 def test_a_run_cut_again_and_again(
-    mode: str, step: int, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, step: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     run, words = tmp_path / "run", ["train"]
-    words += small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    words += small(roberta, movies, run, *MODES[mode])
     for _ in range(20):
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, Mezo if mode == "full" else FirstOrder, "step", step)
@@ -167,9 +173,9 @@ def test_a_run_cut_again_and_again(
 
 @pytest.mark.parametrize("mode", ["full", "trajectory"])
 def test_incomplete_last_records_are_cut(
-    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
-    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 5)
         mezo("train", *small(roberta, movies, run, *MODES[mode]))
@@ -180,10 +186,35 @@ def test_incomplete_last_records_are_cut(
     assert state(run) == state(whole(mode))
 
 
+def test_a_damaged_last_record_is_named_by_every_reader(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 6)
+        mezo("train", *small(roberta, movies, run, *MODES["trajectory"]))
+    data = bytearray((run / "trajectory.bin").read_bytes())
+    data[-1] ^= 1  # the record of step 4
+    (run / "trajectory.bin").write_bytes(data)
+    for words in (["replay", run, "--step", "2", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "last"]):
+        said = mezo(*words)
+        assert said.code == 0, said
+        assert said.out.count("trajectory.bin is damaged: its last record") == 1
+    assert mezo("resume", run).code == 0
+    assert "trajectory.bin is damaged: its last 16 bytes" in (run / "train.log").read_text()
+    finished = run / "trajectory.bin"
+    finished.write_bytes(finished.read_bytes()[:-1] + b"x")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for words in (["eval", run], ["resume", run, "steps=8"]):
+        assert "trajectory.bin is damaged: its last 16 bytes" in error_line(mezo(*words))
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    said = mezo("resume", "--from-sound-prefix", run, "steps=8")
+    assert said.code == 0, said
+    assert len(trajectory.read(finished)) == 8
+
+
 def test_damage_is_refused_until_the_user_asks_for_the_sound_prefix(
-    whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
-    run, movies = tmp_path / "run", whole("full").parent / "movies"
+    run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 6)
         mezo("train", *small(roberta, movies, run))
@@ -204,10 +235,10 @@ def test_damage_is_refused_until_the_user_asks_for_the_sound_prefix(
 
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
 def test_a_lost_tail_of_both_files_is_trained_again(
-    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     """A power cut after step 5 took the line of the evaluation at step 3 and all that followed."""
-    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, FirstOrder if mode == "adamw" else Mezo, "step", 6)
         mezo("train", *small(roberta, movies, run, *MODES[mode]))
@@ -225,13 +256,13 @@ def test_a_lost_tail_of_both_files_is_trained_again(
 
 
 def test_a_resumed_run_starts_from_the_newest_checkpoint(
-    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long run would be replayed for days."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 6)
-        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+        mezo("train", *small(roberta, movies, run))
     replayed: list[list[int]] = []
     apply = Mezo.apply_updates
 
@@ -247,11 +278,16 @@ def test_a_resumed_run_starts_from_the_newest_checkpoint(
 
 @pytest.mark.parametrize("mode", ["buffer", "adam"])
 def test_stored_moments_are_not_rebuilt(
-    mode: str, whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str,
+    whole: Callable[[str], Path],
+    roberta: Path,
+    movies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt to the same bits."""
     run, old = tmp_path / "run", tmp_path / "old"
-    words = small(roberta, whole(mode).parent / "movies", run, *MODES[mode])
+    words = small(roberta, movies, run, *MODES[mode])
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
         mezo("train", *words)
@@ -282,19 +318,22 @@ def only_weights(folder: str, names: list[str]) -> set[str]:
 def test_a_long_replay_shows_its_progress(
     whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = whole("full")
     clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(restore, "PART", 2)
-    result = mezo("replay", whole("full"), "--step", "6", "--out", tmp_path / "out")
+    result = mezo("replay", run, "--step", "6", "--out", tmp_path / "out")
     assert result.code == 0, result
     assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
 
 
-def test_without_its_checkpoints_it_is_replayed(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+def test_without_its_checkpoints_it_is_replayed(
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 5)
-        mezo("train", *small(roberta, whole("full").parent / "movies", run))
+        mezo("train", *small(roberta, movies, run))
     shutil.rmtree(run / "checkpoints")
     assert mezo("resume", run).code == 0
     for part in ("summary", "lines", "steps"):
@@ -312,10 +351,10 @@ def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
 
 
 def test_a_failed_run_can_be_resumed_from_elsewhere(
-    whole: Callable[[str], Path], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Local folders were given relative to the directory of the time."""
-    run, movies = tmp_path / "run", whole("full").parent / "movies"
+    run = tmp_path / "run"
     monkeypatch.chdir(roberta.parent)
     with pytest.MonkeyPatch.context() as patch:
 
@@ -330,10 +369,10 @@ def test_a_failed_run_can_be_resumed_from_elsewhere(
     assert state(run) == state(whole("full"))
 
 
-def test_other_data_or_another_model_are_refused(whole: Callable[[str], Path], roberta: Path, tmp_path: Path) -> None:
+def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
     model, data, run = tmp_path / "model", tmp_path / "movies", tmp_path / "run"
     shutil.copytree(roberta, model)
-    shutil.copytree(whole("full").parent / "movies", data)
+    shutil.copytree(movies, data)
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 2)
         mezo("train", *small(model, data, run, "checkpoint=trajectory"))
@@ -372,9 +411,9 @@ def wait_for_step(run: Path, step: int, process: Any) -> None:
     ],
 )
 def test_a_killed_process_is_resumed(
-    mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, tmp_path: Path
+    mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
-    run, movies = tmp_path / "run", whole(mode).parent / "movies"
+    run = tmp_path / "run"
     process = start("train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
     wait_for_step(run, int(number) % 10, process)
     process.send_signal(signal.SIGSTOP)  # it waits while we look
@@ -436,13 +475,11 @@ def test_replay_writes_the_same_bits(mode: str, whole: Callable[[str], Path], tm
         assert one.equal(other), name
 
 
-def test_without_a_trajectory_only_checkpoints_can_be_loaded(
-    whole: Callable[[str], Path], roberta: Path, tmp_path: Path
-) -> None:
+def test_without_a_trajectory_only_checkpoints_can_be_loaded(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, FirstOrder, "step", 6)
-        mezo("train", *small(roberta, whole("adamw").parent / "movies", run, *MODES["adamw"]))
+        mezo("train", *small(roberta, movies, run, *MODES["adamw"]))
     for words in (["replay", run, "--step", "3", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "2"]):
         assert "writes no trajectory to replay" in error_line(mezo(*words))
     assert "last (step 3)" in error_line(mezo("eval", run, "--checkpoint", "5"))
