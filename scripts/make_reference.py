@@ -274,7 +274,7 @@ def _command(name: str, command: Any) -> list[str]:
     rows = [(f"`{_metavar(param)}`", _help(param)) for param in arguments]
     rows += [(f"`{_option(param)}`", _help(param)) for param in options]
     table = ["", *_table(("argument or option", "meaning"), rows)] if rows else []
-    return [f"    {' '.join(words)}", "", " ".join((command.help or "").split()), *table]
+    return ["```text", " ".join(words), "```", " ".join((command.help or "").split()), *table]
 
 
 def _metavar(param: Any) -> str:

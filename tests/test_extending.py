@@ -1,7 +1,6 @@
 """docs/extending.md: its task runs, its two packages install, pass their conformance tests, and train."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,23 +9,18 @@ import pytest
 
 from mezo_cli.runs import Run
 from tests.command_line import environment, mezo, small
+from tests.doc_blocks import files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "extending.md"
 DEMO = ["model=demo", "data=demo", "model.device=cpu", "steps=4", "batch_size=4", "data.eval_limit=20", "log_every=1"]
 
 
-def files() -> dict[str, str]:
-    """Return the files of the page: a path in backquotes and, on the next line, its text as a code block."""
-    found = re.findall(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    return dict(found)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the files of the page."""
     folder = tmp_path_factory.mktemp("extending")
-    for name, text in files().items():
+    for name, text in files(PAGE).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     return folder
