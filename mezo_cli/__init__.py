@@ -1,10 +1,10 @@
-"""MeZO fine-tuning with forward passes only: `mezo` on the command line, `finetune(...)` from Python."""
+"""MeZO fine-tuning with forward passes only: `mezo` on the command line, `finetune` and `load` from Python."""
 
 TYPE_CHECKING = False  # mypy knows the name; the import of typing would delay the handling of Ctrl-C
 if TYPE_CHECKING:
-    from mezo_cli.api import Finetuned, finetune
+    from mezo_cli.api import Finetuned, LoadedRun, finetune, load
 
-__all__ = ["Finetuned", "finetune"]
+__all__ = ["Finetuned", "LoadedRun", "finetune", "load"]
 
 
 def __getattr__(name: str) -> object:

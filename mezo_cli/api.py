@@ -1,4 +1,4 @@
-"""`finetune(...)`: a run in one call, by the same path as the command line."""
+"""`finetune(...)`, `load(run)`: train, and use what was trained, by the same path as the command line."""
 
 import json
 import logging
@@ -9,10 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli import system
 from mezo_cli.errors import UserError
+
+if TYPE_CHECKING:  # they import torch
+    from mezo_cli.training.prediction import Prediction
+    from mezo_cli.training.setup import Session
 
 log = logging.getLogger("mezo")
 
@@ -104,6 +108,61 @@ def finetune(
     console = make_console()
     with console_logging(console):
         return Finetuned(execute(run, config, console, prepare=store), folder)
+
+
+class LoadedRun:
+    """A run's model at one checkpoint, to predict with.
+
+    Attributes:
+        labels: the labels, in order.
+        columns: the texts of a row, in order.
+    """
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self.labels, self.columns = list(session.config.task.labels), list(session.config.task.columns)
+
+    def predict(self, rows: Iterable[str | Mapping[str, str] | Sequence[str]]) -> list["Prediction"]:
+        """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
+
+        Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split in their order get the
+        same bits as in its evaluation. A row that is longer than the model takes is cut, and its `cut` is true.
+
+        Args:
+            rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.
+
+        Raises:
+            UserError: for rows that lack a column or are no texts.
+        """
+        from mezo_cli.data.texts import from_row
+        from mezo_cli.training.prediction import predict
+
+        if isinstance(rows, str):
+            raise UserError(f"predict({rows[:40]!r}): a list of texts is expected, not one text")
+        return predict(
+            self._session,
+            [from_row(row, f"row {number}", self._session.config.task) for number, row in enumerate(rows)],
+        )
+
+
+def load(run: str | os.PathLike[str], checkpoint: str | int = "best") -> LoadedRun:
+    """Load the model of a run.
+
+    Args:
+        run: the run directory, or a checkpoint folder in it.
+        checkpoint: `best`, `last` or a step, which is replayed.
+
+    Raises:
+        UserError: when there is no such run or checkpoint; its text is one line.
+    """
+    from mezo_cli.commands.open_run import open_run
+
+    path = Path(run).expanduser()
+    opened = open_run(path, None if checkpoint == "best" else str(checkpoint))
+    system.import_torch()
+    from mezo_cli.training import restore
+
+    return LoadedRun(restore.load_checkpoint(opened.config, opened.run, opened.checkpoint))
 
 
 def _fresh_folder(task: str) -> Path:

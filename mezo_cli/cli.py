@@ -128,6 +128,26 @@ def replay(
 
 
 @app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a checkpoint in it.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", help="A text; for a task of several columns COLUMN=TEXT for each. May be repeated."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A .jsonl, .csv, .tsv or .parquet file with the task's columns.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a .jsonl, .json or .csv file instead.")] = None,
+) -> None:
+    """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
+    from mezo_cli.commands import predict as command
+
+    command.predict(run, text or [], file, checkpoint, as_json, out)
+
+
+@app.command()
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
     """Remove full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
     from mezo_cli.commands import prune as command

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -149,6 +149,24 @@ def progress_reporter(console: Console, total: int, done: int) -> Iterator[Progr
         yield ProgressReporter(progress, total, done)
 
 
+@contextmanager
+def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is called with the number of things done; on a terminal a bar shows it.
+
+    Args:
+        console: where the bar is shown; that of standard error, if standard output is data.
+        what: is counted, in the plural.
+        total: how many there are.
+    """
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (TextColumn(what), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, expand=True, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
 # --- console, tables, log ---
 
 
@@ -186,6 +204,11 @@ def make_console() -> Console:
         return Console(width=1000)
     terminal: Any = _Terminal(sys.stdout)
     return Console(file=terminal)
+
+
+def make_error_console() -> Console:
+    """Return the console of standard error, for the log and bars of a command whose standard output is data."""
+    return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=1000)
 
 
 def make_table(first: str, *columns: str) -> TextTable:

@@ -88,12 +88,7 @@ class LabelledRows:
         fields = table.split(table.rows[i])
         texts = tuple(fields[column] for column in self.text_columns)
         for column, text in zip(self.text_columns, texts, strict=True):
-            if not isinstance(text, str):
-                name = table.columns[column]
-                raise UserError(f"{table.error_location(i)}: column '{name}' is {_describe(text)}, not a text")
-            if "\0" in text or not _is_utf8(text):
-                bad = "a NUL character" if "\0" in text else "an unpaired surrogate"
-                raise UserError(f"{table.error_location(i)}: column '{table.columns[column]}' contains {bad}")
+            check_text(text, table.error_location(i), table.columns[column])
         return Example(texts, self.labels[i], table.location(i))
 
     def lines(self, rows: Iterable[int]) -> Iterable[str]:
@@ -113,6 +108,19 @@ class Source:
     test: LabelledRows | None = None
     notes: list[str] = field(default_factory=list)
     revision: str | None = None
+
+
+def check_text(value: Any, where: str, column: str) -> None:
+    """Refuse a value that is not a text, or that UTF-8 cannot represent.
+
+    Raises:
+        UserError: naming the place and the column.
+    """
+    if not isinstance(value, str):
+        raise UserError(f"{where}: column '{column}' is {_describe(value)}, not a text")
+    if "\0" in value or not _is_utf8(value):
+        bad = "a NUL character" if "\0" in value else "an unpaired surrogate"
+        raise UserError(f"{where}: column '{column}' contains {bad}")
 
 
 def label_rows(table: Table, task: TaskConfig) -> LabelledRows:

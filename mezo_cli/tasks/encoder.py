@@ -1,8 +1,9 @@
 """The base of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
 
 _CHUNK = 16_384  # rows tokenized at a time; bounds the memory of the tokenizer's own records
+UNBOUNDED = 1 << 30  # tokens: no row is as long
 _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it knows no limit
 
 
@@ -63,6 +65,25 @@ class InputEncoder:
             UserError: for a row that cannot be encoded, naming the row.
         """
         raise NotImplementedError
+
+    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[TokenizedExample], list[bool]]:
+        """Encode rows, in order, and return for each whether some of it was cut off.
+
+        Rows are cut as by `encode_all`. A row that `encode_all` refuses, because its mask would be cut off, loses the
+        ends of its sentences, the longest first.
+        """
+        rows, whole = self._keeping_mask().encode_all(examples), self._without_limits().encode_all(examples)
+        return rows, [len(row.input_ids) < len(full.input_ids) for row, full in zip(rows, whole, strict=True)]
+
+    def _keeping_mask(self) -> Self:
+        """Return an encoder that never cuts the mask off; an encoder that has no mask returns itself."""
+        return self
+
+    def _without_limits(self) -> Self:
+        """Return an encoder that cuts nothing off."""
+        other = copy.copy(self)
+        other.max_length = UNBOUNDED
+        return other
 
     def decode(self, row: TokenizedExample) -> str:
         """Return the input as the model sees it, special tokens included."""

@@ -9,11 +9,12 @@ The template `task.lm.template` ends in `{mask}`, the place of the label word:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks.encoder import (
+    UNBOUNDED,
     InputEncoder,
     describe_row,
     describe_tokenizer,
@@ -26,7 +27,6 @@ from mezo_cli.tasks.template import Literal, Sentence, Special, Template
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
 
-_UNBOUNDED = 1 << 30  # where neither the model nor task.lm.max_length limits the length of a row
 _MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
 
 
@@ -56,7 +56,7 @@ class LmEncoder(InputEncoder):
         self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
         self._check_distinct()
         self._start = _start_ids(tokenizer)
-        self.max_length = max_row_length(tokenizer, task.lm.max_length or _UNBOUNDED)
+        self.max_length = max_row_length(tokenizer, task.lm.max_length or UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
             raise UserError(f"task '{task.name}': a limit of {self.max_length} tokens leaves none for the prompt")
@@ -88,6 +88,11 @@ class LmEncoder(InputEncoder):
             if not ids:
                 raise UserError(f"{describe_row(self.task, example)}: the prompt is empty, so nothing can follow it")
             yield TokenizedExample(ids, [0] * len(ids), len(ids) - 1, example.label)
+
+    def _without_limits(self) -> Self:
+        other = super()._without_limits()
+        other._max_prompt = UNBOUNDED
+        return other
 
     def _word_ids(self, index: int) -> list[int]:
         """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""

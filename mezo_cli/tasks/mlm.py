@@ -4,10 +4,11 @@ Each part of the template is tokenized alone, a sentence is cut at its own limit
 length. There is one deliberate difference: a special token spelled out in the data (`<mask>`, `[SEP]`) is plain text.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
@@ -61,6 +62,7 @@ class MlmEncoder(InputEncoder):
             (i, p.ids.index(mask_id)) for i, p in enumerate(self._pieces) if isinstance(p, _Fixed) and mask_id in p.ids
         )
         self._mask_piece, self._mask_offset = next(held)
+        self._keeps_mask = False
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Tokenize column by column, which is fast, then join the parts of each row."""
@@ -74,7 +76,19 @@ class MlmEncoder(InputEncoder):
         for example, parts in zip(examples, zip(*columns, strict=True), strict=True):
             yield self._join(example, parts)
 
+    def _keeping_mask(self) -> Self:
+        other = copy.copy(self)
+        other._keeps_mask = True
+        return other
+
+    def _without_limits(self) -> Self:
+        other = super()._without_limits()
+        other._pieces = [piece if isinstance(piece, _Fixed) else replace(piece, limit=None) for piece in self._pieces]
+        return other
+
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
+        if self._keeps_mask:
+            parts = self._fit(parts)
         ids = list(chain.from_iterable(parts))
         mask = sum(len(part) for part in parts[: self._mask_piece]) + self._mask_offset
         if mask >= self.max_length:
@@ -84,6 +98,17 @@ class MlmEncoder(InputEncoder):
         else:
             segments = [0] * min(len(ids), self.max_length)
         return TokenizedExample(ids[: self.max_length], segments, mask, example.label)
+
+    def _fit(self, parts: tuple[list[int], ...]) -> tuple[list[int], ...]:
+        """Where the mask is past the limit, cut the ends of the sentences, the longest first, until the row fits."""
+        lengths = [len(part) for part in parts]
+        if sum(lengths[: self._mask_piece]) + self._mask_offset < self.max_length:
+            return parts
+        slots = [i for i, piece in enumerate(self._pieces) if isinstance(piece, _Slot)]
+        for _ in range(sum(lengths) - self.max_length):
+            longest = max(slots, key=lengths.__getitem__)
+            lengths[longest] = max(0, lengths[longest] - 1)
+        return tuple(part[:length] for part, length in zip(parts, lengths, strict=True))
 
     def _mask_cut_off(self, example: Example, mask: int, length: int) -> str:
         """Return the error line for a row whose mask is after the last token that is kept."""

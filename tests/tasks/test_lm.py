@@ -173,3 +173,9 @@ def test_without_a_template_for_decoders_the_error_says_what_to_set(tmp_path: Pa
     shown = command_line.mezo("data", *words, "task.lm.template='{text}\\nGood or bad?\\n{mask}'", *conf)
     assert shown.code == 0, shown
     assert "a film 0\\nGood or bad?\\n   [0 -> 'bad';" in shown.out
+
+
+def test_a_prompt_to_predict_is_cut_as_one_to_train_on(gpt2: PreTrainedTokenizerFast) -> None:
+    inputs = LmEncoder(lm(max_length=16), gpt2)
+    examples = [Example(("a joy",), 0), Example(("a joy " * 30,), 0)]
+    assert inputs.encode_to_fit(examples) == (inputs.encode_all(examples), [False, True])

@@ -260,3 +260,44 @@ def test_three_plain_texts_are_refused(bpe: PreTrainedTokenizerFast):
         UserError, match=r"task 'rte': objective=cls reads one or two texts, task.columns has 3 \(a, b, c\)"
     ):
         ClsEncoder(load_task("rte", columns=["a", "b", "c"]), bpe)
+
+
+# --- rows that are too long, for prediction ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sst2", "mnli"])
+@pytest.mark.parametrize("kind", [MlmEncoder, ClsEncoder])
+def test_rows_to_predict_are_cut_as_those_to_train_on(name: str, kind: Any, bpe: PreTrainedTokenizerFast):
+    task = load_task(name, max_length=24)
+    inputs = kind(task, bpe)
+    examples = [
+        Example(tuple("a fine film " * (words if column == 0 else 1) for column in range(len(task.columns))), 0)
+        for words in (1, 2, 3)
+    ]
+    fits = [
+        example
+        for example in examples
+        if len(kind(load_task(name, max_length=200), bpe).encode(example).input_ids) < 24
+    ]
+    assert fits
+    encoded, cut = inputs.encode_to_fit(fits)
+    assert (encoded, cut) == (inputs.encode_all(fits), [False] * len(fits))
+
+
+def test_a_row_to_predict_keeps_its_mask(bpe: PreTrainedTokenizerFast):
+    task = load_task("mnli", max_length=24, first_limit=None)
+    inputs, long = MlmEncoder(task, bpe), "a fine film " * 9
+    with pytest.raises(UserError, match="its mask is token"):
+        inputs.encode(Example((long, "b"), 0))
+    encoded, cut = inputs.encode_to_fit([Example((long, "b"), 0), Example((long, long), 0), Example(("b", long), 0)])
+    assert cut == [True, True, True]
+    assert [len(row.input_ids) for row in encoded] == [24, 24, 24]
+    for row in encoded:
+        assert row.input_ids[row.position] == bpe.mask_token_id
+    assert inputs.decode(encoded[0]).endswith(", b</s>")
+    limited = MlmEncoder(load_task("mnli", max_length=24, first_limit=4), bpe)
+    assert limited.encode_to_fit([Example((long, "b"), 0)]) == ([limited.encode(Example((long, "b"), 0))], [True])
+    with pytest.raises(UserError, match="cut off by the limit of 8"):  # the template alone is too long
+        MlmEncoder(load_task("sst2", max_length=8, template="a b c d e f g h i {sentence} {mask}"), bpe).encode_to_fit(
+            [Example(("x",), 0)]
+        )

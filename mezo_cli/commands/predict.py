@@ -1,0 +1,176 @@
+"""`mezo predict`: labels and probabilities for the user's own texts."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.commands.open_run import Opened, open_run
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
+from mezo_cli.data import texts
+from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.runs.files import write_atomically, write_error
+from mezo_cli.system import import_torch
+
+if TYPE_CHECKING:  # it imports torch
+    from mezo_cli.training.prediction import Prediction
+    from mezo_cli.training.setup import Session
+
+STDIN = "standard input"
+
+
+def predict(
+    path: Path, words: Sequence[str], file: Path | None, checkpoint: str | None, as_json: bool, out: Path | None
+) -> None:
+    """Predict rows with the weights of a run, and print or write label and probabilities.
+
+    Args:
+        path: a run directory, or a checkpoint folder in one.
+        words: the texts of `--text`.
+        file: a file of rows. With neither words nor a file, rows are read from standard input, line by line.
+        checkpoint: `best` (if None), `last` or a step number.
+        as_json: print one JSON document.
+        out: write the rows to this file instead.
+
+    Raises:
+        UserError: for a run or rows that cannot be read, and a file that cannot be written; nothing is left there.
+    """
+    if words and file is not None:
+        raise UserError("--text and --file: give one of them")
+    if out is not None:
+        _check_output(out)
+    opened = open_run(path, checkpoint)
+    task = opened.config.task
+    rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
+    import_torch()
+    from mezo_cli.training import restore
+    from mezo_cli.training.device_errors import explain_device_errors
+
+    with console_logging(make_error_console()):
+        session = restore.load_checkpoint(opened.config, opened.run, opened.checkpoint)
+        with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
+            stream = rows is None and not as_json and out is None
+            found = _answer_lines(session) if stream else _predict(session, rows or _read_lines(task))
+    cut = sum(one.cut for one in found)
+    if cut:
+        verb = "was" if cut == 1 else "were"
+        print_line(
+            f"note: {cut} of {len(found)} rows {verb} longer than {session.encoder.max_length} tokens and {verb} cut",
+            sys.stderr,
+        )
+    if out is not None:
+        try:
+            write_atomically(out, _FORMATS[out.suffix](found, task))
+        except OSError as error:
+            raise write_error(out, error) from error
+    if as_json:
+        print_line(json.dumps(_document(opened, found), indent=2))
+    elif out is not None:
+        print_line(f"wrote {len(found)} rows to {out}")
+    elif not stream:
+        _print(found)
+
+
+# --- rows ---
+
+
+def _read_lines(task: TaskConfig) -> list[Example]:
+    rows = list(texts.from_lines(sys.stdin.buffer, STDIN, task))
+    if not rows:
+        raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
+    return rows
+
+
+def _predict(session: "Session", rows: list[Example]) -> list["Prediction"]:
+    from mezo_cli.training.prediction import predict as predict_rows
+
+    with progress_bar(make_error_console(), "rows", len(rows)) as report:
+        return predict_rows(session, rows, report)
+
+
+def _answer_lines(session: "Session") -> list["Prediction"]:
+    """Print the prediction of each line of standard input when it has come."""
+    from mezo_cli.training.prediction import predict as predict_rows
+
+    task = session.config.task
+    if sys.stdin.isatty():
+        fields = f", its {join(task.columns)} separated by tabs" if len(task.columns) > 1 else ""
+        print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
+    found = []
+    for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
+        found += predict_rows(session, [row])
+        _print(found[-1:])
+        sys.stdout.flush()
+    if not found:
+        raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
+    return found
+
+
+# --- output ---
+
+
+def _print(found: Sequence["Prediction"]) -> None:
+    """Print a line per row: the label, the probability of each label, the texts; cut to the terminal's width."""
+    width = make_console().width if sys.stdout.isatty() else None
+    labels = list(found[0].probabilities)
+    longest = max(map(len, labels))
+    for one in found:
+        scores = "  ".join(f"{label} {probability:.4f}" for label, probability in one.probabilities.items())
+        text = " | ".join(" ".join(text.split()) for text in one.columns.values())
+        line = f"{one.predicted:{longest}}  {scores}  {text}"
+        print_line(line if width is None or len(line) <= width else line[: width - 3] + "...")
+
+
+def _document(opened: Opened, found: Sequence["Prediction"]) -> dict[str, Any]:
+    return {
+        "run": str(opened.run.path),
+        "checkpoint": opened.checkpoint,
+        "cut": sum(one.cut for one in found),
+        "rows": _numbered(found),
+    }
+
+
+def _numbered(found: Iterable["Prediction"]) -> list[dict[str, Any]]:
+    return [{"row": number, **asdict(one)} for number, one in enumerate(found)]
+
+
+def _to_jsonl(found: Sequence["Prediction"], task: TaskConfig) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(found))
+
+
+def _to_json(found: Sequence["Prediction"], task: TaskConfig) -> str:
+    return json.dumps(_numbered(found), ensure_ascii=False, indent=2) + "\n"
+
+
+def _to_csv(found: Sequence["Prediction"], task: TaskConfig) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*task.columns, "predicted", *(f"probability_{label}" for label in task.labels)])
+    for one in found:
+        writer.writerow([*one.columns.values(), one.predicted, *one.probabilities.values()])
+    return out.getvalue()
+
+
+_FORMATS: dict[str, Callable[[Sequence["Prediction"], TaskConfig], str]] = {
+    ".jsonl": _to_jsonl,
+    ".json": _to_json,
+    ".csv": _to_csv,
+}
+
+
+def _check_output(path: Path) -> None:
+    """Check that a file can be written at `path`, before a model is loaded."""
+    if path.suffix not in _FORMATS:
+        near = did_you_mean(path.suffix, _FORMATS)
+        raise UserError(f"--out {path}: the file extension sets the format; allowed are {join(_FORMATS)}{near}")
+    if path.is_dir():
+        raise UserError(f"--out {path}: this is a folder, not a file")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: there is no folder {path.parent}")
+    if (path.parent / "run.json").exists():
+        raise UserError(f"--out {path}: {path.parent} is a run directory; choose another folder")

@@ -1,0 +1,136 @@
+"""Read texts without labels, to predict labels for: words of a command line, lines, files, rows in memory."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.data.files import SUFFIXES, read_table
+from mezo_cli.data.table import check_text
+from mezo_cli.errors import UserError, did_you_mean, join
+
+
+def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
+    """Return the rows that `--text` gives: `TEXT`, or `COLUMN=TEXT` for each column of a task of several.
+
+    Raises:
+        UserError: for an unknown column, and for a row that lacks one.
+    """
+    columns = list(task.columns)
+    rows: list[Example] = []
+    row: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if len(columns) == 1 and (not equals or name != columns[0]):
+            name, text = columns[0], word
+        elif name not in columns or not equals:
+            near = did_you_mean(name, columns) if equals else ""
+            raise UserError(
+                f"--text {word[:40]!r}: task '{task.name}' reads {join(columns)}{near}; give each as "
+                + " ".join(f"--text {column}=..." for column in columns)
+            )
+        if not text.strip():
+            raise UserError(f"--text {word!r}: the text of {name} is empty")
+        if name in row:
+            raise UserError(f"--text {word[:40]!r}: {name} is given twice before {_missing(row, task)}")
+        row[name] = text
+        if len(row) == len(columns):
+            rows.append(from_row(row, f"--text {len(rows) + 1}", task))
+            row = {}
+    if row:
+        raise UserError(
+            f"--text: the row with {join(row)} lacks {_missing(row, task)}; add --text {_missing(row, task)}=..."
+        )
+    return rows
+
+
+def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator[Example]:
+    """Yield a row per line as the lines come; fields of a task of several columns are separated by tabs.
+
+    Lines without text are skipped.
+
+    Raises:
+        UserError: for a line that is not UTF-8 or has another number of fields; the error names its number.
+    """
+    for number, raw in enumerate(lines, 1):
+        place = f"{where}:{number}"
+        try:
+            line = raw.decode("utf-8").rstrip("\r\n").removeprefix("\ufeff" if number == 1 else "")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{place}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})") from None
+        if not line.strip():
+            continue
+        fields = [line] if len(task.columns) == 1 else line.split("\t")
+        if len(fields) != len(task.columns):
+            given = f"{len(fields)} field{'s' * (len(fields) != 1)}"
+            raise UserError(f"{place}: {given}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs")
+        yield from_row(fields, place, task)
+
+
+def from_file(path: Path, task: TaskConfig) -> list[Example]:
+    """Return the rows of a JSONL, JSON, CSV, TSV or Parquet file. Columns that the task does not read are ignored.
+
+    Raises:
+        UserError: when the file is missing, empty or damaged, or lacks a column.
+    """
+    if path.suffix not in SUFFIXES:
+        near = did_you_mean(path.suffix, SUFFIXES)
+        raise UserError(f"{path}: the file extension sets the format; allowed are {join(SUFFIXES)}{near}")
+    if not path.is_file():
+        siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
+    # A header is recognized by the columns that the task reads; here the label is not one of them.
+    table = read_table([path], replace(task, label_column=task.columns[0]))
+    indices = []
+    for column in task.columns:
+        index = table.find_column(column, task.rename)
+        if index is None:
+            near = did_you_mean(column, table.columns)
+            raise UserError(
+                f"{path}: no column '{column}', which task '{task.name}' reads; the columns are: "
+                f"{join(table.columns)}{near}"
+            )
+        indices.append(index)
+    if not table.rows:
+        raise UserError(f"{path}: no rows")
+    rows = []
+    for i, row in enumerate(table.rows):
+        fields = table.split(row)
+        for index in indices:
+            check_text(fields[index], table.error_location(i), table.columns[index])
+        rows.append(Example(tuple(fields[index] for index in indices), 0, table.location(i)))
+    return rows
+
+
+def from_row(row: Any, where: str, task: TaskConfig) -> Example:
+    """Return the row that a text, a mapping of columns, or a sequence of texts in the order of `task.columns` gives.
+
+    Raises:
+        UserError: for anything else, a column that is missing, and a value that is not a text.
+    """
+    columns = list(task.columns)
+    if isinstance(row, str):
+        if len(columns) != 1:
+            raise UserError(f"{where}: one text, but task '{task.name}' reads {join(columns)}; give a mapping of them")
+        texts: Sequence[Any] = [row]
+    elif isinstance(row, Mapping):
+        missing = [column for column in columns if column not in row]
+        if missing:
+            near = did_you_mean(missing[0], map(str, row))
+            raise UserError(
+                f"{where}: no column '{missing[0]}', which task '{task.name}' reads; the columns are: "
+                f"{join(map(str, row))}{near}"
+            )
+        texts = [row[column] for column in columns]
+    elif isinstance(row, Sequence) and len(row) == len(columns):
+        texts = list(row)
+    else:
+        raise UserError(f"{where}: not a text, nor a mapping of {join(columns)}")
+    for column, text in zip(columns, texts, strict=True):
+        check_text(text, where, column)
+    return Example(tuple(texts), 0, where)
+
+
+def _missing(row: Mapping[str, str], task: TaskConfig) -> str:
+    return join(column for column in task.columns if column not in row)

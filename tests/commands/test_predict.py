@@ -1,0 +1,234 @@
+"""`mezo predict` and `load(run).predict`: the bits of an evaluation, every kind of input and output, mistakes."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli import LoadedRun, load
+from mezo_cli.runs import Run
+from tests import tiny
+from tests.command_line import Result, error_line, mezo, small
+
+TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
+
+
+@pytest.fixture(autouse=True)
+def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; its data are in the folder `movies` beside it."""
+    folder = tmp_path_factory.mktemp("predict")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", "eval_batch_size=5")
+        assert mezo("train", *words).code == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> LoadedRun:
+    return load(run)
+
+
+def from_stdin(monkeypatch: pytest.MonkeyPatch, stream: Any, *words: object) -> Result:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+    return mezo(*words)
+
+
+# --- which numbers ---
+
+
+def test_the_rows_of_an_evaluation_in_their_order_get_its_bits(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    result = mezo("predict", run, "--file", run.parent / "movies" / "test.jsonl", "--out", out)
+    assert result == Result(0, f"wrote 12 rows to {out}\n", "")
+    stored = Run(run).predictions()
+    assert stored is not None
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert found == [{key: row[key] for key in row if key != "label"} | {"cut": False} for row in stored]
+
+
+def test_in_other_batches_they_are_the_same_to_rounding(run: Path, loaded: LoadedRun) -> None:
+    stored = Run(run).predictions()
+    assert stored is not None
+    assert loaded.labels == ["negative", "positive"]
+    for row in reversed(stored):
+        (found,) = loaded.predict([row["columns"]])
+        assert found.columns == row["columns"]
+        assert found.probabilities == pytest.approx(row["probabilities"], abs=1e-5)
+    assert loaded.predict([]) == []
+
+
+def test_any_checkpoint(run: Path) -> None:
+    """The predictions on dev have the loss and the counts of the evaluation of that step."""
+    rows = [json.loads(line) for line in (run.parent / "movies" / "dev.jsonl").read_text().splitlines()]
+    evaluations = {line["step"]: line for line in Run(run).evaluations("dev")}
+    for checkpoint, step in (("last", 6), (3, 3), (0, 0)):
+        found = load(run, checkpoint).predict([{"sentence": row["sentence"]} for row in rows])
+        counts = {name: sum(one.predicted == name for one in found) for name in ("negative", "positive")}
+        assert counts == evaluations[step]["predicted"]
+        correct = sum(one.predicted == row["label"] for one, row in zip(found, rows, strict=True))
+        assert correct / len(rows) == pytest.approx(evaluations[step]["accuracy"])
+
+
+# --- input ---
+
+
+def test_all_kinds_of_input_agree(
+    run: Path, loaded: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "rows.csv").write_text("id,sentence\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(TEXTS)))
+    (tmp_path / "rows.tsv").write_text("sentence\tid\n" + "".join(f"{text}\t1\n" for text in TEXTS))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"sentence": text}) + "\n" for text in TEXTS))
+    pq.write_table(pa.table({"sentence": TEXTS}), tmp_path / "rows.parquet")
+    expected = [(one.predicted, one.probabilities) for one in loaded.predict(TEXTS)]
+
+    def rows_of(result: Result) -> list[Any]:
+        assert (result.code, result.err) == (0, "")
+        document = json.loads(result.out)
+        assert (document["run"], document["checkpoint"], document["cut"]) == (str(run), "best", 0)
+        assert [row["columns"]["sentence"] for row in document["rows"]] == TEXTS
+        return [(row["predicted"], row["probabilities"]) for row in document["rows"]]
+
+    for path in sorted(tmp_path.glob("rows.*")):
+        assert rows_of(mezo("predict", run, "--json", "--file", path)) == expected
+    words = [word for text in TEXTS for word in ("--text", text)]
+    assert rows_of(mezo("predict", run / "checkpoints" / "best", "--json", *words)) == expected
+    lines = io.BytesIO("\ufeff".encode() + "\r\n\n".join(TEXTS).encode())
+    assert rows_of(from_stdin(monkeypatch, lines, "predict", run, "--json")) == expected
+
+
+def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Lines(io.RawIOBase):
+        """Gives one line at a time, and notes what has been printed when it is asked for the next."""
+
+        def __init__(self, printed: Callable[[], str]) -> None:
+            self._left, self._printed = list(TEXTS), printed
+
+        def readable(self) -> bool:
+            return True
+
+        def readline(self, size: int | None = -1) -> bytes:
+            seen.append(self._printed())
+            return f"{self._left.pop(0)}\n".encode() if self._left else b""
+
+    class Stdin:
+        buffer = Lines(lambda: sys.stdout.getvalue())  # type: ignore[attr-defined]  # a StringIO here
+
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    result = mezo("predict", run)
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines(keepends=True)
+    assert seen == ["".join(lines[:n]) for n in range(4)]
+    for line, text in zip(lines, TEXTS, strict=True):
+        label, *words = line.split("  ")
+        assert label in ("negative", "positive")
+        assert words[-1] == f"{text}\n"
+
+
+def test_a_long_text_is_cut_and_this_is_counted_and_said(run: Path, loaded: LoadedRun) -> None:
+    long = "good " * 300
+    result = mezo("predict", run, "--text", "short", "--text", long, "--json")
+    assert result.code == 0
+    assert result.err.startswith("note: 1 of 2 rows was longer than ")
+    document = json.loads(result.out)
+    assert [row["cut"] for row in document["rows"]] == [False, True]
+    assert document["cut"] == 1
+    (whole,) = loaded.predict([long])
+    (same,) = loaded.predict(["good " * 299])
+    assert whole.probabilities == same.probabilities  # what is cut off is not seen
+
+
+# --- output ---
+
+
+def test_csv_output(run: Path, loaded: LoadedRun, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    assert mezo("predict", run, "--text", 'he said "no", twice', "--out", out).code == 0
+    (one,) = loaded.predict(['he said "no", twice'])
+    scores = ",".join(repr(value) for value in one.probabilities.values())
+    assert out.read_text() == (
+        "sentence,predicted,probability_negative,probability_positive\n"
+        f'"he said ""no"", twice",{one.predicted},{scores}\n'
+    )
+
+
+def test_text_reaches_the_terminal_escaped(run: Path) -> None:
+    result = mezo("predict", run, "--text", "a\x1b[31m b")
+    assert "\\x1b[31m" in result.out
+    assert "\x1b" not in result.out
+
+
+# --- mistakes ---
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "header.csv").write_text("sentence\n")
+    (tmp_path / "other.csv").write_text("sentense,id\nx,1\n")
+    (tmp_path / "number.jsonl").write_text('{"sentence": "a"}\n{"sentence": 3}\n')
+    (tmp_path / "bytes.tsv").write_bytes(b"sentence\n\xff\n")
+    (tmp_path / "notes.txt").write_text("a\n")
+    before = sorted(tmp_path.iterdir())
+    yield tmp_path
+    assert sorted(tmp_path.iterdir()) == before  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--file", "empty.csv"], "empty file"),
+        (["--file", "header.csv"], "no rows"),
+        (
+            ["--file", "other.csv"],
+            "no column 'sentence', which task 'sst2' reads; the columns are: sentense, id (did you",
+        ),
+        (["--file", "number.jsonl"], "number.jsonl:2: column 'sentence' is the int 3, not a text"),
+        (["--file", "bytes.tsv"], "bytes.tsv:2: byte 0xff is not UTF-8"),
+        (["--file", "notes.txt"], "the file extension sets the format"),
+        (["--file", "heade.csv"], "no such file (did you mean 'header.csv'?)"),
+        (["--text", "a", "--file", "header.csv"], "--text and --file: give one of them"),
+        (["--text", ""], "the text of sentence is empty"),
+        (["--text", "a", "--out", "x.xls"], "allowed are .jsonl, .json, .csv"),
+        (["--text", "a", "--out", "no/x.csv"], "there is no folder"),
+        (["--text", "a", "--checkpoint", "bets"], "--checkpoint bets: allowed are best, last or a step number"),
+        (["--text", "a", "--checkpoint", "7"], "holds steps 0 to 6"),
+        (["--file", "number.jsonl", "--out", "out.csv"], "not a text"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, run: Path, files: Path) -> None:
+    paths = {"--file", "--out"}
+    given = [files / word if before in paths else word for before, word in zip(["", *words], words, strict=False)]
+    assert said in error_line(mezo("predict", run, *given))
+
+
+def test_no_text_on_standard_input(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, said in ((b"\n \n", "standard input: no text"), (b"a\n\xff\n", "standard input:2: byte 0xff")):
+        for more in ([], ["--json"]):
+            result = from_stdin(monkeypatch, io.BytesIO(stream), "predict", run, *more)
+            assert said in error_line(result)
+            assert not more or result.out == ""
+
+
+def test_runs_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
+    assert "no such folder (did you mean 'run'?)" in error_line(mezo("predict", run.parent / "ru", "--text", "a"))
+    assert "holds no run" in error_line(mezo("predict", tmp_path, "--text", "a"))
+    line = error_line(mezo("predict", run / "checkpoints" / "best", "--checkpoint", "3", "--text", "a"))
+    assert "is the checkpoint 'best'" in line
