@@ -38,6 +38,7 @@ from mezo_cli.config.overrides import Override, check_form, check_override, quot
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.validation import build, defaults
 from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.training.loggers import check_installed
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
@@ -112,11 +113,11 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
+    overrides = with_logger_names(overrides, config_dir)
     for override in parse(overrides, choices):
         if override.sweeps:
-            raise UserError(
-                f"'{override.text}' names several values: add -m to sweep over them, or quote them to mean one"
-            )
+            other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
+            raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
         if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweeper.")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node(overrides, config_dir)
@@ -143,6 +144,28 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
         check_override(override, choices)
         parsed.append(override)
     return parsed
+
+
+def with_logger_names(overrides: Sequence[str], config_dir: str | None) -> list[str]:
+    """Return the overrides, with `logger.names=[one,two]` before the others where `logger=[one,two]` is given.
+
+    Hydra merges the files of a list of choices, and there the names in one file replace those in another.
+
+    Raises:
+        UserError: for an override that is not valid, and for a file of the list that has no names of its own.
+    """
+    choices = find_choices(config_dir)
+    chosen = [one for one in parse(overrides, choices) if one.name == "logger" and isinstance(one.value, list)]
+    if not chosen:
+        return list(overrides)
+    names: list[str] = []
+    for choice in map(str, chosen[-1].value):
+        path = choices["logger"][choice]
+        content = _load(path)
+        if not isinstance(content, dict) or not isinstance(content.get("names"), list):
+            raise UserError(f"'{chosen[-1].text}': {path} has no list 'names' of its own; choose it alone")
+        names += [name for name in content["names"] if name not in names]
+    return [f"logger.names=[{','.join(map(quote, names))}]", *overrides]
 
 
 def _converted(made: HydraOverride, text: str, choices: Choices) -> Override:
@@ -177,6 +200,7 @@ def config_of(node: DictConfig) -> Config:
 
     Raises:
         SettingError: for the first setting that is not valid.
+        UserError: when the package of a logger is not installed.
     """
     settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
     try:
@@ -184,6 +208,7 @@ def config_of(node: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
+    check_installed(config.logger.names)
     folder, model = config.data.dir, Path(config.model.path).expanduser()
     data = dataclasses.replace(
         config.data,

@@ -6,6 +6,7 @@ exist, settings that are removed, and Hydra's own settings other than its direct
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ HYDRA_CHOICES = {  # what may run a sweep, and the package that brings it
     },
     "hydra/sweeper": {"basic": None, "optuna": "hydra-optuna-sweeper"},
 }
+SEVERAL_CHOICES = "logger"  # the group that takes a list of choices
 HYDRA_KEYS = (*HYDRA_DIRS, *HYDRA_CHOICES, "hydra.launcher.*", "hydra.sweeper.*")
 
 
@@ -160,9 +162,14 @@ def _check_choice(override: Override, choices: Choices) -> None:
         raise UserError(f"'{text}': a choice cannot be removed, only made: {group}=...; allowed: {allowed}")
     if override.form != "set":
         raise UserError(f"'{text}': {group} exists already; write {group}=...")
+    values: Sequence[str] = override.values or ()
     if isinstance(override.value, list):
-        raise UserError(f"'{text}': expected one choice; allowed: {allowed}")
-    for value in override.values or ():
+        if group != SEVERAL_CHOICES:
+            raise UserError(f"'{text}': expected one choice; allowed: {allowed}")
+        if not override.value:
+            raise UserError(f"'{text}': for none of them write {group}=none")
+        values = [str(value) for value in override.value]
+    for value in values:
         if value not in choices[group]:
             near = did_you_mean(value, choices[group])
             raise UserError(f"{group}={value}: no such {group}{near}; allowed: {allowed}")

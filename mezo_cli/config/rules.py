@@ -16,6 +16,7 @@ def check_rules(config: Config) -> None:
     _check_optimizer(config)
     _check_linear_probe(config)
     _check_labels(config)
+    _check_loggers(config)
 
 
 def _check_unread(config: Config) -> None:
@@ -64,3 +65,11 @@ def _check_labels(config: Config) -> None:
     """Reject a task without labels before its data is read: no row could have one of them."""
     if not config.task.labels:
         raise SettingError("task.labels", f"task '{config.task.name}': task.labels is empty; give two or more names")
+
+
+def _check_loggers(config: Config) -> None:
+    """Reject a logger that is named twice: both would write to one folder."""
+    names = config.logger.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SettingError("logger.names", f"logger.names=[{join(names)}]: {twice} is named twice")

@@ -259,15 +259,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LoggerConfig:
-    """A logger that receives the scalars, besides metrics.jsonl.
+    """The loggers that receive the scalars, besides metrics.jsonl.
 
     Attributes:
-        name: the logger (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`.
-        project: the project's name in Weights & Biases.
+        names: the loggers (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`, several by `logger=[one,two]`.
+        project: the project's name in Weights & Biases and Trackio.
+        tags: tags of the run, besides its task, objective, optimizer, peft, model and data.
     """
 
-    name: str = "none"
+    names: list[str] = field(default_factory=list)
     project: str = "mezo"
+    tags: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

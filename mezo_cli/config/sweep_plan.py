@@ -38,7 +38,7 @@ def plan_sweep(
     Raises:
         UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
     """
-    words, sweeper = add_experiment_grid(overrides, config_dir)
+    words, sweeper = add_experiment_grid(compose.with_logger_names(overrides, config_dir), config_dir)
     parsed = compose.parse(words, find_choices(config_dir))
     adaptive = sweeper.name != "basic"
     jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])

@@ -22,7 +22,7 @@ CHOICES = {  # keys whose value is a name in a table
     "objective.name": OBJECTIVES,
     "objective.loss": LOSSES,
     "optimizer.name": OPTIMIZERS,
-    "logger.name": LOGGERS,
+    "logger.names": LOGGERS,
 }
 
 
@@ -32,9 +32,21 @@ def build(given: Any) -> Config:
     Raises:
         SettingError: for the first unknown key, wrong type, value out of range, or combination that is not allowed.
     """
-    config = _build_group(Config, given, "")
+    config = _build_group(Config, _with_logger_names(given), "")
     check_rules(config)
     return config
+
+
+def _with_logger_names(given: Any) -> Any:
+    """Return the values with the `logger.name` of earlier versions as `logger.names`."""
+    logger = given.get("logger") if isinstance(given, Mapping) else None
+    if not isinstance(logger, Mapping) or "name" not in logger:
+        return given
+    name, names = logger["name"], logger.get("names", [])
+    if names:
+        raise SettingError("logger.name", f"logger.name={name} and logger.names={names}: give logger.names alone")
+    kept = {key: value for key, value in logger.items() if key != "name"}
+    return {**given, "logger": {**kept, "names": [] if name == "none" else [name]}}
 
 
 def defaults(kind: Any = Config) -> dict[str, Any]:
@@ -114,7 +126,7 @@ def check_value(key: str, value: Any, setting: Setting) -> Any:
     if typing.get_origin(kind) is list:
         if not isinstance(value, list):
             raise SettingError(key, f"{key}={_show(value)}: expected a list, e.g. {key}=[one,two]")
-        return [_text(key, entry) for entry in value]
+        return [_name(key, entry, CHOICES[key].names) if key in CHOICES else _text(key, entry) for entry in value]
     if typing.get_origin(kind) is dict:
         if not isinstance(value, Mapping):
             raise SettingError(key, f"{key}={_show(value)}: expected pairs, e.g. {key}={{one:two}}")

@@ -16,8 +16,8 @@ from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import restore
 from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, label_predictions, read_dev_scores
-from mezo_cli.training.loggers import make_logger
-from mezo_cli.training.loggers.base import Logger, NoLogger
+from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
+from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.setup import Session
 
 log = logging.getLogger("mezo")
@@ -41,7 +41,8 @@ class TrainingRun:
         self._optimizer_class = optimizer_class(config.optimizer)
         self.step = 0
         self.dev_scores: dict[int, float] = {}
-        self._logger: Logger = make_logger(config.logger, run.path)
+        self._loggers = ActiveLoggers(config, run)
+        self._summary: dict[str, Any] | None = None
         self._trajectory: trajectory.Writer | None = None
         self._start_time = time.perf_counter()
         self._kernels_recorded = False
@@ -58,8 +59,16 @@ class TrainingRun:
         with contextlib.suppress(OSError):  # every record was flushed
             if self._trajectory is not None:
                 self._trajectory.close()
-        with contextlib.suppress(OSError):
-            self._logger.close()
+        self._loggers.close(self._end(error))
+
+    def _end(self, error: BaseException | None) -> RunEnd:
+        """Return how the run ended, for its loggers."""
+        if isinstance(error, KeyboardInterrupt):
+            return RunEnd("interrupted", self.step, "interrupted")
+        if error is not None:
+            status: Status = "interrupted" if isinstance(error, RunStopped) else "failed"
+            return RunEnd(status, self.step, " ".join(str(error).split()) or type(error).__name__)
+        return RunEnd("finished", self.step, summary=final_scalars(self._summary or {}))
 
     @property
     def _setting_names(self) -> list[str]:
@@ -98,11 +107,13 @@ class TrainingRun:
             )
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
+        self._loggers.open()
         self._start_time = time.perf_counter()
 
     def resume(self, step: int) -> None:
         """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
         self.step = step
+        logged = self._logged_steps()
         self.run.truncate_metrics(step)
         self.dev_scores = read_dev_scores(self.config, self.run, stop=step)
         self._seconds_before = max((float(line["seconds"]) for line in self.run.metrics()), default=0.0)
@@ -111,7 +122,16 @@ class TrainingRun:
             past = trajectory.read(self.run.trajectory)
             file = self.run.open_trajectory(past.bytes_until(step))
             self._trajectory = trajectory.Writer(file, past.header, past.crc)
+        self._loggers.open(step, logged)
         self._start_time = time.perf_counter()
+
+    def _logged_steps(self) -> dict[str, int]:
+        """Return `train` and `dev` -> the step of the last line of that kind: the loggers had the scalars up to it."""
+        found: dict[str, int] = {}
+        for line in self.run.metrics_prefix()[0]:
+            if line["kind"] == "train" or line["split"] == "dev":
+                found["train" if line["kind"] == "train" else "dev"] = line["step"]
+        return found
 
     # --- after each step ---
 
@@ -127,7 +147,7 @@ class TrainingRun:
         if self.config.logs_at(step):
             values = {**result.scalars(), "seconds": round(self.seconds(), 3)}
             self.run.log_metrics("train", step, **values)
-            self._log_scalars(step, {f"train/{key}": value for key, value in values.items()})
+            self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
         if self._trajectory is not None:
             self._trajectory.append(self.step, result.projected_grads, result.lr)
         self.step, self._stepped = step, True
@@ -197,7 +217,7 @@ class TrainingRun:
                 self._save_checkpoint(session, "best")
             self._log_evaluation("dev", step, evaluation)
             self.run.sync_metrics()
-            self._log_scalars(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
+            self._loggers.log(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
             progress.report_dev(step, evaluation.accuracy, evaluation.summary())
         elif save_due:
             self._sync()
@@ -209,14 +229,6 @@ class TrainingRun:
             self._trajectory.sync()
         self.run.sync_metrics()
         self._last_sync = time.perf_counter()
-
-    def _log_scalars(self, step: int, scalars: dict[str, float]) -> None:
-        """Give scalars to the logger. One that cannot write is left out: the run directory has the same scalars."""
-        try:
-            self._logger.log(step, scalars)
-        except OSError as error:
-            log.warning("logger=%s is left out from step %d on: %s", self.config.logger.name, step, error)
-            self._logger = NoLogger(self.config.logger, self.run.path)
 
     def _evaluate_or_fail(
         self, session: Session, rows: list[TokenizedExample], keep_logits: bool = False
@@ -288,6 +300,7 @@ class TrainingRun:
         if self.step < self.config.steps:
             summary["stopped"] = "patience"
         self.run.write_summary(summary)
+        self._summary = summary
         return summary
 
     def _evaluate_test(self, session: Session, texts: list[Example], rows: list[TokenizedExample]) -> dict[str, float]:

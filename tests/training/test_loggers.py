@@ -1,132 +1,360 @@
-"""TensorBoard and Weights & Biases receive what metrics.jsonl has; stand-ins take the place of their packages."""
+"""Loggers receive what metrics.jsonl has: TensorBoard, W&B and Trackio as they are installed, read back from disk."""
 
-import sys
-import types
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from mezo_cli.config.choices import find_choices
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.runs import Run
-from mezo_cli.training import loggers
-from tests.command_line import error_line, mezo, small
+from mezo_cli.training import loggers, training_run
+from mezo_cli.training.loggers import process
+from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
+from mezo_cli.training.loggers.base import RunEnd
+from mezo_cli.training.loggers.tensorboard import TensorBoardLogger
+from tests.command_line import error_line, mezo, small, start
+from tests.training.wandb_files import read_offline_runs
+
+RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
+FINISHED = RunEnd("finished", 8, summary={"final/test_accuracy": 0.75})
+STOPPED = RunEnd("interrupted", 5, "interrupted")
+FAILED = RunEnd("failed", 5, "step 6: the loss is not finite")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
 
 
-class Writer:
-    """Stands for TensorBoard's SummaryWriter."""
-
-    made: list["Writer"]
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.scalars, self.closed = folder, [], False  # type: ignore[var-annotated]
-        Writer.made.append(self)
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.scalars.append((name, value, step))
-
-    def close(self) -> None:
-        self.closed = True
+def a_run(folder: Path, *names: str) -> tuple[Run, Config]:
+    config = build_config(["model=demo", "data=demo", f"logger=[{','.join(names)}]", "logger.tags=[mine]"])
+    return Run.create(folder, to_yaml(config), ["mezo"]), config
 
 
-@pytest.fixture
-def tensorboard(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
-    Writer.made = []
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return Writer
-
-
-def test_tensorboard_gets_what_metrics_get(
-    tensorboard: type[Writer], roberta: Path, movies: Path, tmp_path: Path
+def give(
+    run: Run, config: Config, steps: Sequence[int], end: RunEnd, resumed_at: int | None = None, logged: int = 0
 ) -> None:
-    run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, "logger=tensorboard")).code == 0
-    (writer,) = tensorboard.made
-    assert writer.folder == str(run / "tensorboard")
-    assert writer.closed
+    """Give the loss of some steps to the loggers of a run."""
+    active = ActiveLoggers(config, run)
+    active.open(resumed_at, {"train": logged})
+    for step in steps:
+        active.log(step, {"train/loss": 1 / step})
+    active.close(end)
+
+
+def left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+
+
+# --- tensorboard ---
+
+
+def events(run: Path) -> EventAccumulator:
+    return EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def scalars(run: Path) -> list[tuple[str, int, float]]:
+    """Return tag, step and value of all scalars but the summary's, in the order of their steps."""
+    found = events(run)
+    tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith("final/")]
+    return sorted((tag, event.step, event.value) for tag in tags for event in found.Scalars(tag))
+
+
+def logged_scalars(run: Path) -> list[tuple[str, int, float]]:
+    """Return the same from metrics.jsonl, `seconds` left out."""
     wanted = []
     for line in Run(run).metrics():
         if line["kind"] == "train":
-            names = ("loss", "loss_plus", "loss_minus", "projected_grad", "lr", "seconds")
-            wanted += [(f"train/{name}", line[name], line["step"]) for name in names]
+            names = set(line) - {"kind", "step", "seconds", "crc"}
+            wanted += [(f"train/{name}", line["step"], line[name]) for name in names]
         elif line["split"] == "dev":
-            wanted += [(f"dev/{name}", line[name], line["step"]) for name in ("accuracy", "loss")]
-    assert sorted(writer.scalars) == sorted(wanted)
+            wanted += [(f"dev/{name}", line["step"], line[name]) for name in ("accuracy", "loss")]
+    return sorted((tag, step, pytest.approx(value, rel=1e-6)) for tag, step, value in wanted)
 
 
-def test_a_logger_is_closed_when_the_run_fails(
-    tensorboard: type[Writer], roberta: Path, movies: Path, tmp_path: Path
+def text(run: Path, tag: str) -> str:
+    return str(events(run).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode())
+
+
+def session_status(run: Path) -> int:
+    metadata = events(run).summary_metadata
+    assert "_hparams_/session_start_info" in metadata
+    if "_hparams_/session_end_info" not in metadata:
+        return 0  # it goes on
+    content = metadata["_hparams_/session_end_info"].plugin_data.content
+    return int(plugin_data_pb2.HParamsPluginData.FromString(content).session_end_info.status)
+
+
+def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """Interrupted after step 5 of 6, and resumed from the checkpoint of step 3: steps 4 and 5 are there once."""
+    run = tmp_path / "run"
+    words = ["logger=tensorboard", "optimizer=sgd", "log_every=1", "objective=cls"]
+    with pytest.MonkeyPatch.context() as patch:
+        plain = training_run.TrainingRun.record_kernels
+
+        def interrupt(self: Any, *given: Any) -> None:
+            plain(self, *given)
+            if self.step == 5:
+                raise KeyboardInterrupt
+
+        patch.setattr(training_run.TrainingRun, "record_kernels", interrupt)
+        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
+    assert [step for tag, step, _ in scalars(run) if tag == "train/loss"] == [1, 2, 3, 4, 5]
+    assert (session_status(run), text(run, "status")) == (0, "interrupted interrupted")
+    assert mezo("resume", run).code == 0
+    found = [one for one in scalars(run) if one[0] != "train/seconds"]
+    assert found == logged_scalars(run)
+    assert [step for tag, step, _ in found if tag == "train/loss"] == [1, 2, 3, 4, 5, 6]
+    final = events(run).Scalars("final/test_accuracy")[0]
+    assert (final.step, final.value) == (6, pytest.approx(Run(run).read_summary()["test"]["accuracy"]))
+    assert (session_status(run), text(run, "status")) == (1, "finished")
+    assert "optimizer.lr: 0.01" in text(run, "config")
+    assert text(run, "tags") == "sst2, cls, sgd, roberta-large, files"
+
+
+def test_a_failed_run_is_reported_as_failed(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "logger=tensorboard", "optimizer.lr=1e30")).code == 1
+    assert session_status(run) == 2
+    assert text(run, "status").startswith("failed step ")
+
+
+# --- wandb ---
+
+
+def test_wandb_offline(tmp_path: Path) -> None:
+    run, config = a_run(tmp_path / "run", "wandb")
+    give(run, config, range(1, 6), FAILED)
+    (found,) = read_offline_runs(run.path / "wandb")
+    assert (found.id, found.name) == (run.info()["logged_as"]["id"], "run")
+    assert (found.project, found.tags) == ("mezo", ["sst2", "mlm", "mezo", "demo", "mine"])
+    assert (found.config["optimizer"]["eps"], found.config["task"]["labels"]) == (1e-3, ["negative", "positive"])
+    assert found.history == {step: {"train/loss": 1 / step} for step in range(1, 6)}
+    assert (found.exit_code, found.summary["status"], found.summary["error"]) == (1, "failed", FAILED.error)
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "config.yaml", "run.json", "wandb"]
+
+
+@pytest.mark.slow
+def test_wandb_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE")  # no key: offline, without a question
+    for name, value in {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}.items():
+        monkeypatch.setenv(name, value)
+    run, config = a_run(tmp_path / "run", "wandb")
+    give(run, config, range(1, 6), STOPPED)
+    time.sleep(1.1)  # W&B names its folders by the second
+    give(run, config, range(4, 9), FINISHED, resumed_at=3, logged=5)
+    first, second = read_offline_runs(run.path / "wandb")
+    assert first.id == second.id
+    assert first.steps + second.steps == list(range(1, 9))
+    assert (first.exit_code, second.exit_code) == (255, 0)
+    assert second.summary["final/test_accuracy"] == 0.75
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing in the home directory
+
+
+# --- trackio ---
+
+
+def rows(run: Path, query: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(run / "trackio" / "mezo.db") as database:
+        return database.execute(query).fetchall()
+
+
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/elses")  # nothing is sent
+    run, config = a_run(tmp_path / "run", "trackio")
+    give(run, config, range(1, 6), FAILED)
+    names = {name for (name,) in rows(run.path, "SELECT DISTINCT run_name FROM metrics")}
+    assert names == {f"run-{run.info()['logged_as']['id'][:6]}"}
+    found = [(step, json.loads(values)) for step, values in rows(run.path, "SELECT step, metrics FROM metrics")]
+    assert found == [(step, {"train/loss": 1 / step}) for step in range(1, 6)]
+    ((stored,),) = rows(run.path, "SELECT config FROM configs")
+    assert json.loads(stored)["tags"] == ["sst2", "mlm", "mezo", "demo", "mine"]
+    assert json.loads(stored)["optimizer"]["eps"] == 1e-3
+    assert rows(run.path, "SELECT title, text, level, step FROM alerts") == [("run failed", FAILED.error, "error", 5)]
+
+
+@pytest.mark.slow
+def test_trackio_goes_on_after_a_resume(tmp_path: Path) -> None:
+    run, config = a_run(tmp_path / "run", "trackio")
+    give(run, config, range(1, 6), STOPPED)
+    moved = tmp_path / "moved"
+    run.path.rename(moved)
+    give(Run(moved), config, range(4, 9), FINISHED, resumed_at=3, logged=5)
+    found = rows(moved, "SELECT step, metrics FROM metrics ORDER BY id")
+    assert [step for step, _ in found] == [*range(1, 9), 8]
+    assert json.loads(found[-1][1]) == {"final/test_accuracy": 0.75}
+    assert len(rows(moved, "SELECT DISTINCT run_id FROM metrics")) == 1
+    assert rows(moved, "SELECT title, level FROM alerts") == [("run interrupted", "warn")]
+
+
+# --- all at once, from the command line ---
+
+
+@pytest.mark.slow
+def test_three_at_once_and_nothing_outside_their_folders(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run, home = tmp_path / "run", tmp_path / "home"
+    home.mkdir()
+    words = small(roberta, movies, run, "logger=[tensorboard,wandb,trackio]", "log_every=1")
+    process = start("train", *words, cwd=tmp_path, HOME=str(home))
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, out + err
+    assert "left out" not in out
+    assert "wandb  offline; send it by: wandb sync" in out
+    assert read_config(run / "config.yaml").logger.names == ["tensorboard", "wandb", "trackio"]
+    losses = [value for tag, _, value in scalars(run) if tag == "train/loss"]
+    (offline,) = read_offline_runs(run / "wandb")
+    assert [row["train/loss"] for step, row in offline.history.items() if step] == pytest.approx(losses)
+    kept = [json.loads(values) for (values,) in rows(run, "SELECT metrics FROM metrics")]
+    assert [row["train/loss"] for row in kept if "train/loss" in row] == pytest.approx(losses)
+    assert offline.exit_code == 0
+    assert [path for path in home.rglob("*") if path.is_file()] == []
+    assert sorted(path.name for path in run.iterdir() if path.is_dir() and path.name != "checkpoints") == [
+        "tensorboard",
+        "trackio",
+        "wandb",
+    ]
+
+
+def processes_about(folder: Path) -> list[str]:
+    """Return the processes whose command line or environment names a folder: those of its loggers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in told and path.name != str(os.getpid()):
+            found.append(path.name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_no_process_is_left(number: int, status: int, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = small(roberta, movies, run, "logger=[wandb,trackio]", "steps=100000", "log_every=1", "eval_every=0")
+    process = start("train", *words, cwd=tmp_path, MEZO_TEST=str(tmp_path))
+    deadline = time.monotonic() + 120
+    while not list(run.glob("wandb/offline-run-*/run-*.wandb")) or not list(run.glob("trackio/*.db")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == status
+    while processes_about(tmp_path):
+        assert time.monotonic() < deadline, processes_about(tmp_path)
+        time.sleep(0.2)
+    (found,) = read_offline_runs(run / "wandb")
+    assert found.exit_code == (255 if number == signal.SIGINT else 1)
+    assert len(found.history) > 0
+
+
+# --- a logger that fails ---
+
+
+class FullDisk(TensorBoardLogger):
+    """A logger whose disk is full from step 3 on."""
+
+    def log(self, step: int, scalars: Any) -> None:
+        if step == 3:
+            raise OSError(28, "No space left on device")
+        super().log(step, scalars)
+
+
+def test_a_logger_that_fails_is_dropped_with_one_warning(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = small(roberta, movies, tmp_path / "run", "logger=tensorboard", "optimizer.lr=1e30")
-    assert mezo("train", *words).code == 1
-    assert tensorboard.made[0].closed
+    rows = {"tensorboard": f"{__name__}:FullDisk", "wandb": "mezo_cli.training.loggers.tensorboard:TensorBoardLogger"}
+    monkeypatch.setattr(loggers.LOGGERS, "built_in", rows)
+    monkeypatch.delitem(loggers.LOGGERS.__dict__, "targets", raising=False)
+    run = tmp_path / "run"
+    try:
+        result = mezo("train", *small(roberta, movies, run, "logger=[tensorboard,wandb]", "log_every=1"))
+    finally:
+        loggers.LOGGERS.__dict__.pop("targets", None)
+    line = "warning: logger=tensorboard is left out from step 3 on: [Errno 28] No space left on device"
+    assert (result.code, result.out.count("left out"), result.out.count(line)) == (0, 1, 1), result
+    assert (run / "train.log").read_text().count(line) == 1
+    assert [step for tag, step, _ in scalars(run) if tag == "train/loss"] == [1, 2]
+    found = EventAccumulator(str(run / "wandb")).Reload().Scalars("train/loss")
+    assert [event.step for event in found] == [1, 2, 3, 4, 5, 6]  # the other one goes on
 
 
-class FakeWandb(types.ModuleType):
-    """Stands for wandb's module: it keeps runs as W&B's server would."""
-
-    class Run:
-        def __init__(self, **settings: Any) -> None:
-            self.settings, self.finished = settings, False
-            self.history: dict[int, dict[str, float]] = {}
-
-        def log(self, data: dict[str, Any], step: int | None = None) -> None:
-            assert not self.finished
-            assert step is not None
-            assert step >= max(self.history, default=0), "W&B drops a step that is lower than the one before it"
-            self.history.setdefault(step, {}).update(data)
-
-        def finish(self, exit_code: int | None = None) -> None:
-            self.finished = True
-
-    def __init__(self) -> None:
-        super().__init__("wandb")
-        self.runs: list[FakeWandb.Run] = []
-
-    def init(self, **settings: Any) -> "FakeWandb.Run":
-        self.runs.append(FakeWandb.Run(**settings))
-        return self.runs[-1]
-
-
-def test_wandb_gets_what_metrics_get(
-    monkeypatch: pytest.MonkeyPatch, roberta: Path, movies: Path, tmp_path: Path
+def test_a_process_that_dies_is_dropped_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb, run = FakeWandb(), tmp_path / "run"
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    result = mezo("train", *small(roberta, movies, run, "logger=wandb", "logger.project=films"))
-    assert result.code == 0, result
-    (theirs,) = wandb.runs
-    assert (theirs.settings["project"], theirs.settings["name"]) == ("films", "run")
-    assert Path(theirs.settings["dir"]) == run
-    assert theirs.finished
-    wanted: dict[int, dict[str, float]] = {}
-    for line in Run(run).metrics():
-        prefix = "train" if line["kind"] == "train" else line["split"]
-        if (line["kind"], prefix) not in (("eval", "train"), ("eval", "test")):
-            scalars = {key: value for key, value in line.items() if isinstance(value, float)}
-            dropped = {"seconds"} if prefix == "dev" else set()
-            wanted.setdefault(line["step"], {}).update(
-                {f"{prefix}/{key}": value for key, value in scalars.items() if key not in dropped}
-            )
-    assert theirs.history == wanted
+    run, config = a_run(tmp_path / "run", "wandb")
+    (run.path / "wandb").mkdir()
+    monkeypatch.setattr(process, "PROGRAM", "mezo_cli.no_such_program")
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        give(run, config, range(1, 6), FINISHED)
+    (line,) = left_out(caplog)
+    assert line.startswith("warning: logger=wandb is left out from step ")
+    assert "no_such_program" in (run.path / "wandb" / "process.log").read_text()
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_missing_package_is_named_before_training(
-    name: str, module: str, monkeypatch: pytest.MonkeyPatch, roberta: Path, movies: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_logger_that_cannot_start_again_does_not_stop_a_resume(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run", f"logger={name}")))
-    assert f"logger={name} needs a package: pip install {name}" in line
-    assert Run(tmp_path / "run").metrics() == []
+    run, config = a_run(tmp_path / "run", name)
+    if name == "wandb":
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    else:
+        (run.path / name).write_text("in the way")
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        give(run, config, range(4, 9), FINISHED, resumed_at=3, logged=5)
+    reason = "needs a package: pip install wandb" if name == "wandb" else "File exists"
+    assert [reason in line and "from step 3 on" in line for line in left_out(caplog)] == [True]
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("name", loggers.LOGGERS.names)
+def test_a_missing_package_is_refused_before_training(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda one, *rest: None if one == name else find(one, *rest))
+    for words in (["train"], ["train", "-m", "seed=1,2"]):
+        words += ["model=demo", "data=demo", f"logger=[{name}]", f"hydra.run.dir={tmp_path / 'run'}"]
+        assert f"logger={name} needs a package: pip install {name}" in error_line(mezo(*words))
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_logger_has_a_config_file() -> None:
-    assert set(find_choices()["logger"]) == set(loggers.LOGGERS.names)
+    assert set(find_choices()["logger"]) == {"none", *loggers.LOGGERS.names}
+
+
+def test_a_stored_name_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    stored = (RUNS / "mezo" / "config.yaml").read_text()
+    assert "logger:\n  name: none\n" in stored
+    for name, names in {"none": [], "wandb": ["wandb"]}.items():
+        (tmp_path / "config.yaml").write_text(stored.replace("  name: none\n  project", f"  name: {name}\n  project"))
+        assert read_config(tmp_path / "config.yaml").logger.names == names
+
+
+def test_the_numbers_of_a_summary() -> None:
+    summary = {"steps": 6, "best": {"step": 3, "accuracy": 0.5}, "test": None, "stopped": "patience"}
+    assert final_scalars(summary) == {"final/steps": 6.0, "final/best_step": 3.0, "final/best_accuracy": 0.5}
+
+
+def test_the_program_of_a_logger_imports_no_torch() -> None:
+    code = "import sys, mezo_cli.training.loggers.logger_program; print('torch' in sys.modules)"
+    done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True)  # type: ignore[attr-defined]
+    assert done.stdout == "False\n", done

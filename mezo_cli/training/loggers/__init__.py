@@ -1,26 +1,28 @@
 """Loggers: where a run's scalars go besides metrics.jsonl. A logger is one module here and one row of `LOGGERS`."""
 
-from pathlib import Path
+import importlib.util
+from collections.abc import Iterable
 
 from mezo_cli.config.registry import Registry
-from mezo_cli.config.schema import LoggerConfig
-from mezo_cli.training.loggers.base import Logger
+from mezo_cli.errors import UserError
 
 LOGGERS = Registry(
     "logger",
     {
-        "none": "mezo_cli.training.loggers.base:NoLogger",
         "tensorboard": "mezo_cli.training.loggers.tensorboard:TensorBoardLogger",
         "wandb": "mezo_cli.training.loggers.wandb:WandbLogger",
+        "trackio": "mezo_cli.training.loggers.trackio:TrackioLogger",
     },
 )
 
 
-def make_logger(config: LoggerConfig, run_dir: Path) -> Logger:
-    """Return the logger that the config names.
+def check_installed(names: Iterable[str]) -> None:
+    """Check that the package of every logger is there. It is located, not imported.
 
     Raises:
-        UserError: when its package is not installed.
+        UserError: naming the logger and what to install.
     """
-    logger: Logger = LOGGERS.load(config.name)(config, run_dir)
-    return logger
+    for name in names:
+        package = LOGGERS.load(name).package
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"logger={name} needs a package: pip install {package}")

@@ -1,27 +1,75 @@
 """Write scalars as TensorBoard event files under RUN/tensorboard."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from mezo_cli.config.schema import LoggerConfig
-from mezo_cli.errors import UserError
+from mezo_cli.training.loggers.base import LoggedRun, RunEnd
+
+METRICS = ("dev/accuracy", "dev/loss", "final/test_accuracy")  # beside the hyperparameters
 
 
 class TensorBoardLogger:
-    """TensorBoard event files."""
+    """TensorBoard event files: scalars, the config as a text and as hyperparameters, and how the run ended.
 
-    def __init__(self, config: LoggerConfig, run_dir: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError("logger=tensorboard needs a package: pip install tensorboard") from error
-        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"))
+    A resumed run writes a further file. Its first event tells TensorBoard to drop the steps that are repeated.
+    """
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Add each scalar under its name."""
+    package: ClassVar[str] = "tensorboard"
+    own_process: ClassVar[bool] = False
+    note = ""
+
+    def __init__(self, run: LoggedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        again = None if run.resumed_at is None else run.resumed_at + 1
+        writer: Any = SummaryWriter(run.folder, purge_step=again)
+        self._writer = writer
+        if again is None:
+            lines = [f"    {key}: {value}" for key, value in _flat(run.config).items()]
+            self._writer.add_text("config", "\n".join(lines))  # four spaces: TensorBoard shows Markdown
+            self._writer.add_text("tags", ", ".join(run.tags))
+            for summary in hparams(_hyperparameters(run.config), dict.fromkeys(METRICS, 0.0))[:2]:
+                self._writer.file_writer.add_summary(summary)
+        self._writer.flush()
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add each scalar under its name, and flush: a process that is killed has lost nothing."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
-    def close(self) -> None:
-        """Close the event file."""
+    def close(self, end: RunEnd) -> None:
+        """Add the summary and the status of the session, and close the event file."""
+        for name, value in end.summary.items():
+            self._writer.add_scalar(name, value, end.step)
+        self._writer.add_text("status", f"{end.status} {end.error or ''}".strip(), end.step)
+        if end.status != "interrupted":  # TensorBoard keeps the first status that it reads
+            self._writer.file_writer.add_summary(_session_end(end.status == "finished"))
         self._writer.close()
+
+
+def _session_end(finished: bool) -> Any:
+    """Return the summary by which the HPARAMS tab knows how a session ended; torch's says success always."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    status = api_pb2.STATUS_SUCCESS if finished else api_pb2.STATUS_FAILURE
+    end = plugin_data_pb2.SessionEndInfo(status=status)
+    data = plugin_data_pb2.HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
+    plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=plugin))
+    return Summary(value=[value])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that TensorBoard can show as hyperparameters: numbers and texts."""
+    return {key: value for key, value in _flat(config).items() if isinstance(value, (str, float, int))}

@@ -1,26 +1,61 @@
-"""Send scalars to Weights & Biases; its local files are under RUN/wandb."""
+"""Send scalars to Weights & Biases, or keep them for it; the local files are under RUN/wandb."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from mezo_cli.config.schema import LoggerConfig
-from mezo_cli.errors import UserError
+from mezo_cli.training.loggers.base import LoggedRun, RunEnd
+
+EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 255}  # W&B shows 255 as killed
 
 
 class WandbLogger:
-    """A Weights & Biases run, named after the run directory."""
+    """A Weights & Biases run. WANDB_MODE chooses between online, offline and disabled.
 
-    def __init__(self, config: LoggerConfig, run_dir: Path) -> None:
+    Without it, and without an API key, the run is offline: W&B would otherwise ask for the key.
+    """
+
+    package: ClassVar[str] = "wandb"
+    own_process: ClassVar[bool] = True
+
+    def __init__(self, run: LoggedRun) -> None:
+        folder = Path(run.folder)
+        if not os.access(folder, os.W_OK):  # W&B would write to a temporary folder
+            raise PermissionError(f"{folder} cannot be written")
+        for name in ("CACHE", "DATA", "ARTIFACT"):  # else they are in the home directory
+            os.environ[f"WANDB_{name}_DIR"] = str(folder / name.lower())
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of errors in W&B itself, to its makers
+        import wandb
+
+        def init(mode: str | None) -> Any:
+            return wandb.init(
+                project=run.project,
+                id=run.id,
+                name=run.name,
+                dir=str(folder.parent),  # W&B adds wandb/
+                config=run.config,
+                tags=run.tags,
+                resume="allow",
+                mode=mode,  # type: ignore[arg-type]  # W&B names what it allows
+                settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
+            )
+
         try:
-            import wandb  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise UserError("logger=wandb needs a package: pip install wandb") from error
-        self._run: Any = wandb.init(project=config.project, dir=str(run_dir), name=run_dir.name)
+            self._run = init(os.environ.get("WANDB_MODE"))
+        except wandb.errors.UsageError as error:
+            if "WANDB_MODE" in os.environ or "API key" not in str(error):
+                raise
+            self._run = init("offline")
+        self.note = f"offline; send it by: wandb sync {self._run.settings.sync_dir}"
+        if not self._run.offline:
+            self.note = str(self._run.url or "")
 
-    def log(self, step: int, scalars: dict[str, float]) -> None:
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send the scalars."""
-        self._run.log(scalars, step=step)
+        self._run.log(dict(scalars), step=step)
 
-    def close(self) -> None:
-        """Finish the W&B run."""
-        self._run.finish()
+    def close(self, end: RunEnd) -> None:
+        """Set the summary and finish the run; one that did not finish is shown as failed or killed."""
+        self._run.summary.update({**end.summary, "status": end.status, "error": end.error})
+        self._run.finish(exit_code=EXIT_CODES[end.status])

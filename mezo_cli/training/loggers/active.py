@@ -1,0 +1,94 @@
+"""The loggers of a run that is being trained. One that fails is dropped with a warning; training goes on."""
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.runs import Run
+from mezo_cli.training.loggers import LOGGERS, check_installed
+from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
+from mezo_cli.training.loggers.process import ProcessLogger
+
+log = logging.getLogger("mezo")
+
+
+class ActiveLoggers:
+    """The loggers that the config names.
+
+    metrics.jsonl has the same scalars, so a logger is never a reason to stop: whatever one of them raises is logged
+    once as a warning, and that logger gets nothing more.
+    """
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self._config, self._run = config, run
+        self._loggers: dict[str, Logger] = {}
+
+    def open(self, resumed_at: int | None = None, logged: Mapping[str, int] | None = None) -> None:
+        """Start the loggers; see `LoggedRun` for `resumed_at` and `logged`."""
+        for name in self._config.logger.names:
+            self._guard(name, resumed_at or 0, partial(self._start, name, resumed_at, logged or {}))
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Give the scalars of a step to every logger."""
+        for name, logger in list(self._loggers.items()):
+            self._guard(name, step, partial(logger.log, step, scalars))
+
+    def close(self, end: RunEnd) -> None:
+        """Tell every logger how the run ended, and close it."""
+        for name, logger in list(self._loggers.items()):
+            self._guard(name, end.step, partial(logger.close, end))
+        self._loggers.clear()
+
+    def _start(self, name: str, resumed_at: int | None, logged: Mapping[str, int]) -> None:
+        check_installed([name])
+        folder = self._run.path / name
+        folder.mkdir(exist_ok=True)
+        identity, config = self._identity(), self._config
+        run = LoggedRun(
+            **identity,
+            folder=str(folder),
+            project=config.logger.project,
+            tags=_tags(config),
+            config=to_dict(config),
+            resumed_at=resumed_at,
+            logged=dict(logged),
+        )
+        kind = LOGGERS.load(name)
+        self._loggers[name] = ProcessLogger(name, run) if kind.own_process else kind(run)
+
+    def _identity(self) -> dict[str, str]:
+        """Return the id and the name of the run for loggers; they are stored in run.json at the first start."""
+        stored: dict[str, str] | None = self._run.info().get("logged_as")
+        if stored is None:
+            stored = {"id": uuid.uuid4().hex[:16], "name": self._run.path.name}
+            self._run.update(logged_as=stored)
+        return stored
+
+    def _guard(self, name: str, step: int, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # of any package
+            self._loggers.pop(name, None)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            log.warning("warning: logger=%s is left out from step %d on: %s", name, step, reason)
+
+
+def final_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a summary.json for loggers: `final/test_accuracy`, `final/seconds`."""
+    found: dict[str, float] = {}
+    for key, value in summary.items():
+        for name, number in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(number, (int, float)):
+                found["final/" + "_".join(part for part in (key, name) if part)] = float(number)
+    return found
+
+
+def _tags(config: Config) -> list[str]:
+    """Return what a run is, in words to filter by, and the user's own tags."""
+    choices = (config.task, config.objective, config.optimizer, config.peft, config.model, config.data)
+    named = [Path(choice.name).name for choice in choices if choice.name != "none"]
+    return list(dict.fromkeys([*named, *config.logger.tags]))
