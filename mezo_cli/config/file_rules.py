@@ -11,6 +11,7 @@ from typing import Any
 
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
+from mezo_cli.config.overrides import SEVERAL_CHOICES
 from mezo_cli.errors import UserError, did_you_mean, join
 
 ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
@@ -124,6 +125,8 @@ def _check_default(path: Path, group: str, entry: Any, choices: Choices) -> None
             raise UserError(f"{shown}: {ALLOWED}")
         if target not in choices:
             raise UserError(f"{shown}: allowed are the groups {join(choices)}{did_you_mean(target, choices)}")
+        if target == SEVERAL_CHOICES and isinstance(value, list):  # Hydra would keep the names of the last one
+            raise UserError(f"{shown}: several of them are given as a setting: {target}: {{names: [one, two]}}")
         for one in value if isinstance(value, list) else [value]:
             if one not in (None, "_self_") and str(one).removesuffix(".yaml") not in choices[target]:
                 near = did_you_mean(str(one), choices[target])

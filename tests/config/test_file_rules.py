@@ -102,6 +102,7 @@ def test_hydra_is_held_against_the_built_in_node_too(tmp_path: Path, monkeypatch
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /task: ../../evil\n", "no such task"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - ../evil\n", "no such experiment"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /task: ${logger.project}\n", "no such task"),
+        ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /logger: [wandb, trackio]\n", "logger: {names: [one"),
         ("experiment/e.yaml", GLOBAL + "hydra.run.dir: x\n", "hydra.run.dir: of Hydra's own keys"),
         ("experiment/e.yaml", GLOBAL + "hydra: {run: {dir: x}, when: 2001-99-99}\n", "hydra.run"),
         ("experiment/e.yaml", GLOBAL + "optimizer:\n  _target_: os.getcwd\n", "e.yaml:3: optimizer._target_"),

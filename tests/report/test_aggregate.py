@@ -128,7 +128,7 @@ def test_the_grid_varies_inside_a_group(key: str, value: float, tmp_path: Path) 
         ("checkpoint", "trajectory"),
         ("model.device", "cuda:1"),
         ("model.name", "mine"),
-        ("logger.name", "wandb"),
+        ("logger.names", ["wandb"]),
         ("seed", 7),
         ("data.seed", 7),
     ],
