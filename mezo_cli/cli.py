@@ -195,6 +195,22 @@ def data(
 
 
 @app.command()
+def doctor(
+    overrides: Overrides = None,
+    multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks, after loading.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Check a set-up before training: label words, data, what is tuned, signal, cost. Writes nothing."""
+    if not seconds > 0 or seconds == float("inf"):
+        raise UserError(f"--seconds {seconds:g}: give a number above 0")
+    from mezo_cli.commands import doctor as command
+
+    command.doctor(overrides or [], multirun, seconds, as_json, config_dir)
+
+
+@app.command()
 def fetch(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Bring model and data into the local cache, for a node without a network: task=... model=..."""
     from mezo_cli.commands import fetch as command

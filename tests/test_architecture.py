@@ -24,6 +24,7 @@ LAYERS = [
     {"training"},
     {"config"},
     {"report"},
+    {"diagnosis"},
     {"commands"},
     {"api"},
     {"testing", "cli"},

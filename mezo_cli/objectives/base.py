@@ -50,6 +50,13 @@ class Objective:
         """
         raise NotImplementedError
 
+    def vocabulary_logits(self, batch: Batch) -> Tensor | None:
+        """Return the score of every word of the vocabulary at the scored position, float32 [rows, words].
+
+        The label words' columns are their scores, if each is one token. None for an objective that scores no words.
+        """
+        return None
+
     def fits_paired_forward(self, batch: Batch) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
         if not (self.supports_paired_forward and self.forward.supports_paired_forward):

@@ -58,6 +58,7 @@ class CausalLabelScorer(Objective):
             )
             for word in words
         ]
+        self._whole_vocabulary = False  # score every word after the prompt instead of the label words
         self._batch: Batch | None = None
         self._inputs: tuple[dict[str, Any], Tensor] = ({}, self._rows)  # the layout of `self._batch`
         self._positions = self._rows
@@ -89,6 +90,14 @@ class CausalLabelScorer(Objective):
         inputs, self._positions = self._inputs
         return packed_logits(self.model, self.forward, {**inputs, "use_cache": False}).float().squeeze(0)
 
+    def vocabulary_logits(self, batch: Batch) -> Tensor:
+        """Return the logits of every token after the prompt, float32 [rows, tokens]."""
+        self._whole_vocabulary = True
+        try:
+            return self.logits(batch)
+        finally:
+            self._whole_vocabulary = False
+
     def output_layer(self) -> tuple[nn.Linear, Tensor]:
         """Return the head, and its rows of the label words, in label order.
 
@@ -110,6 +119,8 @@ class CausalLabelScorer(Objective):
 
     def _score_words(self, hidden: Tensor) -> Tensor:
         """Replace the head's forward: [signs, 1 + prefixes, rows, width] -> [signs, rows, labels], float32."""
+        if self._whole_vocabulary:
+            return self._row_logits(hidden[:, 0], torch.arange(len(self._head.weight), device=hidden.device))
         logits = self._row_logits(hidden, self._rows)
         if self._prefixes:
             log_probs = logits[:, 1:] - self._normalizer(hidden[:, 1:]).unsqueeze(-1)

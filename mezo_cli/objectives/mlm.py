@@ -32,7 +32,8 @@ class MaskedLabelScorer(Objective):
         if not isinstance(decoder, nn.Linear):
             raise UserError(f"{type(model).__name__} has no decoder over the vocabulary: objective=mlm needs one")
         self._decoder = decoder
-        self._rows = torch.tensor(list(label_ids), device=decoder.weight.device)
+        self._label_rows = torch.tensor(list(label_ids), device=decoder.weight.device)
+        self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         self._positions: Tensor | None = None  # of the masks, while a padded forward is running
         self.supports_paired_forward = packed_encoder.is_supported(model)
         self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
@@ -59,7 +60,15 @@ class MaskedLabelScorer(Objective):
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the decoder, and its rows of the label words, in label order."""
-        return self._decoder, self._rows
+        return self._decoder, self._label_rows
+
+    def vocabulary_logits(self, batch: Batch) -> Tensor:
+        """Return the whole vocabulary's logits at the mask, float32 [rows, words]."""
+        self._rows = None
+        try:
+            return self.logits(batch)
+        finally:
+            self._rows = self._label_rows
 
     def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep the mask position of each row of a padded batch: [rows, length, width] -> [rows, 1, width]."""
@@ -70,7 +79,7 @@ class MaskedLabelScorer(Objective):
         return (args[0][rows, positions].unsqueeze(1), *args[1:])
 
     def _score_label_rows(self, hidden: Tensor) -> Tensor:
-        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels].
+        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels or words].
 
         Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
         """

@@ -60,7 +60,7 @@ class Run:
         """
         run = cls(path)
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: the run directory cannot be written: this is a file")
+            raise _is_a_file(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not run._is_free() or not run._lock.acquire():
@@ -73,6 +73,18 @@ class Run:
             run._lock.release()
             raise
         return run
+
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """Check that `create` would find the directory free, without writing anything.
+
+        Raises:
+            UserError: in the words of `create`.
+        """
+        if path.exists() and not path.is_dir():
+            raise _is_a_file(path)
+        if not cls(path)._is_free():
+            raise cls(path)._taken()
 
     def _taken(self) -> UserError:
         return UserError(
@@ -392,3 +404,7 @@ def _start_time(run: Run) -> str:
         return str(run.info().get("start") or "")
     except UserError:
         return ""
+
+
+def _is_a_file(path: Path) -> UserError:
+    return UserError(f"{path}: the run directory cannot be written: this is a file")

@@ -72,18 +72,22 @@ class InputEncoder:
         Rows are cut as by `encode_all`. A row that `encode_all` refuses, because its mask would be cut off, loses the
         ends of its sentences, the longest first.
         """
-        rows, whole = self._keeping_mask().encode_all(examples), self._without_limits().encode_all(examples)
+        rows, whole = self._keeping_mask().encode_all(examples), self.without_limits().encode_all(examples)
         return rows, [len(row.input_ids) < len(full.input_ids) for row, full in zip(rows, whole, strict=True)]
 
     def _keeping_mask(self) -> Self:
         """Return an encoder that never cuts the mask off; an encoder that has no mask returns itself."""
         return self
 
-    def _without_limits(self) -> Self:
+    def without_limits(self) -> Self:
         """Return an encoder that cuts nothing off."""
         other = copy.copy(self)
         other.max_length = UNBOUNDED
         return other
+
+    def word_id(self, word: str) -> int | None:
+        """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
+        return None
 
     def decode(self, row: TokenizedExample) -> str:
         """Return the input as the model sees it, special tokens included."""

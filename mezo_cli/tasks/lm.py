@@ -70,6 +70,11 @@ class LmEncoder(InputEncoder):
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
         return self._space + self.label_words[index]
 
+    def word_id(self, word: str) -> int | None:
+        """Return the token of a word after the prompt; None if it is not one token."""
+        ids = tokenize([self._space + word], self.tokenizer)[0]
+        return ids[0] if len(ids) == 1 and word.strip() else None
+
     def decode(self, row: TokenizedExample) -> str:
         """Return the prompt as the model sees it, in one line: a line end is shown as \\n."""
         return super().decode(row).replace("\n", "\\n")
@@ -89,8 +94,9 @@ class LmEncoder(InputEncoder):
                 raise UserError(f"{describe_row(self.task, example)}: the prompt is empty, so nothing can follow it")
             yield TokenizedExample(ids, [0] * len(ids), len(ids) - 1, example.label)
 
-    def _without_limits(self) -> Self:
-        other = super()._without_limits()
+    def without_limits(self) -> Self:
+        """Return an encoder that cuts nothing off."""
+        other = super().without_limits()
         other._max_prompt = UNBOUNDED
         return other
 

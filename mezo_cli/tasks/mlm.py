@@ -81,10 +81,18 @@ class MlmEncoder(InputEncoder):
         other._keeps_mask = True
         return other
 
-    def _without_limits(self) -> Self:
-        other = super()._without_limits()
+    def without_limits(self) -> Self:
+        """Return an encoder that cuts nothing off."""
+        other = super().without_limits()
         other._pieces = [piece if isinstance(piece, _Fixed) else replace(piece, limit=None) for piece in self._pieces]
         return other
+
+    def word_id(self, word: str) -> int | None:
+        """Return the token of a word as a label word; None if it is not one token."""
+        try:
+            return _label_word_id(word, "", self.task, self.tokenizer)
+        except UserError:
+            return None
 
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
         if self._keeps_mask:

@@ -2,12 +2,16 @@
 
 The losses at theta + eps z and theta - eps z differ in the third or fourth digit, and bfloat16 has three. The error of
 the projected gradients depends on the model, on eps and on the batch (docs/step.md has a table), so it is measured on
-the run's own first batch.
+the run's own first batch. `mezo doctor` measures more of it, by the same functions.
 """
 
 import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from mezo_cli.objectives.collate import Batch
@@ -21,16 +25,32 @@ DIRECTIONS = 8
 MAX_RELATIVE_ERROR = 0.5  # of the projected gradients; above it the user is warned
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How projected gradients g' agree with others, g, of the same directions and batches.
+
+    Attributes:
+        correlation: of g' with g; nan if one of them does not vary.
+        relative_error: |g' - g| / |g|; inf if g is 0 in all directions.
+        zeros: share of directions in which g' is exactly 0.
+        directions: their number.
+    """
+
+    correlation: float
+    relative_error: float
+    zeros: float
+    directions: int
+
+
 def check(session: Session, batch: Batch) -> None:
     """Log the relative error that the compute dtype causes, as a warning if it is large. Skipped for float32."""
     if session.forward.compute_dtype == torch.float32:
         return
     error = relative_error(session, batch)
-    # Frozen weights are stored in the compute dtype, so g is then float32 for the trainable ones alone.
-    frozen = any(p.dtype != torch.float32 for p in session.loaded.model.parameters())
-    g = "g: trainable weights and activations in float32, frozen weights rounded" if frozen else "g: all in float32"
     dtype = session.config.model.compute_dtype
-    text = f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; {g})"
+    text = (
+        f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {describe_reference(session)})"
+    )
     if error > MAX_RELATIVE_ERROR:
         log.warning(
             "warning: %s: rounding hides the signal; try a larger optimizer.eps or batch_size, or float32", text
@@ -39,7 +59,12 @@ def check(session: Session, batch: Batch) -> None:
         log.info("%s", text)
 
 
-@torch.no_grad()
+def describe_reference(session: Session) -> str:
+    """Return what g is computed in: frozen weights are stored in the compute dtype."""
+    frozen = any(p.dtype != torch.float32 for p in session.loaded.model.parameters())
+    return "trainable weights and activations in float32, frozen weights rounded" if frozen else "all in float32"
+
+
 def relative_error(session: Session, batch: Batch, directions: int = DIRECTIONS) -> float:
     """Return |g' - g| / |g|: projected gradients g' in the compute dtype, g in float32, in the run's first directions.
 
@@ -47,15 +72,30 @@ def relative_error(session: Session, batch: Batch, directions: int = DIRECTIONS)
 
     It takes four forwards per direction and does not change theta. It is inf if g is 0 in all directions.
     """
-    pairs = [
-        [_projected_grad(session, batch, step, dtype) for dtype in (torch.float32, session.forward.compute_dtype)]
-        for step in range(directions)
-    ]
-    exact, rounded = torch.tensor(pairs, dtype=torch.float64).T
-    return float((rounded - exact).norm() / exact.norm()) if bool(exact.any()) else float("inf")
+    eps, dtypes = session.config.optimizer.eps, (torch.float32, session.forward.compute_dtype)
+    exact, rounded = (
+        [measure_losses(session, batch, step, eps, dtype)[2] for step in range(directions)] for dtype in dtypes
+    )
+    return agreement(rounded, exact).relative_error
 
 
-def _projected_grad(session: Session, batch: Batch, step: int, dtype: torch.dtype) -> float:
-    z, eps = Direction(session.config.seed, step), session.config.optimizer.eps
+@torch.no_grad()
+def measure_losses(
+    session: Session, batch: Batch, step: int, eps: float, dtype: torch.dtype
+) -> tuple[float, float, float]:
+    """Return L(theta + eps z), L(theta - eps z) and the projected gradient, in the direction z of a step of the run."""
     with session.forward.using_compute_dtype(dtype):
-        return spsa(session.forward, partial(session.loss, batch), z, eps)[2]
+        return spsa(session.forward, partial(session.loss, batch), Direction(session.config.seed, step), eps)
+
+
+def agreement(rounded: Sequence[float], exact: Sequence[float]) -> Agreement:
+    """Compare projected gradients with others of the same directions."""
+    g, reference = np.array(rounded, dtype=np.float64), np.array(exact, dtype=np.float64)
+    norm = float(np.linalg.norm(reference))
+    varies = len(g) > 1 and g.std() > 0 and reference.std() > 0
+    return Agreement(
+        correlation=float(np.corrcoef(g, reference)[0, 1]) if varies else math.nan,
+        relative_error=float(np.linalg.norm(g - reference)) / norm if norm else math.inf,
+        zeros=float((g == 0).mean()),
+        directions=len(g),
+    )

@@ -235,7 +235,7 @@ class TrainingRun:
     ) -> Evaluation:
         evaluation = evaluate(session, rows, keep_logits)
         if not evaluation.is_finite and self.step == 0:
-            raise UserError(f"model.path={self.config.model.path}: its loss is not finite before the first step")
+            raise not_finite_at_start(self.config)
         if not evaluation.is_finite:
             raise RunFailed(
                 f"step {self.step}: the loss of the evaluation is not finite: the weights have diverged; try a lower "
@@ -321,3 +321,8 @@ class TrainingRun:
         evaluation = self._evaluate_or_fail(session, rows, keep_logits=split == "test")
         self._log_evaluation(split, self.best_step, evaluation)
         return evaluation
+
+
+def not_finite_at_start(config: Config) -> UserError:
+    """Return the error for a model whose loss is not finite before training."""
+    return UserError(f"model.path={config.model.path}: its loss is not finite before the first step")

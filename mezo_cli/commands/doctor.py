@@ -1,0 +1,136 @@
+"""`mezo doctor`: check a set-up before it is trained, in plain lines or as JSON."""
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mezo_cli.config import compose
+from mezo_cli.config.choices import find_choices
+from mezo_cli.config.schema import Config
+from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.diagnosis.findings import DOUBT, Finding, Section
+from mezo_cli.diagnosis.plan import Plan
+from mezo_cli.runs import Run
+from mezo_cli.system import device_name, import_torch
+
+if TYPE_CHECKING:  # torch is imported after the config is known to be valid
+    from mezo_cli.diagnosis.prepared import Prepared
+
+WIDTH = 80
+INDENT = 9  # of the text behind the verdict
+
+
+def doctor(overrides: Sequence[str], multirun: bool, seconds: float, as_json: bool, config_dir: str | None) -> None:
+    """Examine the run, or the first job of the sweep, and print the findings. Nothing is written.
+
+    Raises:
+        UserError: for whatever `train` would refuse, in its words.
+    """
+    with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console()):
+        plan = _plan(overrides, multirun, config_dir)
+        import_torch()
+        from mezo_cli.diagnosis.prepared import prepare_run
+
+        prepared, splits = prepare_run(plan.config)
+        sections = _examine(prepared, splits, plan, seconds)
+        if as_json:
+            print_line(json.dumps(_document(prepared, plan, list(sections)), indent=2))
+        else:
+            _show(prepared, plan, sections, seconds)
+
+
+def _plan(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> Plan:
+    """Compose and validate the run or every job of the sweep."""
+    if not multirun:
+        job = compose.compose_run(overrides, config_dir)
+        Run.check_free(job.directory)
+        return Plan([job.config], job.directory)
+    sweep = plan_sweep(overrides, config_dir)
+    if sweep.jobs is not None:
+        return Plan([job.config for job in sweep.jobs], sweep.directory, is_sweep=True)
+    parsed = compose.parse(sweep.overrides, find_choices(config_dir))
+    plain = [one.text for one in parsed if not one.sweeps and not one.name.startswith("hydra")]
+    return Plan([compose.build_config(plain, config_dir)], sweep.directory, is_sweep=True, is_adaptive=True)
+
+
+def _examine(prepared: "Prepared", splits: Any, plan: Plan, seconds: float) -> Iterator[Section]:
+    from mezo_cli.diagnosis.deadline import Deadline
+    from mezo_cli.diagnosis.diagnose import diagnose
+
+    return diagnose(prepared, splits, plan, Deadline(seconds))
+
+
+def _document(prepared: "Prepared", plan: Plan, sections: list[Section]) -> dict[str, Any]:
+    """Return the diagnosis as plain values."""
+    config = plan.config
+    return {
+        "task": config.task.name,
+        "objective": config.objective.name,
+        "optimizer": config.optimizer.name,
+        "model": config.model.path,
+        "device": device_name(prepared.session.loaded.device),
+        "jobs": len(plan.jobs),
+        "loading_seconds": round(prepared.seconds, 3),
+        "doubts": _doubts(sections),
+        "checks": [section.record() for section in sections],
+    }
+
+
+def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds: float) -> None:
+    """Print each section as it is done, then what was cut and the number of doubts."""
+    config = plan.config
+    _wrap(
+        f"{config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
+        f" {device_name(prepared.session.loaded.device)}; loaded in {prepared.seconds:.0f} s"
+    )
+    if plan.is_sweep:
+        _wrap(f"a sweep of {len(plan.jobs):,} jobs: the cost is that of all, the rest is about the first one")
+    done = []
+    for section in sections:
+        done.append(section)
+        print_line()
+        print_line(section.title)
+        for finding in section.findings:
+            _show_finding(finding)
+        sys.stdout.flush()
+    print_line()
+    cut = [f"{section.title}: {'; '.join(section.cut)}" for section in done if section.cut]
+    if cut:
+        print_line(f"cut by the time limit (--seconds {seconds:g} gives more when it is raised):")
+        for text in cut:
+            _wrap(text, "  ")
+    doubts = _doubts(done)
+    print_line(f"{doubts} doubt{'' if doubts == 1 else 's'}" if doubts else "no doubts")
+
+
+def _show_finding(finding: Finding) -> None:
+    verdict = f"  {finding.verdict}".ljust(INDENT)
+    _wrap(finding.text, verdict)
+    if finding.table:
+        widths = [max(map(len, column)) for column in zip(*finding.table, strict=True)]
+        for row in finding.table:
+            cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            print_line(" " * INDENT + cells)
+    if finding.advice:
+        _wrap(finding.advice, " " * INDENT + "-> ")
+
+
+def _wrap(text: str, start: str = "") -> None:
+    """Print a text in lines of at most 80 characters, indented below its beginning."""
+    for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)):
+        print_line(line)
+
+
+def _doubts(sections: Sequence[Section]) -> int:
+    return sum(finding.verdict == DOUBT for section in sections for finding in section.findings)
+
+
+def _short(config: Config) -> str:
+    """Return the model's path as it is written, or the name of its folder."""
+    return Path(config.model.path).name if Path(config.model.path).is_absolute() else config.model.path

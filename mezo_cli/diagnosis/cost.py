@@ -1,0 +1,297 @@
+"""Measure what a step costs on this machine in each compute dtype, and what the whole plan will take."""
+
+import dataclasses
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezo_cli import system
+from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.console import format_duration
+from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.diagnosis.deadline import Deadline
+from mezo_cli.diagnosis.findings import Section
+from mezo_cli.diagnosis.plan import Plan
+from mezo_cli.diagnosis.prepared import Prepared
+from mezo_cli.models.loading import DTYPES
+from mezo_cli.optim import Optimizer, optimizer_class
+from mezo_cli.training.loop import TRAIN_ROWS
+from mezo_cli.training.setup import Session
+
+TITLE = "cost"
+STEPS = 5  # that are timed in each dtype, after one that is not
+CLEARLY = 1.15  # times the seconds of the other dtype
+DISK = 0.9  # of the free disk
+LINE_BYTES = 160  # of a line of metrics.jsonl, about
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of one step in a compute dtype: the median of some steps.
+
+    Attributes:
+        seconds: per step.
+        passes: forwards and backwards per step.
+        peak_bytes: of the process, or of the GPU.
+        steps: that were timed.
+        state_bytes: of the optimizer's tensors after a step.
+    """
+
+    seconds: float
+    passes: int
+    peak_bytes: int
+    steps: int
+    state_bytes: int
+
+
+def check(prepared: Prepared, plan: Plan, deadline: Deadline) -> Section:
+    """Measure steps and an evaluation, and add up the plan's time and disk. Leaves another compute dtype behind."""
+    section, session = Section(TITLE), prepared.session
+    costs: dict[str, StepCost] = {}
+    if session.config.steps:
+        costs = measure_steps(prepared, deadline)
+        _judge_speed(section, costs, session.config)
+        section.cut += [f"a step in {dtype}" for dtype in DTYPES if dtype not in costs]
+    session.forward.set_compute_dtype(session.loaded.compute_dtype)
+    row_seconds = _evaluation_seconds(session, prepared.dev)
+    own = costs.get(session.config.model.compute_dtype)
+    _report_plan(section, prepared, plan, own, row_seconds)
+    size = checkpoint_bytes(session, own.state_bytes if own else 0)
+    judge_disk(section, plan, size, shutil.disk_usage(_existing(plan.directory)).free)
+    if session.config.steps and session.optimizer.replayable:
+        judge_kernels(section, *session.params.noise.describe_kernels())
+    return section
+
+
+def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, StepCost]:
+    """Return the cost of a step in each compute dtype for which there is time, the run's own first.
+
+    The steps have lr 0, so theta stays as it is.
+    """
+    session = prepared.session
+    own = session.config.model.compute_dtype
+    found: dict[str, StepCost] = {}
+    for dtype in sorted(DTYPES, key=lambda name: name != own):
+        slowest = max((cost.seconds for cost in found.values()), default=0.0)
+        if found and not deadline.allows(slowest):
+            break
+        session.forward.set_compute_dtype(DTYPES[dtype])
+        found[dtype] = _measure_dtype(prepared, deadline.part(1.0 if found else 0.5))
+    return found
+
+
+def judge_disk(section: Section, plan: Plan, checkpoint: int, free: int) -> None:
+    """Compare what the plan writes with the free disk.
+
+    Args:
+        section: gets the finding.
+        plan: the jobs.
+        checkpoint: bytes of one checkpoint of the first job.
+        free: bytes.
+    """
+    jobs = [job_bytes(job, checkpoint) for job in plan.jobs]
+    swap = checkpoint if any(job.checkpoint == "full" for job in plan.jobs) else 0  # the old one is removed after it
+    need = sum(jobs) + swap
+    kinds = " and ".join(sorted({job.checkpoint for job in plan.jobs}))
+    of_jobs = f"{len(plan.jobs):,} jobs" if plan.is_sweep else "the run"
+    text = (
+        f"disk: {of_jobs} will take {format_bytes(need)} (checkpoint={kinds}; a checkpoint has"
+        f" {format_bytes(checkpoint)}, best and last are kept), {format_bytes(free)} are free"
+    )
+    advice = "choose another disk (hydra.run.dir, hydra.sweep.dir)"
+    if "full" in kinds and optimizer_class(plan.config.optimizer).replayable:
+        advice = f"use checkpoint=trajectory, which writes no weights, or {advice}"
+    section.judge("disk", need > DISK * free, text, advice, bytes=need, checkpoint_bytes=checkpoint, free_bytes=free)
+
+
+def judge_kernels(section: Section, kind: str, reason: str) -> None:
+    """Judge how the kernels of the noise run: from `Noise.describe_kernels`."""
+    if kind == "compiled":
+        section.ok("noise_kernels", "the fast noise kernels are compiled", kind=kind)
+    elif kind == "none":
+        advice = "leave optimizer.noise at gaussian or rademacher: z of this kind is the same at every step on a CPU"
+        text = "optimizer.noise=torch is only for a comparison with the reference"
+        section.doubt("noise_kernels", text, advice, kind=kind)
+    else:
+        advice = "install a C++ compiler (g++), and leave MEZO_EAGER unset" if kind == "eager" else "use a pinned torch"
+        section.doubt("noise_kernels", reason, advice, kind=kind)
+
+
+def job_bytes(config: Config, checkpoint: int) -> int:
+    """Return the bytes that a job leaves on the disk: checkpoints, the trajectory and metrics."""
+    weights = 2 * checkpoint if config.checkpoint == "full" else 0
+    replayable = optimizer_class(config.optimizer).replayable
+    record = 12 + 4 * config.optimizer.samples if replayable else 0
+    lines = config.steps // config.log_every + number_of_evaluations(config)
+    return weights + record * config.steps + LINE_BYTES * lines
+
+
+def number_of_evaluations(config: Config) -> int:
+    """Return how often a run is evaluated on dev: `Config.evaluates_at`, counted."""
+    if not config.steps:
+        return 1
+    regular = config.steps // config.eval_every if config.eval_every else 0
+    ends_between = not config.eval_every or config.steps % config.eval_every > 0
+    return 1 + regular + ends_between
+
+
+def checkpoint_bytes(session: Session, state: int) -> int:
+    """Return the bytes of one checkpoint: the model's weights, or the adapter's, and the optimizer's state."""
+    parameters = dict(session.loaded.model.named_parameters())
+    if session.loaded.adapter is not None:
+        parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+    return state + sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+def format_bytes(size: float) -> str:
+    """Return a size as text: 21.6 MB, 1.42 GB."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _measure_dtype(prepared: Prepared, deadline: Deadline) -> StepCost:
+    config = prepared.config
+    settings = {**config.optimizer.settings, "lr": 0.0}
+    optimizer: Optimizer = optimizer_class(config.optimizer)(
+        dataclasses.replace(config.optimizer, settings=settings), config.seed, config.steps
+    )
+    session = dataclasses.replace(prepared.session, optimizer=optimizer)
+    sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
+    times: list[float] = []
+    system.reset_peak_memory()
+    for step in range(min(1 + STEPS, config.steps)):
+        rows = [prepared.train[i] for i in sampler.batch(step)]
+        before = deadline.left
+        seconds = _time_step(session, rows, step)
+        times.append(seconds)
+        if not deadline.allows(before - deadline.left):
+            break
+    timed = times[1:] or times  # the first step may compile, and allocates buffers
+    passes = sum(optimizer.passes(len(times)).values()) / len(times)
+    return StepCost(
+        seconds=statistics.median(timed),
+        passes=max(1, round(passes)),
+        peak_bytes=system.peak_memory(session.loaded.device),
+        steps=len(timed),
+        state_bytes=tensor_bytes(vars(optimizer)),
+    )
+
+
+def _time_step(session: Session, rows: list[TokenizedExample], step: int) -> float:
+    start = time.perf_counter()
+    with torch.enable_grad() if session.optimizer.needs_backward else torch.no_grad():
+        session.step(rows, step)
+    system.trim_malloc()
+    _synchronize(session)
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def _evaluation_seconds(session: Session, rows: list[TokenizedExample]) -> float:
+    """Return the seconds per row of an evaluation: a batch of evenly spaced rows."""
+    size = min(session.config.eval_batch_size, len(rows))
+    chosen = [rows[i * len(rows) // size] for i in range(size)]
+    start = time.perf_counter()
+    session.objective.logits(session.batch(chosen)).cpu()
+    return (time.perf_counter() - start) / size
+
+
+def _synchronize(session: Session) -> None:
+    if session.loaded.device.type == "cuda":
+        torch.cuda.synchronize(session.loaded.device)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in a structure of dicts, lists and objects of torch's optimizers."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(tensor_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(tensor_bytes, value))
+    return tensor_bytes(value.state) if isinstance(value, torch.optim.Optimizer) else 0
+
+
+def _judge_speed(section: Section, costs: dict[str, StepCost], config: Config) -> None:
+    own = config.model.compute_dtype
+    parts = [
+        f"{dtype} {one.seconds:.2g} s per step, peak {format_bytes(one.peak_bytes)}" for dtype, one in costs.items()
+    ]
+    text = f"batch_size={config.batch_size}: {'; '.join(parts)}"
+    figures: dict[str, Any] = {"costs": {dtype: dataclasses.asdict(one) for dtype, one in costs.items()}}
+    if len(costs) < 2:
+        section.ok("step", text, **figures)
+        return
+    faster = min(costs, key=lambda dtype: costs[dtype].seconds)
+    ratio = max(one.seconds for one in costs.values()) / costs[faster].seconds
+    figures |= {"faster": faster, "ratio": ratio}
+    text += f". {faster} is faster here, {ratio:.2f} times"
+    if faster == own or ratio < CLEARLY:
+        section.ok("step", text, **figures)
+    elif faster == "float32":
+        section.doubt("step", text, "use model.compute_dtype=float32: it is faster here, and exact", **figures)
+    else:
+        advice = f"model.compute_dtype={faster} saves time if the signal above allows it"
+        section.ok("step", text, advice, **figures)
+
+
+def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost | None, row_seconds: float) -> None:
+    """Report forwards and time of all jobs, as far as the steps of the first one tell."""
+    forwards = backwards = evaluations = 0
+    seconds = 0.0
+    final = min(TRAIN_ROWS, len(prepared.train)) + len(prepared.test or ())
+    passes: dict[Any, dict[str, int]] = {}
+    for job in plan.jobs:
+        key = (job.optimizer.name, job.steps, *(str(value) for value in job.optimizer.settings.values()))
+        if key not in passes:
+            passes[key] = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).passes(job.steps)
+        one = passes[key]
+        forwards += one["forwards"]
+        backwards += one["backwards"]
+        evaluations += number_of_evaluations(job)
+        rows = number_of_evaluations(job) * len(prepared.dev) + final
+        steps = sum(one.values()) * own.seconds / own.passes if own and job.steps else 0.0
+        trained = steps + rows * row_seconds + prepared.seconds
+        seconds += trained if job.max_seconds is None else min(trained, job.max_seconds + prepared.seconds)
+    back = f" and {backwards:,} backwards" if backwards else ""
+    steps_of_all = sum(job.steps for job in plan.jobs)
+    what = f"{len(plan.jobs):,} jobs: " if plan.is_sweep else ""
+    text = (
+        f"the whole plan: {what}{steps_of_all:,} steps, {forwards:,} forwards{back}, {evaluations:,} evaluations of"
+        f" {len(prepared.dev):,} dev rows: about {format_duration(seconds)} on this machine"
+    )
+    if plan.is_adaptive:
+        text += ", for one job: its sweeper proposes the jobs as it goes"
+    figures: dict[str, Any] = {
+        "jobs": len(plan.jobs),
+        "steps": steps_of_all,
+        "forwards": forwards,
+        "backwards": backwards,
+        "evaluations": evaluations,
+        "seconds": seconds,
+    }
+    differing = plan.differing_settings()
+    if differing:
+        shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+        section.doubt(
+            "plan",
+            f"{text}, if every job is as slow as the first; they differ in {shown}",
+            "look at each choice by itself: mezo doctor with one value of these settings",
+            **figures,
+            differing=differing,
+        )
+    else:
+        section.ok("plan", text, **figures)
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above a path that exists."""
+    return next(one for one in (path, *path.parents) if one.is_dir())

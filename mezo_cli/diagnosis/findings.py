@@ -1,0 +1,93 @@
+"""What a check reports: findings, each with a verdict, a sentence with its measured figure, and advice."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OK, DOUBT = "ok", "doubt"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis.
+
+    Attributes:
+        name: stable, for programs that read the JSON: `zero_shot_balance`.
+        verdict: `OK` or `DOUBT`.
+        text: what was measured, in one sentence.
+        figures: the same as data.
+        advice: what to do; every doubt has one.
+        table: rows of cells, the first one the header; empty without a table.
+    """
+
+    name: str
+    verdict: str
+    text: str
+    figures: dict[str, Any] = field(default_factory=dict)
+    advice: str = ""
+    table: Sequence[Sequence[str]] = ()
+
+    def __post_init__(self) -> None:
+        if self.verdict not in (OK, DOUBT):
+            raise ValueError(f"a verdict is {OK} or {DOUBT}, not {self.verdict}")
+        if self.verdict == DOUBT and not self.advice:
+            raise ValueError(f"{self.name}: a doubt needs advice")
+
+
+@dataclass
+class Section:
+    """The findings of one check.
+
+    Attributes:
+        title: of the check.
+        findings: in order.
+        cut: what was left out or shortened because time ran out.
+    """
+
+    title: str
+    findings: list[Finding] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+
+    def ok(self, name: str, text: str, advice: str = "", table: Sequence[Sequence[str]] = (), **figures: Any) -> None:
+        """Add a finding that is right, or a plain fact."""
+        self.findings.append(Finding(name, OK, text, figures, advice, table))
+
+    def doubt(self, name: str, text: str, advice: str, table: Sequence[Sequence[str]] = (), **figures: Any) -> None:
+        """Add a doubt, with advice."""
+        self.findings.append(Finding(name, DOUBT, text, figures, advice, table))
+
+    def judge(self, name: str, doubtful: bool, text: str, advice: str, **figures: Any) -> None:
+        """Add a doubt with its advice if `doubtful`, else the same sentence as a finding that is right."""
+        if doubtful:
+            self.doubt(name, text, advice, **figures)
+        else:
+            self.ok(name, text, **figures)
+
+    def record(self) -> dict[str, Any]:
+        """Return the section as plain values; tables are for people, their numbers are in the figures."""
+        findings = [{k: _finite(v) for k, v in asdict(one).items() if k != "table"} for one in self.findings]
+        return {"check": self.title, "findings": findings, "cut": self.cut}
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None for every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def percent(share: float) -> str:
+    """Return a share as text: 88%, 0.3%, under 0.01%; a huge one as `over 1000%`."""
+    if not share <= 10:
+        return "over 1000%"
+    if 0 < share < 1e-4:
+        return "under 0.01%"
+    return f"{100 * share:.0f}%" if share >= 0.1 or share == 0 else f"{100 * share:.2g}%"
+
+
+def count(n: int, what: str) -> str:
+    """Return a number with its noun: `1 direction`, `32 directions`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -1,0 +1,126 @@
+"""Measure losses at theta + eps z and theta - eps z: along several directions, for several eps and compute dtypes.
+
+What is measured is planned in the order of its importance and measured until the time is up, so that a slow machine
+answers the first questions too: is the signal resolved at the run's own eps, which learning rate suits, what would
+another eps do.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from mezo_cli.diagnosis.deadline import Deadline
+from mezo_cli.models.loading import DTYPES
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.training.precision import measure_losses
+from mezo_cli.training.setup import Session
+
+EPS = (1e-4, 1e-3, 1e-2)
+DIRECTIONS = 32
+ROUND = 4  # directions that are measured in every way before the next ones
+
+
+class Point(NamedTuple):
+    """What is measured: the losses of a batch along a direction.
+
+    Attributes:
+        direction: the step whose z is taken; -1 at theta itself.
+        batch: the step whose batch is taken.
+        eps: 0 at theta itself.
+        dtype: the compute dtype.
+    """
+
+    direction: int
+    batch: int
+    eps: float
+    dtype: str
+
+    @property
+    def kind(self) -> tuple[bool, str]:
+        """What takes the same time: a pair of losses or a single one, in a dtype."""
+        return self.direction < 0, self.dtype
+
+
+Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the same at theta itself
+
+
+def batches_of(direction: int, whole: bool) -> tuple[int, int]:
+    """Return the two independent batches of a direction; with `whole` every batch has all rows."""
+    return (0, 0) if whole else (2 * direction, 2 * direction + 1)
+
+
+def plan_points(eps: float, whole: bool, directions: int = DIRECTIONS) -> Iterator[Point]:
+    """Yield what to measure, the most important first; a point may come twice.
+
+    Args:
+        eps: the run's.
+        whole: a batch has all rows.
+        directions: the most that are measured.
+    """
+    for first in range(0, directions, ROUND):
+        some = range(first, min(first + ROUND, directions))
+        for k in some:
+            for dtype in DTYPES:
+                yield Point(k, batches_of(k, whole)[0], eps, dtype)
+        for k in some:
+            yield Point(k, batches_of(k, whole)[1], eps, "float32")
+            for batch in batches_of(k, whole):
+                yield Point(-1, batch, 0.0, "float32")
+        for k in some:
+            for other in EPS:
+                for dtype in DTYPES:
+                    yield Point(k, batches_of(k, whole)[0], other, dtype)
+
+
+def measure(
+    session: Session, batch_of: Callable[[int], Batch], points: Iterator[Point], deadline: Deadline
+) -> dict[Point, tuple[float, float]]:
+    """Measure points in order while there is time for the next one.
+
+    Args:
+        session: theta and the compute dtype stay as they are.
+        batch_of: step -> batch.
+        points: the first one is always measured.
+        deadline: the time for it.
+    """
+    found: dict[Point, tuple[float, float]] = {}
+    taken: dict[tuple[bool, str], float] = {}
+    for point in points:
+        if point in found:
+            continue
+        if found and not deadline.allows(taken.get(point.kind, 0.0)):
+            break
+        start = time.perf_counter()
+        found[point] = _measure(session, batch_of(point.batch), point)
+        seconds = time.perf_counter() - start
+        taken[point.kind] = min(seconds, taken.get(point.kind, seconds))
+    return found
+
+
+def projected_grads(losses: Losses, eps: float, dtype: str, others: Sequence[tuple[float, str]]) -> list[list[float]]:
+    """Return g of the directions that are measured for (eps, dtype) and for each of `others`: a list for each of them.
+
+    Only first batches count, so that all lists are of the same directions and batches.
+    """
+    wanted = [(eps, dtype), *others]
+    grads: list[list[float]] = [[] for _ in wanted]
+    for point in losses:
+        if (point.eps, point.dtype) != wanted[0]:
+            continue
+        points = [point._replace(eps=e, dtype=d) for e, d in wanted]
+        if all(one in losses for one in points):
+            for values, one in zip(grads, points, strict=True):
+                plus, minus = losses[one]
+                values.append((plus - minus) / (2 * one.eps))
+    return grads
+
+
+@torch.no_grad()
+def _measure(session: Session, batch: Batch, point: Point) -> tuple[float, float]:
+    if point.direction < 0:
+        with session.forward.using_compute_dtype(DTYPES[point.dtype]):
+            loss = float(session.loss(batch))
+        return loss, loss
+    return measure_losses(session, batch, point.direction, point.eps, DTYPES[point.dtype])[:2]

@@ -1,0 +1,105 @@
+"""`mezo doctor`: lines of at most 80 columns, JSON, exit statuses; it writes nothing and refuses what train does."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.command_line import Result, error_line, mezo, small
+
+CHECKS = ["label words", "data", "what is tuned", "signal", "cost"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; no compiler."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of which one of test is also in train, and one has no text."""
+    folder = tiny.movie_folder(tmp_path_factory.mktemp("movies"))
+    rows = tiny.movie_rows(48)
+    tiny.write_jsonl(folder / "test.jsonl", [*rows[36:], rows[0], {"sentence": " ", "label": "positive"}])
+    return folder
+
+
+def words(roberta: Path, movies: Path, *more: str) -> list[str]:
+    return [f"model.path={roberta}", "data=files", f"data.dir={movies}", "batch_size=8", "steps=20", *more]
+
+
+def test_plain_lines_name_every_check_and_end_with_the_doubts(roberta: Path, movies: Path, here: Path) -> None:
+    said = mezo("doctor", *words(roberta, movies), "--seconds", 1)
+    assert said.code == 0, said
+    lines = said.out.splitlines()
+    assert [line for line in lines if line in CHECKS] == CHECKS
+    assert max(map(len, lines)) <= 80
+    doubts = sum(line.startswith("  doubt  ") for line in lines)
+    assert doubts > 2
+    assert lines[-1] == f"{doubts} doubts"
+    assert any(line.startswith("         -> ") for line in lines)
+    assert list(here.iterdir()) == []  # nothing is written
+
+
+def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: Path, movies: Path) -> None:
+    said = mezo("doctor", *words(roberta, movies), "--json", "--seconds", 0.3)
+    assert said.code == 0, said
+    document = json.loads(said.out)
+    assert [check["check"] for check in document["checks"]] == CHECKS
+    found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
+    assert document["doubts"] == sum(one["verdict"] == "doubt" for one in found.values())
+    assert all(one["advice"] for one in found.values() if one["verdict"] == "doubt")
+    assert found["shared_rows"]["figures"]["splits"]["test_in_train"]["rows"] == 1
+    assert found["empty_texts"]["verdict"] == "doubt"
+    assert any(check["cut"] for check in document["checks"])
+
+
+def test_a_sweep_is_added_up(roberta: Path, movies: Path) -> None:
+    grid = ["seed=1,2,3", "optimizer.lr=1e-4,1e-3"]
+    said = mezo("doctor", "-m", *words(roberta, movies, *grid), "--json", "--seconds", 0.1)
+    assert said.code == 0, said
+    plan = next(one for one in json.loads(said.out)["checks"][-1]["findings"] if one["name"] == "plan")
+    assert (plan["figures"]["jobs"], plan["figures"]["steps"], plan["figures"]["forwards"]) == (6, 120, 240)
+
+
+def refused(*given: object) -> tuple[str, str]:
+    """Return the error lines of doctor and of train."""
+    results: list[Result] = [mezo(command, *given) for command in ("doctor", "train")]
+    return error_line(results[0]), error_line(results[1])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["optimizer.epss=1"],
+        ["task.label_words=[terrible,grreat]"],
+        ["task.max_length=8"],  # the mask is cut off
+        ["data.shots=900", "task.columns=[text]"],
+        ["optimizer=adamw", "objective.loss=accuracy"],
+        ["seed=1,2"],
+    ],
+)
+def test_what_train_refuses_is_refused_in_its_words(more: list[str], roberta: Path, movies: Path) -> None:
+    doctor, train = refused(*words(roberta, movies, *more))
+    assert doctor == train
+
+
+def test_a_directory_that_holds_a_run_is_refused(roberta: Path, movies: Path, here: Path) -> None:
+    given = small(roberta, movies, here / "run", "steps=0")
+    assert mezo("train", *given).code == 0
+    doctor, train = refused(*given)
+    assert doctor == train
+    (here / "file").write_text("")
+    doctor, train = refused(*small(roberta, movies, here / "file"))
+    assert doctor == train
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_the_time_must_be_positive(seconds: str) -> None:
+    assert "--seconds" in error_line(mezo("doctor", "--seconds", seconds))

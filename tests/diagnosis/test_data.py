@@ -1,0 +1,119 @@
+"""Balance, cut prompts, repeated and shared rows, empty texts: each doubt, and the sound case beside it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example, Splits
+from mezo_cli.diagnosis import data
+from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
+from mezo_cli.models import load_tokenizer
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.tasks import InputEncoder
+
+TASK = build_config(["task=sst2", "data=demo"]).task
+
+
+def rows(n: int, start: int = 0) -> list[Example]:
+    return [Example((f"row number {i}",), i % 2) for i in range(start, start + n)]
+
+
+def only(section: Section) -> Finding:
+    (finding,) = section.findings
+    return finding
+
+
+def judged(check: object, *values: object) -> Finding:
+    section = Section("data")
+    check(section, *values)  # type: ignore[operator]
+    return only(section)
+
+
+def test_balance() -> None:
+    found = judged(data.judge_balance, Splits(rows(20), rows(10), None), TASK)
+    assert found.verdict == OK
+    assert found.figures["rows"]["train"] == {"negative": 10, "positive": 10}
+    few = [Example(("a",), int(i == 0)) for i in range(30)]
+    found = judged(data.judge_balance, Splits(few, rows(10), None), TASK)
+    assert found.verdict == DOUBT
+    assert "'positive' has 1 of 30 rows in train" in found.text
+
+
+def test_repeated_rows() -> None:
+    assert judged(data.judge_repeated_rows, {"train": rows(20)}).verdict == OK
+    again = [Example(("  Row number 0",), 1), Example(("row number 1",), 1)]
+    found = judged(data.judge_repeated_rows, {"train": [*rows(20), *again]})
+    assert found.verdict == DOUBT
+    assert found.figures["splits"]["train"] == {"repeated": 2, "other_label": 1, "share": pytest.approx(2 / 22)}
+
+
+def test_shared_rows() -> None:
+    named = {"train": rows(20), "dev": rows(10, 20), "test": rows(10, 30)}
+    assert judged(data.judge_shared_rows, named).verdict == OK
+    found = judged(data.judge_shared_rows, {**named, "test": rows(10, 19)})
+    assert found.verdict == DOUBT
+    assert found.figures["splits"]["test_in_train"] == {"rows": 1, "share": 0.1}
+    assert found.figures["splits"]["test_in_dev"]["rows"] == 9
+
+
+def test_empty_texts() -> None:
+    assert judged(data.judge_empty_texts, {"train": rows(20)}, TASK).verdict == OK
+    found = judged(data.judge_empty_texts, {"train": [*rows(20), Example(("  ",), 0, "train.tsv:22")]}, TASK)
+    assert found.verdict == DOUBT
+    assert "train.tsv:22, column 'sentence'" in found.text
+
+
+# --- cut prompts ---
+
+
+def encoder_of(model: Path, *words: str) -> InputEncoder:
+    config = build_config([f"model.path={model}", "data=demo", *words])
+    objective = OBJECTIVES.load(config.objective.name)
+    return objective.encoder_class(config.task, load_tokenizer(config.model, objective.model_kind))
+
+
+def cut(encoder: InputEncoder, *texts: str) -> tuple[int, int]:
+    """Return how many prompts are cut, and how many lose text."""
+    examples = [Example((text,), 0) for text in texts]
+    pairs = list(zip(encoder.without_limits().encode_all(examples), encoder.encode_all(examples), strict=True))
+    end = data.end_tokens(encoder)
+    shorter = [(full, row) for full, row in pairs if len(row.input_ids) < len(full.input_ids)]
+    return len(shorter), sum(data._loses_text(full, row, end) for full, row in shorter)
+
+
+def test_a_sentence_that_is_cut_loses_text(roberta: Path) -> None:
+    encoder = encoder_of(roberta, "task.first_limit=4")
+    assert cut(encoder, "good", "good good good good good good good good good") == (1, 1)
+    assert encoder.tokenizer.model_max_length == 64  # `without_limits` leaves the tokenizer as it was
+
+
+def test_an_end_that_is_cut_without_text_is_told_apart(roberta: Path) -> None:
+    """The prompt ends in <mask> . </s>; a limit one token short takes </s> alone."""
+    template = "task.template='{sentence} It was{mask}.'"
+    whole = len(encoder_of(roberta, template).encode(Example(("good good good",), 0)).input_ids)
+    encoder = encoder_of(roberta, template, f"task.max_length={whole - 1}")
+    assert data.end_tokens(encoder) > 1
+    assert cut(encoder, "good good good") == (1, 0)
+
+
+def test_a_decoder_loses_the_start(tmp_path: Path) -> None:
+    from tests import tiny
+
+    encoder = encoder_of(tiny.decoder(tmp_path / "gpt2"), "objective=lm", "task.lm.max_length=12")
+    assert cut(encoder, "good " * 20)[1] == 1
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, OK), (50, DOUBT)])
+def test_the_share_that_loses_text_decides(lost: int, verdict: str, roberta: Path) -> None:
+    encoder, section = encoder_of(roberta), Section("data")
+    data.judge_cut(section, {"train": {"rows": 100, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder, "mlm")
+    found = only(section)
+    assert found.verdict == verdict
+    assert "all keep their mask" in found.text
+    assert "50 of 100 prompts (50%)" in found.text
+
+
+def test_a_row_counts_as_repeated_whatever_its_case_and_spaces() -> None:
+    assert data._key(Example(("A  b ",), 0)) == data._key(dataclasses.replace(Example(("a b",), 1)))

@@ -1,0 +1,112 @@
+"""The learning rate at which a step helps most, on a quadratic whose gradient and Hessian are known."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mezo_cli.diagnosis.learning_rate import Measured, estimate, from_losses
+from mezo_cli.diagnosis.losses import Point, batches_of
+from mezo_cli.optim.mezo import spsa
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.params import Params
+
+EPS = 1e-3
+SIZE = 40
+H = torch.linspace(0.5, 3.0, SIZE)
+GRADIENT = torch.cos(torch.arange(SIZE))  # at theta, of the loss over all rows
+NOISE = 0.3  # std of a batch's gradient around it
+
+
+class Quadratic(nn.Module):
+    """Loss of a batch: a quadratic with a known Hessian and a gradient that differs between batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient * self.theta).sum() + (H * self.theta**2).sum() / 2
+
+
+def batch_gradient(batch: int) -> torch.Tensor:
+    return GRADIENT + NOISE * torch.randn(SIZE, generator=torch.Generator().manual_seed(batch))
+
+
+@torch.no_grad()
+def measured(monkeypatch: pytest.MonkeyPatch, directions: int) -> list[Measured]:
+    """What the doctor measures, by the step's own `spsa`."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    model = Quadratic()
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+
+    def loss(gradient: torch.Tensor) -> Callable[[], torch.Tensor]:
+        one = partial(model, gradient)
+        return lambda: forward.forward_per_sign(one) if forward.num_signs == 2 else one()
+
+    found: dict[Point, tuple[float, float]] = {}
+    for k in range(directions):
+        for batch in batches_of(k, whole=False):
+            of_batch = loss(batch_gradient(batch))
+            plus, minus, _ = spsa(forward, of_batch, Direction(0, k), EPS)
+            found[Point(k, batch, EPS, "float32")] = plus, minus
+            found[Point(-1, batch, 0.0, "float32")] = (float(of_batch()),) * 2
+    return from_losses(found, EPS, whole=False)
+
+
+def test_the_terms_and_the_best_lr_are_those_of_a_known_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = estimate(measured(monkeypatch, 250), EPS)
+    assert found is not None
+    squared, of_batch = float((GRADIENT**2).sum()), float((GRADIENT**2).sum()) + SIZE * NOISE**2
+    # E[(z.a)^2 z.Hz] = |a|^2 tr H + 2 a.Ha for a Gaussian z
+    harm = of_batch * float(H.sum()) + 2 * float((H * (GRADIENT**2 + NOISE**2)).sum())
+    assert found.gain == pytest.approx(squared, rel=0.25)
+    assert found.batch_gain == pytest.approx(of_batch, rel=0.25)
+    assert found.curvature == pytest.approx(float(H.sum()), rel=0.05)
+    assert found.harm == pytest.approx(harm, rel=0.3)
+    assert found.lr == pytest.approx(squared / harm, rel=0.25)
+    assert found.lr_error < 0.15 * found.lr
+    assert found.is_resolved
+
+
+def test_steps_at_that_lr_lower_the_loss_as_expected_and_more_than_at_others() -> None:
+    """The mean change of the loss over many steps, computed in float64 without the estimator."""
+    found = estimate([Measured(g, h, 0.0) for g, h in quadratic_numbers(4000)], EPS)
+    assert found is not None
+    z = np.random.RandomState(1).randn(20000, SIZE)
+    a, h = GRADIENT.numpy().astype(float), H.numpy().astype(float)
+
+    def mean_change(lr: float) -> float:
+        steps = -lr * (z @ a)[:, None] * z
+        return float((steps @ a + (steps**2 @ h) / 2).mean())
+
+    assert mean_change(found.lr) == pytest.approx(found.expected_change(found.lr), rel=0.2)
+    assert mean_change(found.lr) < min(mean_change(found.lr / 3), mean_change(1.9 * found.lr)) < 0
+    assert mean_change(3 * found.lr) > 0
+
+
+def quadratic_numbers(n: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """g and z.Hz of n directions, every batch the same."""
+    z = np.random.RandomState(0).randn(n, SIZE)
+    g, h = z @ GRADIENT.numpy(), (z**2) @ H.numpy()
+    return [((x, x), (y, y)) for x, y in zip(g.tolist(), h.tolist(), strict=True)]
+
+
+def test_too_few_directions_and_pure_noise_give_no_learning_rate() -> None:
+    numbers = [Measured(g, h, 0.0) for g, h in quadratic_numbers(3)]
+    assert estimate(numbers, EPS) is None
+    noise = np.random.RandomState(0).randn(16, 2)
+    flat = estimate([Measured((a, b), (0.1, -0.1), 0.7) for a, b in noise.tolist()], EPS)
+    assert flat is not None
+    assert not flat.is_resolved
+
+
+def test_n_samples_have_a_nth_of_the_harm() -> None:
+    found = estimate([Measured(g, h, 0.0) for g, h in quadratic_numbers(100)], EPS)
+    assert found is not None
+    one, four = found.expected_change(found.lr), found.expected_change(4 * found.lr, samples=4)
+    assert four == pytest.approx(4 * one)
