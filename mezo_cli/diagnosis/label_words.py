@@ -39,9 +39,9 @@ class DevScores:
 
     Attributes:
         labels: [rows].
-        scores: of the label words (or classes), [rows, labels].
+        scores: of the classes, or log-probabilities of the label words, [rows, labels].
         candidates: token ids of other words that can be label words.
-        candidate_scores: [rows, candidates].
+        candidate_scores: their log-probabilities, [rows, candidates].
         probability: mean probability of every word, [words]; None for an objective that scores no words.
     """
 
@@ -82,6 +82,7 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     candidates: list[int] | None = None
     for batch, chosen in _batches(session, rows, order, deadline):
         vocabulary = session.objective.vocabulary_logits(batch)
+        vocabulary = None if vocabulary is None else vocabulary.log_softmax(-1)
         own = vocabulary[:, columns] if vocabulary is not None and columns else session.objective.logits(batch)
         if not bool(own.isfinite().all()):
             raise not_finite_at_start(session.config)
@@ -99,7 +100,7 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     if words:
         first = torch.cat(words)
         candidates = _usable_words(session, first) if candidates is None else candidates
-        probability = first.softmax(-1).mean(0).numpy()
+        probability = first.exp().mean(0).numpy()
         others = np.concatenate([first[:, candidates].numpy(), *kept])
     return DevScores(np.array(labels), np.concatenate(scores), candidates or [], others, probability)
 
@@ -189,15 +190,15 @@ def _batches(session: Session, rows: list[TokenizedExample], order: np.ndarray, 
             return
 
 
-def _usable_words(session: Session, logits: Tensor) -> list[int]:
+def _usable_words(session: Session, log_probs: Tensor) -> list[int]:
     """Return the tokens of the most probable words that can be label words, the present ones left out.
 
     Args:
         session: has the encoder, which knows what a label word is.
-        logits: of the whole vocabulary, [rows, words].
+        log_probs: of the whole vocabulary, [rows, words].
     """
     encoder, present = session.encoder, set(_label_columns(session))
-    ranked = logits.softmax(-1).mean(0).topk(min(LOOKED_AT, logits.shape[1])).indices.tolist()
+    ranked = log_probs.exp().mean(0).topk(min(LOOKED_AT, log_probs.shape[1])).indices.tolist()
     usable: list[int] = []
     for token in ranked:
         word = str(encoder.tokenizer.decode([token])).strip()

@@ -6,7 +6,7 @@ another eps do.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from mezo_cli.training.setup import Session
 
 EPS = (1e-4, 1e-3, 1e-2)
 DIRECTIONS = 32
-ROUND = 4  # directions that are measured in every way before the next ones
+FIRST, ROUND = 8, 4  # directions that are measured in every way, so many at a time
 
 
 class Point(NamedTuple):
@@ -54,24 +54,36 @@ def batches_of(direction: int, whole: bool) -> tuple[int, int]:
 def plan_points(eps: float, whole: bool, directions: int = DIRECTIONS) -> Iterator[Point]:
     """Yield what to measure, the most important first; a point may come twice.
 
+    The first directions are measured in every way. The others serve the learning rate first, which needs most of them.
+
     Args:
         eps: the run's.
         whole: a batch has all rows.
         directions: the most that are measured.
     """
-    for first in range(0, directions, ROUND):
-        some = range(first, min(first + ROUND, directions))
-        for k in some:
+    first = min(FIRST, directions)
+    for start in range(0, first, ROUND):
+        some = range(start, min(start + ROUND, first))
+        yield from _precision_points(some, (eps,), whole)
+        yield from _learning_rate_points(some, eps, whole)
+        yield from _precision_points(some, EPS, whole)
+    others = range(first, directions)
+    yield from _learning_rate_points(others, eps, whole)
+    yield from _precision_points(others, (eps, *EPS), whole)
+
+
+def _precision_points(directions: Iterable[int], all_eps: Sequence[float], whole: bool) -> Iterator[Point]:
+    for k in directions:
+        for eps in all_eps:
             for dtype in DTYPES:
                 yield Point(k, batches_of(k, whole)[0], eps, dtype)
-        for k in some:
-            yield Point(k, batches_of(k, whole)[1], eps, "float32")
-            for batch in batches_of(k, whole):
-                yield Point(-1, batch, 0.0, "float32")
-        for k in some:
-            for other in EPS:
-                for dtype in DTYPES:
-                    yield Point(k, batches_of(k, whole)[0], other, dtype)
+
+
+def _learning_rate_points(directions: Iterable[int], eps: float, whole: bool) -> Iterator[Point]:
+    for k in directions:
+        for batch in batches_of(k, whole):
+            yield Point(k, batch, eps, "float32")
+            yield Point(-1, batch, 0.0, "float32")
 
 
 def measure(

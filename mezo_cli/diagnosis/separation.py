@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 PASSES = 2  # over the labels, when words are chosen one at a time
+OWN = 0.55  # AUC of a word's score for its label alone: it must be more probable in the rows of that label
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -46,8 +47,8 @@ def choose_words(current: np.ndarray, candidates: np.ndarray, labels: np.ndarray
     """Choose a word per label that separates the rows better, one label at a time.
 
     Args:
-        current: scores of the label words, [rows, labels].
-        candidates: scores of other words, [rows, words].
+        current: log-probabilities of the label words, [rows, labels].
+        candidates: log-probabilities of other words, [rows, words].
         labels: [rows].
 
     Returns:
@@ -58,7 +59,7 @@ def choose_words(current: np.ndarray, candidates: np.ndarray, labels: np.ndarray
     for _ in range(PASSES):
         for label in range(len(chosen)):
             for word in range(candidates.shape[1]):
-                if word in chosen:
+                if word in chosen or auc(candidates[:, word], labels == label) < OWN:
                     continue
                 before = scores[:, label].copy()
                 scores[:, label] = candidates[:, word]
