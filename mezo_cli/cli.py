@@ -183,6 +183,29 @@ def compare(
 
 
 @app.command()
+def show(
+    run: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
+) -> None:
+    """Show one run: what it was, its result, its curves, its settings."""
+    from mezo_cli.commands import show as command
+
+    command.show(run, as_json)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write: FILE.html.")] = None,
+    figure: Annotated[Path | None, typer.Option("--figure", help="One figure for a paper: FILE.svg|pdf|png.")] = None,
+) -> None:
+    """Write one self-contained page about runs, or a figure for a paper."""
+    from mezo_cli.commands import report as command
+
+    command.report(folders or [], out, figure)
+
+
+@app.command()
 def data(
     overrides: Overrides = None,
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,

@@ -89,7 +89,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     entries, warnings = [], []
     for run in found.values():
         try:
-            entries.append(_read_run(run.path))
+            entries.append(read_run(run.path))
         except (UserError, OSError) as error:
             warnings.append(f"{relative_path(run.path)} is left out: {' '.join(str(error).split())}")
     return entries, warnings
@@ -100,7 +100,12 @@ def relative_path(path: Path) -> str:
     return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
 
-def _read_run(path: Path) -> Entry:
+def read_run(path: Path) -> Entry:
+    """Return the run in a directory.
+
+    Raises:
+        UserError: when there is none, or its files are damaged.
+    """
     run = Run.open(path)
     config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
     summary = run.read_summary() if status == "finished" else {}

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,21 +67,27 @@ def _text_table(table: Table) -> TextTable:
 # --- files ---
 
 
-def check_output(path: Path) -> None:
-    """Check that a comparison can be written to `path`, before any run is read.
+def check_output(path: Path, formats: Collection[str] | None = None, option: str = "--out") -> None:
+    """Check that a file can be written to `path`, before any run is read.
+
+    Args:
+        path: the file.
+        formats: the file extensions that are allowed; those of a comparison if not given.
+        option: the option that named it.
 
     Raises:
         UserError: for an unknown file extension, a folder that does not exist, a path inside a run directory.
     """
-    if path.suffix not in WRITERS:
-        near = did_you_mean(path.suffix, WRITERS)
-        raise UserError(f"--out {path}: the file extension sets the format; allowed are {join(WRITERS)}{near}")
+    allowed = WRITERS if formats is None else formats
+    if path.suffix not in allowed:
+        near = did_you_mean(path.suffix, allowed)
+        raise UserError(f"{option} {path}: the file extension sets the format; allowed are {join(allowed)}{near}")
     if path.is_dir():
-        raise UserError(f"--out {path}: this is a folder, not a file")
+        raise UserError(f"{option} {path}: this is a folder, not a file")
     if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}")
+        raise UserError(f"{option} {path}: there is no folder {path.parent}")
     if (path.parent / "run.json").exists():
-        raise UserError(f"--out {path}: {path.parent} is a run directory; choose another folder")
+        raise UserError(f"{option} {path}: {path.parent} is a run directory; choose another folder")
 
 
 def write(comparison: Comparison, path: Path) -> None:
@@ -90,10 +96,19 @@ def write(comparison: Comparison, path: Path) -> None:
     Raises:
         UserError: when the file cannot be written.
     """
+    write_output(path, WRITERS[path.suffix](comparison))
+
+
+def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
+    """Write the file that an option named, completely or not at all.
+
+    Raises:
+        UserError: when the file cannot be written.
+    """
     try:
-        files.write_atomically(path, WRITERS[path.suffix](comparison))
+        files.write_atomically(path, content)
     except OSError as error:
-        raise files.write_error(f"--out {path}", error) from error
+        raise files.write_error(f"{option} {path}", error) from error
 
 
 def _markdown(comparison: Comparison) -> str:

@@ -62,16 +62,17 @@ def objective_order(config: Config) -> tuple[int, int]:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Return every setting by its dotted key."""
+    return flatten_values(to_dict(config))
 
-    def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in values.items():
-            key = f"{prefix}{name}"
-            nested = isinstance(value, dict) and key not in KEYS
-            found |= walk(value, f"{key}.") if nested else {key: value}
-        return found
 
-    return walk(to_dict(config), "")
+def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings in nested plain values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        nested = isinstance(value, dict) and key not in KEYS
+        found |= flatten_values(value, f"{key}.") if nested else {key: value}
+    return found
 
 
 KEYS = frozenset(all_keys())

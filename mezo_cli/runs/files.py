@@ -17,12 +17,12 @@ from mezo_cli.errors import RunFailed, UserError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in one step: readers see the old content or the new, also after a power cut."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file in one step: readers see the old content or the new, also after a power cut. Text is UTF-8."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with name_in_errors(path):
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)

@@ -42,7 +42,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
     test = None if splits.test is None else (splits.test, session.encoder.encode_all(splits.test))
     log.info("data   %s: %s", config.data.name, splits.format_sizes())
-    run.update(data_fingerprint=splits.fingerprint)
+    sizes = {"train": len(train_rows), "dev": len(dev_rows), "test": None if test is None else len(test[1])}
+    run.update(data_fingerprint=splits.fingerprint, rows=sizes, prompt=session.encoder.decode(train_rows[0]))
     if resume_step is None:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
     del splits  # the texts of train and dev are not needed any more

@@ -1,6 +1,7 @@
 """Make run directories as training leaves them, with the project's own writers but without training."""
 
 import dataclasses
+import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -130,3 +131,76 @@ def make_two_methods(root: Path) -> Path:
     make_run(root / "other" / "a", {**other, "seed": 13}, dev=0.7, test=0.6)
     make_run(root / "other" / "b", {**other, "seed": 21}, ended="the disk | is\nfull")
     return root
+
+
+def make_curves(
+    path: Path,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    gain: float = 0.3,
+    text: str = "a film of no great length",
+    ended: str = "finished",
+    test_rows: int = 40,
+) -> Run:
+    """Make the directory of a run that learns: curves of loss and dev, gradients (some of them 0), predictions.
+
+    Args:
+        path: the run directory.
+        settings: changes to the default config, by dotted key.
+        gain: by how much dev is better at the end than before the first step.
+        text: in every test row, and in the prompt.
+        ended: `finished`, or `running` (held by this process).
+        test_rows: rows of test; every fourth is predicted wrong.
+    """
+    config = make_config({"steps": 40, "eval_every": 10, "log_every": 1, **(settings or {})})
+    run, labels, steps = (
+        Run.create(path, to_yaml(config), ["mezo", "train", "steps=40"]),
+        config.task.labels,
+        config.steps,
+    )
+    run.update(
+        data_fingerprint=f"rows-{config.data.seed}",
+        rows={"train": 32, "dev": 32, "test": test_rows},
+        prompt=f"<s>{text}. It was<mask>.</s>",
+        trainable={"count": 1000, "share": 1.0, "names": ["weight"]},
+    )
+    stored = {"sample_schedule": config.optimizer.sample_schedule, "steps": steps}
+    writer = Writer(run.open_trajectory(), Header("none", "mezo", "gaussian", config.seed, 1, 0.0, [], stored))
+    generator, best = random.Random(config.seed), (0, 0.0)
+    for step in range(steps + 1):
+        if step:
+            grad = 0.0 if step % 5 == 0 else generator.gauss(0, 1)
+            writer.append(step - 1, [grad], 1e-6)
+            run.log_metrics("train", step, loss=1 - step / 80, projected_grad=grad, seconds=round(step * 0.25, 3))
+        if config.evaluates_at(step):
+            score = 0.5 + gain * step / steps
+            predicted = {label: 32 // len(labels) for label in labels}
+            line = {"loss": 1 - score, "accuracy": score, config.task.metric: score, "predicted": predicted}
+            run.log_metrics("eval", step, split="dev", **line, seconds=step * 0.25)
+            best = max(best, (step, score), key=lambda one: one[1])
+    writer.close()
+    if ended == "running":
+        run.update(status="running")
+        return run
+    with run.tracked():
+        rows = [_predict(row, text, labels) for row in range(test_rows)]
+        predicted = {label: sum(row["predicted"] == label for row in rows) for label in labels}
+        scores = {"loss": 0.5, "accuracy": 0.75, config.task.metric: 0.75}
+        run.log_metrics("eval", best[0], split="test", **scores, predicted=predicted, seconds=11.0)
+        run.write_predictions(rows)
+        dev = {"accuracy": best[1], "loss": 1 - best[1], config.task.metric: best[1]}
+        passes = {"forwards": 2 * steps, "backwards": 0, "seconds": 10.0, "peak_memory_bytes": 10**9}
+        found = {"best": {"step": best[0], "accuracy": best[1]}, "dev": dev, "train": scores, "test": scores}
+        run.write_summary({"steps": steps, **passes, **found})
+    return run
+
+
+def _predict(row: int, text: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the prediction for a row: the surer, the higher the row's number."""
+    label = labels[row % len(labels)]
+    predicted = label if row % 4 else labels[(row + 1) % len(labels)]
+    high = 0.5 + row / 200
+    rest = (1 - high) / (len(labels) - 1)
+    probabilities = {name: high if name == predicted else rest for name in labels}
+    columns = {"sentence": f"{text}, row {row}"}
+    return {"columns": columns, "label": label, "predicted": predicted, "probabilities": probabilities}

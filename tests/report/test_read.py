@@ -84,7 +84,7 @@ def test_all_steps_count_not_only_the_logged_ones(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", grads=[0.0, 1.0, 0.0, 0.0])
     run.truncate_metrics(2)
     (entry,), _ = read_runs([tmp_path])
-    seen = statistics_of(entry)
+    seen = statistics_of(entry, pytest.fail)
     assert seen is not None
     assert tuple(seen.projected_grad.values()) == (0.75, 0.25, 0.0, 1.0)
 
@@ -96,7 +96,7 @@ def test_samples_that_were_not_drawn_do_not_count(ended: str, tmp_path: Path) ->
     grads = [[1.0], [-2.0, 3.0], [0.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]]
     make_run(tmp_path / "a", settings, grads=grads, ended=ended)
     (entry,), _ = read_runs([tmp_path])
-    found = statistics_of(entry)
+    found = statistics_of(entry, pytest.fail)
     assert found is not None
     assert found.projected_grad == {"zero_fraction": 0.1, "mean_abs": 1.2, "min_abs": 0.0, "max_abs": 3.0}
 
@@ -105,6 +105,6 @@ def test_samples_that_were_not_drawn_do_not_count(ended: str, tmp_path: Path) ->
 def test_projected_gradients_are_those_of_the_summary(path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "run")
     (entry,), _ = read_runs([tmp_path])
-    found = statistics_of(entry)
+    found = statistics_of(entry, pytest.fail)
     assert found is not None
     assert found.projected_grad == entry.summary["projected_grad"]

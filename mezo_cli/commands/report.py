@@ -1,0 +1,38 @@
+"""`mezo report`: write a page about runs, or one figure for a paper."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mezo_cli.console import print_line
+from mezo_cli.errors import UserError
+from mezo_cli.report.assemble import read_report
+from mezo_cli.report.figures import FORMATS
+from mezo_cli.report.render import check_output
+
+OUTPUTS = Path("outputs")
+
+
+def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> None:
+    """Report on the runs under `folders` (outputs/ if none is given): a page at `out`, a figure at `figure`.
+
+    Raises:
+        UserError: when neither is given, for a folder that does not exist, no runs, a file that cannot be written.
+    """
+    if out is None and figure is None:
+        raise UserError("mezo report: give --out FILE.html for a page, or --figure FILE.svg (.pdf, .png) for a figure")
+    if out is not None:
+        check_output(out, (".html",))
+    if figure is not None:
+        check_output(figure, FORMATS, "--figure")
+    if not folders and not OUTPUTS.is_dir():
+        raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folders of your runs")
+    made = read_report(folders or [OUTPUTS])
+    for text in made.warnings:
+        print_line(f"warning: {text}", sys.stderr)
+    if out is not None:
+        made.write_page(out)
+        print_line(f"wrote {out}")
+    if figure is not None:
+        made.write_figure(figure)
+        print_line(f"wrote {figure}")

@@ -1,0 +1,26 @@
+"""`mezo show`: what one run was, its result and its curves, on the terminal or as JSON."""
+
+import json
+from pathlib import Path
+
+from mezo_cli.console import make_console, print_line
+from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.report.details import read_details
+from mezo_cli.report.read import read_run
+from mezo_cli.report.terminal import document, show_details
+
+
+def show(run: Path, as_json: bool) -> None:
+    """Show the run in the directory `run`. It may be running.
+
+    Raises:
+        UserError: when there is no run, or one of its files is damaged.
+    """
+    if not run.is_dir():
+        near = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
+        raise UserError(f"{run}: no such run directory{did_you_mean(run.name, near)} (`mezo runs` lists the runs)")
+    details = read_details(read_run(run))
+    if as_json:
+        print_line(json.dumps(document(details), indent=2, allow_nan=False))
+    else:
+        show_details(details, make_console())

@@ -1,0 +1,59 @@
+"""Read runs, and write a page or a figure about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mezo_cli.errors import UserError, join
+from mezo_cli.report import figures, page
+from mezo_cli.report.aggregate import Group, group_runs
+from mezo_cli.report.curves import Panel, panels
+from mezo_cli.report.details import RunDetails, read_details
+from mezo_cli.report.read import read_runs
+from mezo_cli.report.render import write_output
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is reported: the runs, oldest first, the groups that they form, their curves, and what was left out."""
+
+    runs: Sequence[RunDetails]
+    groups: Sequence[Group]
+    panels: Sequence[Panel]
+    warnings: Sequence[str]
+
+    def write_page(self, path: Path) -> None:
+        """Write the page, completely or not at all.
+
+        Raises:
+            UserError: when the file cannot be written.
+        """
+        write_output(path, page.render(self.runs, self.groups, self.panels, self.warnings))
+
+    def write_figure(self, path: Path) -> None:
+        """Write one figure for a paper, completely or not at all.
+
+        Raises:
+            UserError: when there is nothing to draw, or the file cannot be written.
+        """
+        figures.paper_figure(self.runs, self.panels, path)
+
+
+def read_report(folders: Sequence[Path]) -> Report:
+    """Read all runs under `folders`, at any depth.
+
+    Raises:
+        UserError: for a folder that does not exist, and if there are no runs that can be read.
+    """
+    entries, warnings = read_runs(folders)
+    runs = []
+    for entry in entries:
+        try:
+            runs.append(read_details(entry))
+        except (UserError, OSError) as error:
+            warnings.append(f"{entry.location} is left out: {' '.join(str(error).split())}")
+    if not runs:
+        why = f": {warnings[0]}" if warnings else ""
+        raise UserError(f"no runs under {join(map(str, folders))}{' that can be read' if warnings else ''}{why}")
+    groups = group_runs(run.entry for run in runs)
+    return Report(runs, groups, panels(groups, {run.name: run for run in runs}), warnings)

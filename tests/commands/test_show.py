@@ -1,0 +1,65 @@
+"""`mezo show`: one run on the terminal, or as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.report.terminal import PLAIN_BLOCKS, sparkline
+from tests.command_line import error_line, mezo
+from tests.report.run_directories import make_curves, make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_curves(tmp_path_factory.mktemp("show") / "run", {"seed": 13}, text="dull \x1b[31mfilm [bold]x").path
+
+
+def test_the_story_of_a_run(run: Path) -> None:
+    said = mezo("show", run)
+    assert said.code == 0, said
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert lines[0] == f"{run} finished"
+    assert "dev before training 50.0% 0.5000 0" in lines
+    assert "test at best 75.0% 0.5000 40" in lines
+    assert "dev accuracy ▁▃▅▆█ best 80.0% at step 40" in lines
+    assert "right, 3 of 30 test rows" in lines
+    assert "seed 13 (default 42)" in lines
+    assert f"evaluate: mezo eval {run} --split test" in lines
+    assert "20.0% zero" in said.out
+    assert "\\x1b[31mfilm [bold]x" in said.out
+    assert "\x1b" not in said.out
+
+
+def test_json_holds_one_document(run: Path) -> None:
+    said = mezo("show", run, "--json")
+    assert said.err == ""
+    found = json.loads(said.out)
+    assert (found["run"], found["status"], found["steps"]) == (str(run), "finished", {"done": 40, "planned": 40})
+    assert [one["accuracy"] for one in found["results"]] == [0.5, 0.8, 0.75]
+    assert [len(found[name]) for name in ("dev", "right", "wrong")] == [5, 10, 10]
+    assert found["settings"]["seed"] == {"value": 13, "default": 42}
+    assert found["projected_grad"]["zero_fraction"] == 0.2
+
+
+def test_runs_that_have_not_finished(tmp_path: Path) -> None:
+    held = make_curves(tmp_path / "running", ended="running")
+    make_run(tmp_path / "failed", ended="no memory")
+    assert "the run is still running: step 40 of 40" in mezo("show", held.path).out.lower()
+    assert "! The run failed (no memory)." in mezo("show", tmp_path / "failed").out
+
+
+def test_a_run_that_is_not_there(run: Path, tmp_path: Path) -> None:
+    assert "no such run directory (did you mean 'run'?)" in error_line(mezo("show", run.parent / "rum"))
+    assert "holds no run" in error_line(mezo("show", tmp_path))
+    (tmp_path / "config.yaml").write_text("steps: 1\n")
+    (tmp_path / "run.json").write_text("{")
+    assert "run.json is damaged" in error_line(mezo("show", tmp_path, "--json"))
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.5, 0.5], low=0.0, high=1.0) == "▅▅"
+    assert sparkline([3.0]) == "▁"
+    assert sparkline(range(3000)) == sparkline(range(30))
+    assert sparkline([0, 1], PLAIN_BLOCKS) == "_#"

@@ -1,0 +1,242 @@
+"""`mezo report`: the page, figures for a paper, and the mistakes that end in one line."""
+
+import html
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.report.svg import COLOURS, SERIES
+from tests.command_line import Result, error_line, mezo
+from tests.report.run_directories import SEEDS, make_curves, make_run
+
+EVIL = '<script>alert(1)</script> \x1b[31m & \u202eright-to-left $x^2$ "quoted"'
+FEW = {"data.shots": 16}
+
+
+class Reader(HTMLParser):
+    """Collects the ids, the tags, what refers to another place, and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            elif name in ("href", "src", "srcset", "data", "action", "xlink:href"):
+                self.links.append(str(value))
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def write(out: Path, *words: object) -> tuple[str, Result]:
+    said = mezo("report", *words, "--out", out)
+    assert said.code == 0, said
+    return out.read_text(encoding="utf-8"), said
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of one run whose texts try to be more than texts."""
+    root = tmp_path_factory.mktemp("one")
+    labels = {"task.labels": ["<b>neg</b>", "_pos$"], "task.label_words": ["terrible", "<i>"]}
+    run = make_curves(root / "run <&'\"", {**labels, "task.name": "<u>own</u>"}, text=EVIL)
+    return write(root / "page.html", run.path)[0]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two groups with two data seeds each, one of them over a grid of lr and eps, and runs that did not finish."""
+    root = tmp_path_factory.mktemp("several")
+    for seed in SEEDS[:2]:
+        for lr, gain in ((1e-6, 0.4), (1e-5, 0.2)):
+            for eps in (1e-3, 1e-2):
+                grid = {"optimizer.lr": lr, "optimizer.eps": eps, "seed": seed, **FEW}
+                make_curves(root / f"grid-{lr}-{eps}-{seed}", grid, gain=gain + seed / 1000 - eps)
+        make_curves(root / f"bias-{seed}", {"peft.name": "bias", "seed": seed, **FEW}, gain=0.1)
+    make_run(root / "failed", {"seed": 87, "steps": 40, "eval_every": 10, **FEW}, ended="the <b>disk</b> is\nfull")
+    held = make_curves(root / "running", {"seed": 100, **FEW}, ended="running")
+    yield root
+    del held  # with its lock
+
+
+@pytest.fixture(scope="module")
+def several(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("page") / "page.html", root)[0]
+
+
+def test_the_page_of_one_run(one: str) -> None:
+    text = " ".join(Reader(one).text.split())
+    for part in ("50.0%", "80.0%", "75.0%", "+30.0 points", "80 forwards", "Right: 10 of 30", "Wrong: 10 of 10"):
+        assert part in text, part
+    for part in ("Training loss", "Accuracy on dev", "Predictions per label", "Speed", "8 of 40 are exactly 0 (20.0%)"):
+        assert part in text, part
+    assert "mezo resume" in text
+    assert one.count("<svg") == 5
+    assert one.count("<details>") == 5  # the table behind each figure
+
+
+def test_text_from_files_stays_text(one: str) -> None:
+    read = Reader(one)
+    assert not {"script", "b>neg", "u", "iframe", "img", "object"} & set(read.tags)
+    assert "<script>alert(1)</script>" in read.text
+    assert "<b>neg</b>" in read.text
+    assert "<u>own</u>" in read.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", one)
+    assert "\\x1b[31m" in read.text
+    assert "\\u202e" in read.text
+
+
+def test_nothing_is_loaded(one: str, several: str) -> None:
+    for page in (one, several):
+        assert "default-src 'none'" in html.unescape(page)
+        links = Reader(page).links
+        assert links
+        assert [link for link in links if not link.startswith(("#", "data:,"))] == []
+        assert "url(http" not in page
+        assert "@import" not in page
+        assert not re.search(r"<(script|link rel=.stylesheet)", page)
+
+
+def test_ids_are_unique_and_references_lead_somewhere(several: str) -> None:
+    read = Reader(several)
+    assert len(read.ids) == len(set(read.ids))
+    wanted = set(re.findall(r"url\(#([^)]+)\)", several)) | {link[1:] for link in read.links if link.startswith("#")}
+    assert wanted
+    assert wanted <= set(read.ids)
+
+
+def test_figures_take_the_colours_of_the_scheme(one: str) -> None:
+    drawn = "".join(re.findall(r"<svg.*?</svg>", one, re.DOTALL))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    assert {f"var(--{name})" for name in ("c1", "c3", "rule", "quiet")} <= set(re.findall(r"var\(--\w+\)", drawn))
+    assert "prefers-color-scheme: dark" in one
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_have_contrast(scheme: int) -> None:
+    """WCAG 2.2: 4.5 to 1 for text, 3 to 1 for what a figure is made of."""
+    page = luminance(COLOURS["page"][scheme])
+    for names, least in ((("ink", "quiet", "c1"), 4.5), (SERIES, 3.0)):
+        for name in names:
+            light, dark = sorted((luminance(COLOURS[name][scheme]), page), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= least, name
+
+
+def test_the_page_of_several_runs(several: str) -> None:
+    text = " ".join(Reader(several).text.split())
+    assert "12 runs" in text
+    assert "10 finished, 1 failed, 1 running" in text
+    assert "sst2: accuracy on dev" in text
+    assert "Filled diamonds: test" in text
+    assert "Hollow diamonds: the paper's test score" in text
+    assert "90.5 (1.2)" in text
+    assert several.count("<article") == 12
+    assert "failed (the <b>disk</b> is full)" in text
+    assert "The run is still running: step 40 of 40" in text
+
+
+def test_bands_are_the_spread_over_seeds(several: str) -> None:
+    """The curve of the best point of the grid: 0.5 at the start, 0.912 and 0.920 at the end, so 91.6 and 0.4."""
+    rows = re.findall(r"<tr>(?:<td[^>]*>[^<]*</td>){5}</tr>", several)
+    cells = [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>([^<]*)</td>", row)] for row in rows]
+    assert ["MeZO", "0", "50.0", "0.0", "2"] in cells
+    assert ["MeZO", "80", "91.6", "0.4", "2"] in cells
+
+
+def test_the_heat_map_of_the_grid(several: str) -> None:
+    grid = re.search(r'<table class="heat"><thead><tr><th scope="col">eps \\ lr.*?</table>', several, re.DOTALL)
+    assert grid is not None
+    assert [value.split()[0] for value in re.findall(r'--heat: \d+"[^>]*>([^<]+)<', grid[0])] == [
+        "91.6",
+        "71.6",
+        "90.7",
+        "70.7",
+    ]
+    assert re.search(r'class="best">91.6 <small>2</small>', grid[0])
+
+
+def test_a_run_that_cannot_be_read_is_named(root: Path, tmp_path: Path) -> None:
+    sound = make_curves(tmp_path / "runs" / "sound", FEW)
+    damaged = make_curves(tmp_path / "runs" / "damaged", {**FEW, "seed": 13})
+    with open(damaged.path / "predictions.jsonl", "a") as file:
+        file.write("{}\n")
+    page, said = write(tmp_path / "page.html", tmp_path / "runs")
+    assert "damaged is left out: " in said.err
+    assert "predictions.jsonl" in said.err
+    assert sound.path.name in page
+
+
+@pytest.mark.slow
+def test_fifty_runs_fit_into_three_megabytes(tmp_path: Path) -> None:
+    """With long texts and long curves."""
+    for number in range(50):
+        long = {"seed": SEEDS[number % 5], "optimizer.lr": 1e-6 * (1 + number // 5), "steps": 2000, "eval_every": 100}
+        make_curves(tmp_path / "runs" / str(number), {**long, **FEW}, text="long words on the way " * 20, test_rows=100)
+    page, _ = write(tmp_path / "page.html", tmp_path / "runs")
+    assert page.count("<article") == 50
+    assert len(page.encode()) < 3_000_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "figure.svg",
+        pytest.param("figure.pdf", marks=pytest.mark.slow),
+        pytest.param("figure.png", marks=pytest.mark.slow),
+    ],
+)
+def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
+    said = mezo("report", root / "running" if name.endswith("pdf") else root, "--figure", tmp_path / name)
+    assert said.code == 0, said
+    begin = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[name[-3:]]
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(begin)
+    assert len(content) > 8000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_mistakes_end_in_one_line(root: Path, tmp_path: Path) -> None:
+    for words, text in (
+        ([root], "give --out FILE.html"),
+        ([root, "--out", tmp_path / "page.htm"], "allowed are .html (did you mean '.html'?)"),
+        ([root, "--out", tmp_path / "no" / "page.html"], "there is no folder"),
+        ([root, "--out", root / "running" / "page.html"], "is a run directory"),
+        ([root, "--figure", tmp_path / "figure.gif"], "allowed are .svg, .pdf, .png"),
+        ([tmp_path / "nothing", "--out", tmp_path / "page.html"], "no such folder"),
+        ([tmp_path, "--out", tmp_path / "page.html"], "no runs under"),
+    ):
+        assert text in error_line(mezo("report", *words)), words
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "page.html"
+    old.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.replace", fail)
+    assert "page.html: cannot be written: Permission denied" in error_line(
+        mezo("report", root / "running", "--out", old)
+    )
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]
