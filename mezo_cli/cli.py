@@ -148,6 +148,22 @@ def predict(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a checkpoint in it.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    checkpoint: Checkpoint = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="USER/NAME", help="Also upload it to this repository of the hub.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+) -> None:
+    """Write a Hugging Face folder with a model card, for plain transformers or peft."""
+    from mezo_cli.commands import export as command
+
+    command.export(run, out, checkpoint, push, private)
+
+
+@app.command()
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
     """Remove full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
     from mezo_cli.commands import prune as command

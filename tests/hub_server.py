@@ -8,9 +8,14 @@
     /api/KIND/ORG/NAME...             what is in a repository: info, revision, tree, paths-info
     no such repository                401, as for everybody who is not logged in
 
-Not served: Xet (no X-Xet-Hash header, so the plain way is taken), pages of a long tree, log-ins.
+With a token it also takes what is uploaded: POST /api/repos/create, /api/models/.../preupload and .../commit; large
+files by LFS, to the CDN's host.
+
+Not served: Xet (no X-Xet-Hash header, so the plain way is taken; an upload needs HF_HUB_DISABLE_XET), pages of a long
+tree, log-ins, commits other than the one.
 """
 
+import base64
 import hashlib
 import json
 import threading
@@ -18,6 +23,8 @@ from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import yaml
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".parquet", ".bin")
@@ -31,14 +38,20 @@ class Hub:
         root: the repositories' folder.
         gated: names (org/name) of repositories that nobody may read.
         cut: large files, by name, that arrive with this many bytes missing.
+        token: may create repositories and write to them; None: nobody may.
 
     Attributes:
         seen: the paths that were asked for, in order.
         hosts: the Host headers of those requests.
+        private: names of the repositories that were created as private ones.
     """
 
-    def __init__(self, root: Path, gated: Iterable[str] = (), cut: dict[str, int] | None = None):
-        self.root, self.gated, self.cut = root, set(gated), cut or {}
+    def __init__(
+        self, root: Path, gated: Iterable[str] = (), cut: dict[str, int] | None = None, token: str | None = None
+    ):
+        self.root, self.gated, self.cut, self.token = root, set(gated), cut or {}, token
+        self.private: set[str] = set()
+        self._uploaded: dict[str, bytes] = {}  # large files, by their sha256
         self.seen: list[str] = []
         self.hosts: list[str] = []
         hub = self
@@ -53,6 +66,9 @@ class Hub:
                 hub._answer(self)
 
             def do_POST(self) -> None:
+                hub._answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+            def do_PUT(self) -> None:
                 hub._answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
 
             def log_message(self, *args: object) -> None:
@@ -75,7 +91,8 @@ class Hub:
         path = unquote(url.path).strip("/")
         self.seen.append(path)
         self.hosts.append(request.headers.get("Host", ""))
-        code, headers, data = self._reply(path.split("/"), "recursive=true" in url.query.lower(), asked)
+        written = self._write(path, asked, request.headers.get("Authorization", ""))
+        code, headers, data = written or self._reply(path.split("/"), "recursive=true" in url.query.lower(), asked)
         if code == 200 and (wanted := request.headers.get("Range")):
             first, last = wanted.removeprefix("bytes=").split("-")
             end = min(int(last or len(data) - 1), len(data) - 1)
@@ -105,6 +122,52 @@ class Hub:
             return self._file(kind, words[:2], words[3], words[4:], final=False)
         return _refused()
 
+    def _write(self, path: str, asked: bytes, authorization: str) -> Reply | None:
+        """Answer a request that belongs to an upload; None for any other."""
+        words = path.split("/")
+        if path == "api/validate-yaml":
+            return _validate(json.loads(asked)["content"])
+        if words[0] == "cdn" and words[1] == "upload":
+            self._uploaded[words[2]] = asked
+            return 200, {}, b""
+        is_commit = words[:2] == ["api", "models"] and words[4:5] in (["preupload"], ["commit"])
+        if path != "api/repos/create" and not is_commit and not path.endswith(".git/info/lfs/objects/batch"):
+            return None
+        if self.token is None or authorization != f"Bearer {self.token}":
+            return _refused()
+        said = json.loads(asked) if words[4:5] != ["commit"] else [json.loads(line) for line in asked.splitlines()]
+        if path == "api/repos/create":
+            name = f"{said['organization']}/{said['name']}"
+            made = self.root / "models" / name
+            exists = made.is_dir()
+            made.mkdir(parents=True, exist_ok=True)
+            self.private |= {name} if said.get("visibility") == "private" else set()
+            return _json({"url": f"{self.url}/{name}", "id": name}, 409 if exists else 200)
+        if words[4:5] == ["preupload"]:
+            modes = {one["path"]: "lfs" if one["path"].endswith(LARGE) else "regular" for one in said["files"]}
+            return _json({"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]})
+        if words[4:5] == ["commit"]:
+            self._commit(self.root.joinpath("models", *words[2:4]), said)
+            return _json(
+                {"commitUrl": "/".join([self.url, *words[2:4], "commit", COMMIT]), "commitOid": COMMIT, "success": True}
+            )
+        actions = {one["oid"]: {"upload": {"href": f"{self.cdn}/cdn/upload/{one['oid']}"}} for one in said["objects"]}
+        return _json({"objects": [one | {"actions": actions[one["oid"]]} for one in said["objects"]]})
+
+    def _commit(self, folder: Path, operations: list[dict[str, dict[str, str]]]) -> None:
+        for one in operations:
+            value = one["value"]
+            if one["key"] == "file":
+                data = base64.b64decode(value["content"])
+            elif one["key"] == "lfsFile":
+                data = self._uploaded[value["oid"]]
+                assert hashlib.sha256(data).hexdigest() == value["oid"]
+            else:
+                continue
+            path = folder / value["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
     def _file(self, kind: str, name: list[str], revision: str, path: list[str], final: bool) -> Reply:
         folder = self.root.joinpath(kind, *name)
         commit = {"X-Repo-Commit": COMMIT}
@@ -127,6 +190,26 @@ class Hub:
         if not final:
             return 307, {"Location": "/".join(["/api/resolve-cache", kind, *name, COMMIT, *path])}, b"Redirecting"
         return 200, commit | {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, data
+
+
+def _json(said: object, code: int = 200) -> Reply:
+    return code, {"Content-Type": "application/json"}, json.dumps(said).encode()
+
+
+def _validate(card: str) -> Reply:
+    """Refuse a card whose metadata are not a mapping, or whose results lack what the hub asks for."""
+    try:
+        metadata = yaml.safe_load(card.split("---\n")[1])
+        for model in metadata.get("model-index", []):
+            assert model["name"]
+            for result in model["results"]:
+                assert result["task"]["type"]
+                assert result["dataset"]["type"]
+                assert result["dataset"]["name"]
+                assert all({"type", "value"} <= set(metric) for metric in result["metrics"])
+    except (yaml.YAMLError, AssertionError, LookupError, AttributeError, TypeError) as error:
+        return _json({"errors": [{"message": repr(error)}], "warnings": []}, 400)
+    return _json({"errors": [], "warnings": []})
 
 
 def _refused() -> Reply:

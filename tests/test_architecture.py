@@ -23,7 +23,7 @@ LAYERS = [
     {"objectives", "optim"},
     {"training"},
     {"config"},
-    {"report"},
+    {"report", "sharing"},
     {"diagnosis"},
     {"commands"},
     {"api"},
@@ -36,7 +36,7 @@ ALLOWED_USERS = {
     "typer": {"cli", "commands"},
     "peft": {"models"},
 }
-OPENS_RUNS = {"training", "report", "config", "commands", "api", "testing"}
+OPENS_RUNS = {"training", "report", "sharing", "config", "commands", "api", "testing"}
 
 
 def modules() -> dict[str, Path]:

@@ -73,6 +73,15 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
     return folder
 
 
+def is_local(path: str) -> bool:
+    """Return whether a path is `demo` or a folder on this machine, not a hub id.
+
+    Raises:
+        UserError: when it is neither.
+    """
+    return _local_folder(path) is not None
+
+
 def hub_commit(folder: Path) -> str | None:
     """Return the commit of a folder in the hub's local cache; None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name) else None

@@ -66,6 +66,11 @@ class LmEncoder(InputEncoder):
         parts = (p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
         return "".join(parts)
 
+    def layout(self) -> tuple[list[int], list[str | Sentence], int]:
+        """Return the tokens before a prompt, the prompt's parts in order, and the most tokens of a prompt."""
+        parts = [part.text if isinstance(part, Literal) else part for part in self._parts]
+        return self._start, parts, self._max_prompt
+
     def continuation(self, index: int) -> str:
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
         return self._space + self.label_words[index]

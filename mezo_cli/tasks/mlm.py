@@ -64,6 +64,15 @@ class MlmEncoder(InputEncoder):
         self._mask_piece, self._mask_offset = next(held)
         self._keeps_mask = False
 
+    def layout(self) -> list[tuple[list[int] | Sentence, int | None, int]]:
+        """Return the parts of a row in order: fixed token ids or a sentence, the sentence's limit, the segment."""
+        return [
+            (piece.ids, None, piece.segment)
+            if isinstance(piece, _Fixed)
+            else (piece.sentence, piece.limit, piece.segment)
+            for piece in self._pieces
+        ]
+
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Tokenize column by column, which is fast, then join the parts of each row."""
         columns: list[Iterable[list[int]]] = []

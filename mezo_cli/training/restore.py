@@ -67,6 +67,23 @@ def load_checkpoint(config: Config, run: Run, name: str) -> Session:
     return _load_step(config, run, past, step)
 
 
+def find_step(config: Config, run: Run, name: str) -> int:
+    """Return the step of `best`, `last` or a step number.
+
+    Raises:
+        UserError: for another name, and when there is no such step.
+    """
+    if name.isdecimal():
+        return int(name)
+    _check_name(name)
+    stored = run.checkpoint_step(name)
+    if stored is not None:
+        return stored
+    _require_trajectory(config, run, name)
+    past = trajectory.read(run.trajectory)
+    return _last_step(config, run, past) if name == "last" else _best_step(config, run, past)
+
+
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:
     """Return a session at the weights of `step`, from the newest checkpoint that is not after it.
 
@@ -210,6 +227,11 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
 
 def _read_trajectory(run: Run) -> Trajectory:
     return completeness.read_trajectory(run, lambda text: log.warning("warning: %s", text))
+
+
+def _check_name(name: str) -> None:
+    if name not in checkpoints.NAMES:
+        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
 
 
 def _require_trajectory(config: Config, run: Run, what: str) -> None:

@@ -1,0 +1,107 @@
+"""Write a folder that plain transformers (or peft) loads: model or adapter, tokenizer, model card."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config
+from mezo_cli.models import download
+from mezo_cli.runs import Run
+from mezo_cli.runs.files import write_atomically
+from mezo_cli.sharing.card import Card, prompt_section, read_terms, write_card
+from mezo_cli.sharing.snippet import Source, write_snippet
+from mezo_cli.training.setup import Session
+
+CARD, BASE, BASE_CARD = "README.md", "base", "BASE_MODEL.md"
+
+
+def write_model_folder(folder: Path, session: Session, card: Card, repo: str | None) -> None:
+    """Make a folder with the weights of a session.
+
+    An adapter comes alone, with the name and commit of its base model on the hub. A base model that is not on the hub
+    is copied into the subfolder `base`.
+
+    Args:
+        folder: does not exist yet.
+        session: holds the weights.
+        card: the facts about them.
+        repo: the hub id that the folder will have; None if it will not be uploaded.
+    """
+    loaded, config = session.loaded, session.config
+    models.save(loaded, folder)
+    base = download.fetch(config.model)
+    base_id = hub_id(config)
+    if loaded.adapter is not None:
+        loaded.tokenizer.save_pretrained(folder)
+        _name_base(folder, base_id, loaded.revision)
+        if base_id is None:
+            _copy_base(base, folder / BASE)
+    if base_id is None and (base / CARD).is_file():
+        shutil.copyfile(base / CARD, folder / BASE_CARD)
+    source = Source(repo or ".", loaded.kind, loaded.adapter is not None, base_id, loaded.revision)
+    snippet = write_snippet(source, session.encoder)
+    how = f"With the packages `transformers` and `torch`{', and `peft`' if source.adapter else ''}"
+    where = "" if repo else ", in this folder"
+    sections = [("Prompt and labels", prompt_section(session.encoder))]
+    if snippet is not None:
+        sections.insert(0, ("Use", f"{how}{where}:\n\n```python\n{snippet}```"))
+    write_atomically(folder / CARD, write_card(card, sections))
+    for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
+        file.chmod(0o644)
+
+
+def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
+    """Return the facts of a run for a model card about the weights of `step`, which a session holds."""
+    config, loaded = session.config, session.loaded
+    base_id = hub_id(config)
+    base = base_id or base_name(config)
+    summary = run.read_summary() if (run.path / "summary.json").is_file() else {}
+    evaluations = [
+        line
+        for line in run.metrics()
+        if line["kind"] == "eval" and (line["step"] == step or (line["step"], line["split"]) == (0, "dev"))
+    ]
+    return Card(
+        title=repo or f"{base.rpartition('/')[2]}-{config.task.name}-{config.optimizer.name}",
+        config=config,
+        step=step,
+        base=base,
+        base_on_hub=base_id is not None,
+        base_revision=loaded.revision,
+        info=run.info(),
+        evaluations=evaluations,
+        summary=summary,
+        base_terms=read_terms(download.fetch(config.model, weights=False)),
+        adapter=loaded.adapter is not None,
+    )
+
+
+def hub_id(config: Config) -> str | None:
+    """Return the base model's id on the hub; None for the demo and for a local folder."""
+    path = config.model.path
+    return None if path == "demo" or download.is_local(path) else path
+
+
+def base_name(config: Config) -> str:
+    """Return a name of a base model that is not on the hub: that of its folder."""
+    return "demo" if config.model.path == "demo" else Path(config.model.path).expanduser().resolve().name
+
+
+def _name_base(folder: Path, base_id: str | None, revision: str | None) -> None:
+    """Let adapter_config.json name the base model without the path of a folder on this machine."""
+    path = folder / download.ADAPTER
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    values |= {"base_model_name_or_path": base_id or BASE, "revision": revision if base_id else None}
+    write_atomically(path, json.dumps(values, indent=2) + "\n")
+
+
+def _copy_base(base: Path, to: Path) -> None:
+    """Copy config, tokenizer and weights of a checkpoint."""
+    to.mkdir()
+    names = [download.CONFIG, download.INDEX, *download.TOKENIZER]
+    names += [file.name for file in download.weight_files(base, str(base))]
+    for name in names:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, to / name)

@@ -1,0 +1,176 @@
+"""Exported folders: plain transformers and peft give our scores by the card's own code; nothing of this machine."""
+
+import ast
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from mezo_cli import load
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.runs import Run
+from mezo_cli.sharing.card import Card
+from mezo_cli.sharing.model_folder import write_model_folder
+from mezo_cli.sharing.snippet import EXAMPLE
+from mezo_cli.training.prediction import predict
+from mezo_cli.training.setup import prepare
+from tests import tiny
+from tests.command_line import environment, error_line, mezo, small
+from tests.hub_server import Hub
+
+PAIR = [
+    "task.columns=[premise,hypothesis]",
+    "task.template='{premise|drop_last}? {mask}, {hypothesis|lower_first}'",
+    "task.first_limit=3",
+    "task.lm.template='{premise|strip} So {hypothesis} {mask}'",
+]
+SEGMENTS = ["task.columns=[premise,hypothesis]", "task.template='{premise} {mask} {sep} {hypothesis|upper_first}'"]
+CASES = {
+    "mlm": ("roberta", []),
+    "mlm pair": ("roberta", PAIR),
+    "mlm segments": ("bert", SEGMENTS),
+    "mlm lora": ("roberta", ["peft=lora"]),
+    "mlm prefix": ("bert", ["peft=prefix"]),
+    "mlm head": ("roberta", ["peft=head"]),
+    "mlm bias": ("roberta", ["peft=bias"]),
+    "cls": ("roberta", ["objective=cls"]),
+    "cls pair lora": ("bert", ["objective=cls", "peft=lora", *PAIR]),
+    "lm": ("gpt2", ["objective=lm"]),
+    "lm pair prefix": ("gpt2", ["objective=lm", "peft=prefix", *PAIR]),
+}
+
+
+@pytest.fixture(autouse=True)
+def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
+
+
+def code_of(card: str) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
+    return str(code)
+
+
+def run_code(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Run a card's code in this process, in the exported folder, and return what it prints."""
+    monkeypatch.chdir(folder)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {"__name__": "card"})
+    found: dict[str, float] = ast.literal_eval(out.getvalue())
+    return found
+
+
+def assert_nothing_of_this_machine(folder: Path, *secrets: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.suffix in (".json", ".md", ".yaml", ".jsonl"):
+            text = path.read_text(encoding="utf-8")
+            assert not [secret for secret in (*secrets, Path.home()) if str(secret) in text], path
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", CASES)
+def test_the_code_of_the_card_gives_our_probabilities(
+    case: str, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, words = CASES[case]
+    base: Path = request.getfixturevalue(family)
+    session = prepare(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
+    with torch.no_grad():
+        for number, tensor in enumerate(session.params.tensors.values()):
+            tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
+    card = Card("tiny", session.config, 3, base.name, False, None, {}, [], {})
+    write_model_folder(tmp_path / "out", session, card, None)
+    (one,) = predict(session, [Example((EXAMPLE,) * len(session.config.task.columns), 0)])
+    found = run_code(code_of((tmp_path / "out" / "README.md").read_text()), tmp_path / "out", monkeypatch)
+    assert found == pytest.approx(one.probabilities, abs=1e-5)
+    assert abs(one.probabilities["positive"] - 0.5) > 1e-4  # it can fail: other weights give other numbers
+    assert_nothing_of_this_machine(tmp_path / "out", base, tmp_path)
+    assert (tmp_path / "out" / "base").exists() == ("peft" in " ".join(words))
+
+
+@pytest.fixture(scope="module")
+def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of another best step than the last."""
+    folder = tmp_path_factory.mktemp("export")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        assert mezo("train", *small(roberta, tiny.movie_folder(folder / "movies"), folder / "run")).code == 0
+    return folder / "run"
+
+
+def test_a_pushed_run_in_a_process_without_mezo(run: Path, hub: Hub, tmp_path: Path) -> None:
+    """The card's code takes the model from the hub and gives our probabilities; the card's metadata are the run's."""
+    out, stored = tmp_path / "out", tmp_path / "hub" / "models" / "me" / "first"
+    for more in (["--private"], ["--checkpoint", "3"]):  # twice: an update is no mistake
+        shutil.rmtree(out, ignore_errors=True)
+        result = mezo("export", run, "--out", out, "--push", "me/first", *more)
+        assert result.code == 0, result
+        assert result.out.endswith(f"uploaded to {hub.url}/me/first\n")
+        assert {path.name for path in stored.iterdir()} == {path.name for path in out.iterdir()}
+        assert all((stored / path.name).read_bytes() == path.read_bytes() for path in out.iterdir())
+    assert f"step 3 of {run} written to {out}\n" in result.out
+    assert hub.private == {"me/first"}
+    card = (stored / "README.md").read_text()
+    code = code_of(card) + "import sys\nassert not [name for name in sys.modules if name.startswith('mezo')]\n"
+    env = {key: value for key, value in environment().items() if key not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
+    env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    (one,) = load(run, 3).predict([EXAMPLE])
+    assert ast.literal_eval(done.stdout) == pytest.approx(one.probabilities, abs=1e-5)
+    (model,) = yaml.safe_load(card.split("---")[1])["model-index"]
+    values = {r["metrics"][0]["name"]: r["metrics"][0]["value"] for r in model["results"]}
+    dev = {line["step"]: line for line in Run(run).evaluations("dev")}
+    assert values["dev accuracy"] == pytest.approx(dev[3]["accuracy"], abs=1e-6)
+    assert "| dev before training | 0 |" in card
+    assert_nothing_of_this_machine(out, run, run.parent)
+
+
+def test_mistakes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    out = tmp_path / "out"
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    cases = [
+        (["--out", tmp_path / "full"], "it exists and is not an empty folder"),
+        (["--out", tmp_path / "full" / "mine"], "it exists and is not an empty folder"),
+        (["--out", out, "--checkpoint", "9"], "holds steps 0 to 6"),
+        (["--out", out, "--push", "me"], "--push me: give USER/NAME"),
+        (["--out", out, "--push", "me/it"], "HF_HUB_OFFLINE is set"),
+        (["--out", out, "--private"], "--private goes with --push"),
+    ]
+    for words, said in cases:
+        assert said in error_line(mezo("export", run, *words))
+    assert "no such folder" in error_line(mezo("export", run.parent / "nothing", "--out", out))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def test_a_push_that_is_refused(run: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    line = error_line(mezo("export", run, "--out", out, "--push", "me/it"))
+    assert f"--push me/it: {hub.url}: the token may not write there; {out} is complete" in line
+    assert (out / "model.safetensors").is_file()
+    shutil.rmtree(out)
+    monkeypatch.delenv("HF_TOKEN")
+    line = error_line(mezo("export", run, "--out", out, "--push", "me/it"))
+    assert f"no token for {hub.url}: log in by `hf auth login`, or set HF_TOKEN" in line
+    assert not out.exists()
+    assert not (tmp_path / "hub" / "models").exists()
