@@ -39,6 +39,7 @@ Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
@@ -172,11 +173,20 @@ def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or 
 
 
 @app.command()
-def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("outputs")) -> None:
+def runs(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIR] [KEY=VALUE]...", help="Where to look, else outputs; settings to filter by."),
+    ] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only these: finished, failed, ...")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", help="A column (test: best first), or a setting's key.")] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the directories only.")] = False,
+) -> None:
     """List the runs under a folder."""
     from mezo_cli.commands import runs as command
 
-    command.runs(folder)
+    command.runs(words or [], status, sort, as_json, quiet)
 
 
 @app.command()

@@ -1,15 +1,9 @@
 """Console output of a run: a bar on a terminal, plain lines elsewhere."""
 
-import fcntl
 import io
 import logging
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -24,28 +18,8 @@ from mezo_cli.console import (
     printable,
     progress_reporter,
 )
-from tests.command_line import environment, small
-
-
-def on_a_terminal(words: list[str], cwd: Path) -> tuple[int, str]:
-    """Run `mezo words...` on a pseudo-terminal of 100 columns; return its status and all that was written."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    command = [sys.executable, "-m", "mezo_cli", *words]
-    env = environment(TERM="xterm-256color")
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        seen += data
-    os.close(ours)
-    return process.wait(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+from tests.command_line import small
+from tests.terminal import on_a_terminal
 
 
 def test_a_terminal_has_a_bar(roberta: Path, movies: Path, tmp_path: Path) -> None:

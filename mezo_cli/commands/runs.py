@@ -1,66 +1,144 @@
-"""`mezo runs`: list the runs under a folder."""
+"""`mezo runs`: list the runs under a folder. Of each run only what the list shows is read."""
 
+import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.stored import read_config
-from mezo_cli.console import make_console, make_table, print_line
-from mezo_cli.errors import UserError
+from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
+from mezo_cli.config.stored import read_settings
+from mezo_cli.console import TextTable, make_console, make_table, print_line
+from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run, completeness, find_runs
+from mezo_cli.runs.completeness import Plan
 
+COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
 NUMBERS = ("seed", "step", "dev", "test")
+DISPENSABLE = ("metric", "model", "objective", "task", "seed", "method")  # the first is the first to go
+RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
 
 
-def runs(folder: Path) -> None:
-    """Print a table of the runs under `folder`: status, settings, scores; below it why runs failed or are damaged."""
+@dataclass(frozen=True)
+class Listed:
+    """One run of the list.
+
+    Attributes:
+        name: its directory, seen from the folder that is listed.
+        settings: its config as it is stored; empty for a damaged run.
+        cells: column -> text.
+        record: what `--json` prints.
+        problem: why it failed, or what is wrong with its files.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    cells: Mapping[str, str]
+    record: Mapping[str, Any]
+    problem: str | None
+
+
+def runs(
+    words: Sequence[str], status: str | None = None, sort: str | None = None, as_json: bool = False, quiet: bool = False
+) -> None:
+    """Print a table of runs: status, settings, scores; below it why runs failed or are damaged.
+
+    Args:
+        words: the folder (`outputs` if it is not given), and filters KEY=VALUE.
+        status: statuses to show, separated by commas.
+        sort: a column, or the key of a setting.
+        as_json: print a JSON document instead.
+        quiet: print the directories only.
+
+    Raises:
+        UserError: for a folder that does not exist, an unknown key, status or column.
+    """
+    folder, filters = _split(words)
+    statuses, order = parse_statuses(status), parse_sort(sort, COLUMNS)
     found = find_runs(folder)
-    if not found:
+    listed = [_read(run, folder) for run in found]
+    chosen = [
+        run
+        for run in listed
+        if (not statuses or run.cells["status"] in statuses) and all(one.matches(run.settings) for one in filters)
+    ]
+    if order is not None:
+        chosen.sort(key=lambda run: order(run.record, run.settings))
+    if as_json:
+        print_line(json.dumps([run.record for run in chosen], indent=2))
+    elif quiet:
+        for run in chosen:
+            print_line(str(folder / run.name))
+    elif not found:
         print_line(f"no runs under {folder}")
-        return
-    table, problems = make_table("run", "status", "task", "objective", "method", "model", "metric", *NUMBERS), []
-    for column in table.columns[1 : -len(NUMBERS)]:
-        column.justify = "left"
-    for run in found:
-        name = os.path.relpath(run.path, folder)
-        try:
-            cells, problem = _row(run.path)
-        except UserError as error:
-            cells, problem = ["damaged"], str(error)
-        table.add_row(name, *cells)
-        if problem is not None:
-            problems.append(f"{name}: {problem}")
-    make_console().print(table)
-    for line in problems:
-        print_line(" ".join(line.split()))
+    elif not chosen:
+        print_line(_no_match(folder, listed, statuses, filters))
+    else:
+        _show(chosen)
 
 
-def _row(path: Path) -> tuple[list[str], str | None]:
-    """Return the cells of a run, and why it failed or what it lacks.
+def _split(words: Sequence[str]) -> tuple[Path, list[Filter]]:
+    """Return the folder and the filters among the words of the command line."""
+    folders = [word for word in words if "=" not in word or Path(word).is_dir()]
+    if len(folders) > 1:
+        raise UserError(f"'{folders[1]}': one folder is listed at a time; a filter is KEY=VALUE, e.g. task=sst2")
+    return Path(folders[0] if folders else "outputs"), parse_filters([word for word in words if word not in folders])
 
-    `dev` and `test` are percentages of the task's metric at the best checkpoint, which that metric has chosen.
+
+def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], filters: Sequence[Filter]) -> str:
+    """Return that no run matches, and for one filter the values that there are."""
+    asked = [*([f"--status {','.join(statuses)}"] if statuses else []), *(one.text for one in filters)]
+    line = f"none of {len(listed)} runs under {folder} matches {' '.join(asked)}"
+    if len(filters) == 1 and not statuses:
+        values = sorted({filters[0].shown(run.settings) for run in listed if run.settings})
+        return f"{line}{did_you_mean(filters[0].values[0], values)}; there are {join(values[:10])}"
+    return line
+
+
+# --- one run ---
+
+
+def _read(run: Run, folder: Path) -> Listed:
+    name = os.path.relpath(run.path, folder)
+    settings: Mapping[str, Any] = {}
+    try:
+        info, text = run.read()
+        settings = read_settings(text)
+        status = run.status(info)
+        step, scores, problem = _progress(run, info, settings, status)
+    except UserError as error:
+        problem = " ".join(str(error).split())
+        damaged = {"run": str(run.path), "status": "damaged", "problem": problem}
+        return Listed(name, settings, {"run": name, "status": "damaged"}, damaged, problem)
+    cells, record = _describe(name, settings, status, step, scores)
+    more = {"run": str(run.path), "start": info.get("start"), "end": info.get("end"), "problem": problem}
+    return Listed(name, settings, cells, {**record, **more}, problem)
+
+
+def _progress(
+    run: Run, info: Mapping[str, Any], settings: Mapping[str, Any], status: str
+) -> tuple[int, dict[str, float | None], str | None]:
+    """Return the steps done, `dev` and `test` in the task's metric, and why the run failed or what it lacks.
+
+    The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
+    is the best so far.
 
     Raises:
         UserError: when the run is damaged.
     """
-    run, config = Run.open(path), read_config(path / "config.yaml")
-    status, metric = run.status(), config.task.metric
-    step, dev, test, problem = config.steps, None, None, None
+    metric = str(setting(settings, "task.metric"))
+    plan = Plan(*(int(setting(settings, key)) for key in ("steps", "log_every", "eval_every")))
     if status == "finished":
         summary = run.read_summary()
-        completeness.check_finished(run, config, summary)
-        step = summary.get("steps", config.steps)  # patience may have stopped it before
-        dev, test = (_score(run, summary.get(split), metric) for split in ("dev", "test"))
-    else:
-        problem = f"{run.info().get('error')}" if status == "failed" else completeness.missing_lines(run, config)
-        step = max((line["step"] for line in run.metrics()), default=0)
-        dev = max((line[metric] for line in run.evaluations("dev") if metric in line), default=None)
-    percent = ["-" if value is None else f"{100 * value:.1f}" for value in (dev, test)]
-    loss = config.objective.loss
-    objective = config.objective.name if loss == "cross_entropy" else f"{config.objective.name} {loss}"
-    method = " ".join(name for name in (config.optimizer.name, config.peft.name) if name != "none")
-    names = [config.task.name, objective, method, Path(config.model.path).name, metric]
-    return [status, *names, str(config.seed), f"{step}/{config.steps}", *percent], problem
+        completeness.check_finished(run, plan, summary)
+        scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
+        return summary.get("steps", plan.steps), scores, None  # patience may have stopped it before
+    done = completeness.recorded_steps(run)  # before the lines are read
+    lines = run.evaluation_metrics()
+    problem = f"{info.get('error')}" if status == "failed" else completeness.missing_lines(run, plan, done, lines)
+    dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
+    return max((line["step"] for line in lines), default=0), {"dev": max(dev, default=None), "test": None}, problem
 
 
 def _score(run: Run, scores: Any, metric: str) -> float | None:
@@ -70,3 +148,75 @@ def _score(run: Run, scores: Any, metric: str) -> float | None:
         return float(scores[metric])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{run.path / 'summary.json'} is damaged: it lacks {metric}") from error
+
+
+def _describe(
+    name: str, settings: Mapping[str, Any], status: str, step: int, scores: Mapping[str, float | None]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the cells of a run and its record."""
+    keys = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "task.metric")
+    task, objective, loss, optimizer, peft, model, metric = (str(setting(settings, key)) for key in keys)
+    seed, steps = setting(settings, "seed"), setting(settings, "steps")
+    percent = {split: "-" if value is None else f"{100 * value:.1f}" for split, value in scores.items()}
+    cells = {
+        "run": name,
+        "status": status,
+        "task": task,
+        "objective": objective if loss == "cross_entropy" else f"{objective} {loss}",
+        "method": " ".join(one for one in (optimizer, peft) if one != "none"),
+        "model": Path(model).name,
+        "metric": metric,
+        "seed": str(seed),
+        "step": f"{step}/{steps}",
+        **percent,
+    }
+    record = {"run": name, "status": status, "task": task, "objective": objective, "loss": loss}
+    record |= {"optimizer": optimizer, "peft": peft, "model": model, "metric": metric}
+    return cells, {**record, "seed": seed, "step": step, "steps": steps, **scores}
+
+
+# --- the table ---
+
+
+def _show(listed: Sequence[Listed]) -> None:
+    """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
+    console = make_console()
+    columns, same, hidden = _fit([run.cells for run in listed], console.width)
+    if same:
+        print_line("all: " + ", ".join(f"{name} {value}" for name, value in same.items()))
+    if hidden:
+        print_line(f"not shown, for lack of width: {join(hidden)}")
+    table = _table(columns)
+    for run in listed:
+        table.add_row(*(run.cells.get(name, "") for name in columns))
+    console.print(table)
+    for run in listed:
+        if run.problem is not None:
+            print_line(f"{run.name}: {' '.join(run.problem.split())}")
+
+
+def _table(columns: Sequence[str]) -> TextTable:
+    table = make_table(columns[0], *columns[1:])
+    for name, column in zip(columns, table.columns, strict=True):
+        if name not in NUMBERS:
+            column.justify = "left"
+        column.no_wrap = name != "run"
+    return table
+
+
+def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the columns that fit a width, those with one value in all rows, and those that have to be left out."""
+    columns, same, hidden = list(COLUMNS), {}, []
+    needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
+    needed["run"] = min(needed["run"], RUN_WIDTH + 2)
+    if sum(needed.values()) > width and len(rows) > 1:
+        for name in DISPENSABLE:
+            values = {row[name] for row in rows if name in row}
+            if len(values) == 1:
+                same[name] = values.pop()
+                columns.remove(name)
+    for name in DISPENSABLE:
+        if name in columns and sum(needed[one] for one in columns) > width:
+            hidden.append(name)
+            columns.remove(name)
+    return columns, {name: same[name] for name in COLUMNS if name in same}, hidden

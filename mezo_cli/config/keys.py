@@ -83,14 +83,19 @@ def is_entry(key: str) -> bool:
     return key not in all_keys() and any(key.startswith(f"{known}.") for known in all_keys())
 
 
-def container(key: str) -> type | None:
-    """Return list or dict for a known key that takes one, None for every other."""
+def key_type(key: str) -> Any:
+    """Return the type of a known key, without `| None`."""
     node: Any = Config
     for part in key.split("."):
         node = plain_type(children(node)[part])
         if not is_group(node):
             break
-    return typing.get_origin(node)
+    return node
+
+
+def container(key: str) -> type | None:
+    """Return list or dict for a known key that takes one, None for every other."""
+    return typing.get_origin(key_type(key))
 
 
 def plain_type(hint: Any) -> Any:

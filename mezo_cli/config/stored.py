@@ -1,12 +1,14 @@
 """Read and write a run's `config.yaml`. Needs no Hydra: a stored config is complete and is never composed again."""
 
+import functools
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.validation import build
+from mezo_cli.config.validation import build, with_logger_names
 from mezo_cli.errors import UserError
 
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
@@ -47,6 +49,31 @@ def read_config(path: Path) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """Return the settings in the text of a config.yaml as they were stored, nested, without validating them.
+
+    For listing many runs: a top-level section is parsed once, and runs differ in few of them. `to_yaml` writes lines of
+    a section indented, so a section begins where a line is not.
+
+    Raises:
+        UserError: when it is not YAML.
+    """
+    found: dict[str, Any] = {}
+    for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE):
+        found |= _load_section(section) or {}
+    logger = found.get("logger", {})
+    return found | ({"logger": with_logger_names(logger)} if "name" in logger else {})
+
+
+@functools.lru_cache(maxsize=4096)
+def _load_section(text: str) -> dict[str, Any] | None:
+    try:
+        loaded: dict[str, Any] | None = _load(text)
+        return loaded
+    except yaml.YAMLError as error:
+        raise UserError(f"config.yaml is damaged: {' '.join(str(error).split())}") from error
 
 
 def _load(text: str) -> Any:

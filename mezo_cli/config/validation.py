@@ -32,21 +32,25 @@ def build(given: Any) -> Config:
     Raises:
         SettingError: for the first unknown key, wrong type, value out of range, or combination that is not allowed.
     """
-    config = _build_group(Config, _with_logger_names(given), "")
+    logger = given.get("logger") if isinstance(given, Mapping) else None
+    if isinstance(logger, Mapping) and "name" in logger:
+        given = {**given, "logger": with_logger_names(logger)}
+    config = _build_group(Config, given, "")
     check_rules(config)
     return config
 
 
-def _with_logger_names(given: Any) -> Any:
-    """Return the values with the `logger.name` of earlier versions as `logger.names`."""
-    logger = given.get("logger") if isinstance(given, Mapping) else None
-    if not isinstance(logger, Mapping) or "name" not in logger:
-        return given
+def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the group `logger` with the `name` of earlier versions as `names`.
+
+    Raises:
+        SettingError: when it has both.
+    """
     name, names = logger["name"], logger.get("names", [])
     if names:
         raise SettingError("logger.name", f"logger.name={name} and logger.names={names}: give logger.names alone")
     kept = {key: value for key, value in logger.items() if key != "name"}
-    return {**given, "logger": {**kept, "names": [] if name == "none" else [name]}}
+    return {**kept, "names": [] if name == "none" else [name]}
 
 
 def defaults(kind: Any = Config) -> dict[str, Any]:

@@ -4,48 +4,66 @@ The checksums of the lines form a chain, so a line lost in the middle shows, and
 one. The loss of the last ones shows only beside what was written after them: summary.json, or the other file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import Run
 from mezo_cli.runs.trajectory import Trajectory
 
 
-def check_finished(run: Run, config: Config, summary: dict[str, Any]) -> None:
-    """Check that metrics.jsonl of a finished run ends with its last evaluation.
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a run that decide which lines metrics.jsonl has."""
+
+    steps: int
+    log_every: int
+    eval_every: int
+
+
+def check_finished(run: Run, plan: Plan, summary: dict[str, Any]) -> None:
+    """Check that metrics.jsonl of a finished run ends with its last evaluation. Only its end is read.
 
     Raises:
         UserError: when lines are missing or damaged.
     """
     if "best" not in summary:
         raise UserError(f"{run.path / 'summary.json'} is damaged: it lacks best")
-    lines = run.metrics()
+    last = run.last_metrics() or {}
     split = next(split for split in ("test", "train", "dev") if summary.get(split) or split == "dev")
-    step = summary.get("steps", config.steps) if split == "dev" else summary["best"]["step"]
-    last = lines[-1] if lines else {}
+    step = summary.get("steps", plan.steps) if split == "dev" else summary["best"]["step"]
     if (last.get("split"), last.get("step")) != (split, step):
         wanted = f"the evaluation on {split} at step {step}"
         raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it does not end with {wanted}, as summary.json does")
 
 
-def missing_lines(run: Run, config: Config) -> str | None:
+def recorded_steps(run: Run) -> int:
+    """Return the number of steps that the trajectory of a run has, 0 if there is none.
+
+    Raises:
+        UserError: when its header is damaged.
+    """
+    path = run.trajectory
+    return trajectory.count_steps(path) if path.exists() and path.stat().st_size else 0
+
+
+def missing_lines(run: Run, plan: Plan, done: int, lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Return what metrics.jsonl of a run that has not finished lacks beside its trajectory; None if it is complete.
 
     Each step's line is written before its record. A power cut can lose the line and keep the record.
 
-    Raises:
-        UserError: when one of the two is damaged otherwise.
+    Args:
+        run: the run.
+        plan: its settings.
+        done: the steps that its trajectory has, read before the lines were.
+        lines: its evaluations and its last `train` line at least.
     """
-    path = run.trajectory
-    done = trajectory.count_steps(path) if path.exists() and path.stat().st_size else 0  # before the lines are read
-    lines = run.metrics()
     if done == 0:
         return None
-    logged = done if done == config.steps else done // config.log_every * config.log_every
-    evaluated = 0 if config.eval_every == 0 else (done - 1) // config.eval_every * config.eval_every
+    logged = done if done == plan.steps else done // plan.log_every * plan.log_every
+    evaluated = 0 if plan.eval_every == 0 else (done - 1) // plan.eval_every * plan.eval_every
     lacks = f"{run.path / 'metrics.jsonl'} lacks the %s of step %d, and trajectory.bin has {done} steps"
     if logged > max((line["step"] for line in lines if line["kind"] == "train"), default=0):
         return lacks % ("line", logged)

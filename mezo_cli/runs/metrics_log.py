@@ -4,13 +4,20 @@ The best step of a run is read from it, so a changed or lost line has to show. A
 that were not synced yet; `read_prefix` and `truncate` are for the process that resumes the run.
 """
 
+import contextlib
 import json
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import name_in_errors, sync, write_atomically
+
+TAIL_BYTES = 65536  # at the end of the file; the last two lines are in them
+TRAIN_LINE = b'{"kind": "train", "step": '
 
 
 class MetricsLog:
@@ -63,6 +70,50 @@ class MetricsLog:
         lines, problem, in_middle = self._read()
         return [line for line, _ in lines], problem, in_middle
 
+    def read_last(self) -> dict[str, Any] | None:
+        """Return the last line, None if there is none. Only the end of the file is read.
+
+        Raises:
+            UserError: when the line is damaged.
+        """
+        if not self.path.exists():
+            return None
+        with open(self.path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - TAIL_BYTES)
+            file.seek(start)
+            rows = _rows(file.read())
+        if start and len(rows) < 3:  # the first one is not whole
+            return self.read()[-1]
+        return self._checked(rows, len(rows) - 1) if rows else None
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        """Return the evaluations, the last `train` line and the last line.
+
+        The other lines are neither parsed nor checked. A line is checked against the checksum that the line before it
+        states, so a changed one shows.
+
+        Raises:
+            UserError: when one of them is damaged.
+        """
+        rows = _rows(self.path.read_bytes()) if self.path.exists() else []
+        is_train = [row.startswith(TRAIN_LINE) and b'"eval"' not in row for row in rows]
+        last_train = max((number for number, is_one in enumerate(is_train) if is_one), default=-1)
+        wanted = [n for n, is_one in enumerate(is_train) if not is_one or n in (last_train, len(rows) - 1)]
+        return [self._checked(rows, number) for number in wanted]
+
+    def _checked(self, rows: Sequence[bytes], number: int) -> dict[str, Any]:
+        """Return a line that is checked against the checksum of the line before it."""
+        before = re.search(rb'"crc": "([0-9a-f]{8})"\}$', rows[number - 1]) if number else None
+        line = None
+        with contextlib.suppress(ValueError):
+            line = json.loads(rows[number])
+        if (number and before is None) or verify_checksum(line, int(before[1], 16) if before else 0) is None:
+            start = rows[number][:40].decode(errors="replace")
+            raise UserError(f"{self.path} is damaged: the line '{start}...', or the one before it, was changed")
+        assert isinstance(line, dict)
+        return line
+
     def truncate(self, step: int) -> None:
         """Drop damaged lines, those after `step`, and the final ones (train, test): a resumed run writes them again."""
         kept = []
@@ -77,9 +128,7 @@ class MetricsLog:
         """As `read_prefix`, with each line also as text."""
         self._last_crc = 0
         found: list[tuple[dict[str, Any], str]] = []
-        *rows, tail = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
-        if _lost_its_end(tail):
-            rows.append(tail)
+        rows = _rows(self.path.read_bytes()) if self.path.exists() else []
         for number, raw in enumerate(rows, 1):
             line, crc, problem = None, None, "it, or a line before it, was changed"
             try:
@@ -94,6 +143,12 @@ class MetricsLog:
             found.append((line, raw.decode()))
             self._last_crc = crc
         return found, None, False
+
+
+def _rows(content: bytes) -> list[bytes]:
+    """Return the lines of the file without an incomplete last one."""
+    *rows, tail = content.split(b"\n")
+    return [*rows, tail] if _lost_its_end(tail) else rows
 
 
 def _lost_its_end(tail: bytes) -> bool:

@@ -129,13 +129,29 @@ class Run:
                 f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
                 f"go on with; start it by `mezo train` with hydra.run.dir={path}"
             )
-        info = run.info()
-        stored = [info.get("config_sha256"), *(change["config_sha256"] for change in info.get("changes", [])[-1:])]
-        if hashlib.sha256((path / "config.yaml").read_bytes()).hexdigest() not in stored:
-            raise UserError(f"{path / 'config.yaml'} is damaged or was edited: it does not match run.json")
+        run._check_config(run.info(), (path / "config.yaml").read_bytes())
         if run.status() != "running":
             checkpoints.repair_interrupted_swap(run.checkpoints)
         return run
+
+    def read(self) -> tuple[dict[str, Any], str]:
+        """Return run.json and the text of config.yaml, each read once. Unlike `open`, nothing is repaired.
+
+        Raises:
+            UserError: when one is missing or damaged, or the two do not match.
+        """
+        info, path = self.info(), self.path / "config.yaml"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        self._check_config(info, content)
+        return info, content.decode(errors="replace")
+
+    def _check_config(self, info: dict[str, Any], content: bytes) -> None:
+        stored = [info.get("config_sha256"), *(change["config_sha256"] for change in info.get("changes", [])[-1:])]
+        if hashlib.sha256(content).hexdigest() not in stored:
+            raise UserError(f"{self.path / 'config.yaml'} is damaged or was edited: it does not match run.json")
 
     def claim(self) -> None:
         """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
@@ -177,13 +193,16 @@ class Run:
         """Set fields of run.json."""
         write_atomically(self.path / "run.json", json.dumps({**self.info(), **fields}, indent=2) + "\n")
 
-    def status(self) -> str:
+    def status(self, info: dict[str, Any] | None = None) -> str:
         """Return running, finished, failed or interrupted. A run whose process is gone is interrupted.
+
+        Args:
+            info: run.json, if it was read already.
 
         Raises:
             UserError: when run.json is missing or damaged.
         """
-        info = self.info()
+        info = self.info() if info is None else info
         status = info.get("status")
         if status not in STATUSES:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
@@ -278,6 +297,14 @@ class Run:
             UserError: for any other damage.
         """
         return self._metrics_log.read()
+
+    def last_metrics(self) -> dict[str, Any] | None:
+        """Return the last line of metrics.jsonl; see `MetricsLog.read_last`."""
+        return self._metrics_log.read_last()
+
+    def evaluation_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl that show how far a run is; see `MetricsLog.read_evaluations`."""
+        return self._metrics_log.read_evaluations()
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""
@@ -390,7 +417,11 @@ def find_runs(root: Path) -> list[Run]:
     if not root.is_dir():
         siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
         raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
-    paths = [Path(folder) for folder, _, files in os.walk(root) if _is_run(files)]
+    paths = []
+    for folder, folders, files in os.walk(root):
+        if _is_run(files):
+            paths.append(Path(folder))
+            folders[:] = [name for name in folders if name != "checkpoints"]
     return sorted((Run(path) for path in paths), key=lambda run: (_start_time(run), str(run.path)))
 
 

@@ -2,13 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import Result, mezo, small
+from mezo_cli.runs.metrics_log import TAIL_BYTES, MetricsLog
+from tests.command_line import Result, error_line, mezo, small
+from tests.terminal import on_a_terminal
 
 RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
 
@@ -101,3 +106,150 @@ def test_a_config_alone_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "begun" / "config.yaml").write_text("task:\n")
     (tmp_path / "begun" / "train.log").write_text("")
     assert mezo("runs", tmp_path).out == f"no runs under {tmp_path}\n"
+
+
+# --- filters, order, formats ---
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four runs: two finished, one interrupted, one damaged."""
+    folder = tmp_path_factory.mktemp("some")
+    for name in ("mezo", "adam_window", "mezo-interrupted", "momentum"):
+        shutil.copytree(RUNS / name, folder / name)
+    (folder / "momentum" / "summary.json").unlink()
+    return folder
+
+
+def names(*words: object) -> list[str]:
+    result = mezo("runs", *words, "-q")
+    assert result.code == 0, result
+    return [Path(line).name for line in result.out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--status", "interrupted"], ["mezo-interrupted"]),
+        (["--status", "interrupted,damaged"], ["mezo-interrupted", "momentum"]),
+        (["optimizer=mezo_adam"], ["adam_window"]),
+        (["optimizer=mezo,mezo_adam", "--status", "finished"], ["adam_window", "mezo"]),
+        (["optimizer.window=null"], ["mezo", "mezo-interrupted", "momentum"]),
+        (["optimizer.eps=1e-3", "seed=13"], ["adam_window", "mezo", "mezo-interrupted", "momentum"]),
+        (["model=demo", "logger=none", "peft=bias", "optimizer=mezo"], ["mezo", "mezo-interrupted"]),
+        (["logger=wandb"], []),
+        (["task=rte"], []),
+    ],
+)
+def test_filters(words: list[str], found: list[str], some: Path) -> None:
+    assert sorted(names(some, *words)) == found
+
+
+def test_order(some: Path) -> None:
+    tests = {name: Run(some / name).read_summary()["test"]["accuracy"] for name in ("mezo", "adam_window")}
+    assert names(some, "--sort", "test")[:2] == sorted(tests, key=lambda name: -tests[name])
+    assert names(some, "--sort", "run") == ["adam_window", "mezo", "mezo-interrupted", "momentum"]
+    assert names(some, "--sort", "optimizer.window")[0] == "adam_window"
+
+
+def test_json(some: Path) -> None:
+    result = mezo("runs", some, "--json", "--sort", "run")
+    found = {Path(run["run"]).name: run for run in json.loads(result.out)}
+    assert list(found) == ["adam_window", "mezo", "mezo-interrupted", "momentum"]
+    summary = Run(some / "mezo").read_summary()
+    wanted = {"status": "finished", "task": "sst2", "optimizer": "mezo", "peft": "bias", "seed": 13, "problem": None}
+    wanted |= {"dev": summary["dev"]["accuracy"], "test": summary["test"]["accuracy"], "step": 12, "steps": 12}
+    assert {key: found["mezo"][key] for key in wanted} == wanted
+    assert found["mezo-interrupted"]["test"] is None
+    assert "summary.json" in found["momentum"]["problem"]
+    assert json.loads(mezo("runs", some, "task=rte", "--json").out) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["tsk=sst2"], "unknown key 'tsk' (did you mean 'task'?)"),
+        (["lr=1e-3"], "unknown key 'lr' (did you mean 'optimizer.lr'?)"),
+        (["task.hub=x"], "task.hub is a group of keys"),
+        (["seed=many"], "seed is a number, not 'many'"),
+        (["--status", "fialed"], "(did you mean 'failed'?)"),
+        (["--sort", "tset"], "(did you mean 'test'?)"),
+        (["there"], "one folder is listed at a time"),
+    ],
+)
+def test_mistakes(words: list[str], part: str, some: Path) -> None:
+    assert part in error_line(mezo("runs", some, *words))
+
+
+def test_nothing_matches(some: Path) -> None:
+    said = mezo("runs", some, "optimizer=mezo_adma")
+    assert said.code == 0
+    assert f"none of 4 runs under {some} matches optimizer=mezo_adma (did you mean 'mezo_adam'?)" in said.out
+
+
+def test_it_fits_80_columns(some: Path) -> None:
+    code, seen = on_a_terminal(["runs", str(some)], some, columns=80)
+    assert code == 0, seen
+    table = seen.split("momentum: ")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "all: task sst2, objective mlm, model demo, metric accuracy, seed 13" in table
+    assert "mezo_adam bias" in table
+
+
+# --- what is read ---
+
+opened: list[str] | None = None
+
+
+def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and opened is not None:
+        opened.append(str(arguments[0]))
+
+
+@pytest.fixture
+def files_opened() -> Iterator[list[str]]:
+    """The files that the process opens during the test."""
+    global opened
+    sys.addaudithook(note_opened)  # it cannot be removed
+    opened = []
+    yield opened
+    opened = None
+
+
+def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str]) -> None:
+    """1,000 runs are listed in under 2 s. This counts files, which a loaded machine does not change."""
+    for number in range(10):
+        shutil.copytree(RUNS / ("mezo" if number % 2 else "mezo-interrupted"), tmp_path / f"run{number}")
+        (tmp_path / f"run{number}" / "checkpoints" / "best" / "deep").mkdir(parents=True)
+    mezo("runs", tmp_path)  # imports
+    files_opened.clear()
+    result = mezo("runs", tmp_path)
+    assert result.out.count("finished") == result.out.count("interrupted  ") == 5
+    inside = [path for path in files_opened if str(tmp_path) in path and Path(path).suffix]
+    assert len(inside) == 10 * 5  # run.json twice, config.yaml, metrics.jsonl, summary.json or the trajectory's header
+    assert not [path for path in files_opened if "checkpoints" in path]
+    assert sum("trajectory.bin" in path for path in inside) == 5
+
+
+def test_the_end_of_a_long_metrics_file_is_enough(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 801):
+        log.append("train", step, loss=0.5, projected_grad=0.25, lr=1e-6, seconds=1.0)
+        if step % 400 == 0:
+            log.append("eval", step, split="dev", accuracy=step / 1000, loss=0.5, predicted={"a": 1})
+    assert log.path.stat().st_size > TAIL_BYTES
+    lines = log.read()
+    assert log.read_last() == lines[-1]
+    kept = log.read_evaluations()
+    assert kept == [lines[400], lines[800], lines[801]]
+    raw = log.path.read_bytes()
+    log.path.write_bytes(raw.replace(b'"step": 3,', b'"step": 4,'))
+    assert (log.read_last(), log.read_evaluations()) == (lines[-1], kept)  # the lines in between are not read
+    for damaged in (raw.replace(b"0.4", b"0.9"), raw.replace(b'"eval", "step": 400', b'"evbl", "step": 400')):
+        log.path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+            log.read_evaluations()
+    for damaged in (raw.replace(b"0.8", b"0.9"), raw[:-1] + b"x"):
+        log.path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+            log.read_last()
