@@ -129,11 +129,14 @@ class Ours:
     """This project's step, with its own model."""
 
     def __init__(self, model: Any, batch: Batch, noise: str, dtype: torch.dtype) -> None:
-        self.batch, self.count = batch, 0
+        self.count = 0
         self.forward = PerturbedForward(model, Params(model, make_noise(noise)))
         self.forward.compute_dtype = dtype
         self.objective = MaskedLabelScorer(model, self.forward, LABELS)
-        self.forward.select_reachable(lambda: self.objective.logits(one_row(batch)))
+        self.batch, one_row = (
+            collate(rows, 1, batch.device, False, self.objective.lay_out) for rows in (batch.rows, batch.rows[:1])
+        )
+        self.forward.select_reachable(lambda: self.objective.logits(one_row))
         self.optimizer = Mezo(make_config("mezo", lr=1e-9, noise=noise), seed=0, steps=1)
 
     def loss(self) -> Tensor:
@@ -155,11 +158,6 @@ class Ours:
     def replay(self, steps: int) -> None:
         """Do the updates of that many steps, as `mezo replay` does."""
         self.optimizer.apply_updates(self.forward.params, [(step, [1.0], 1e-9) for step in range(steps)])
-
-
-def one_row(batch: Batch) -> Batch:
-    """Return the first row as a batch."""
-    return Batch(batch.input_ids[:1], batch.attention_mask[:1], None, batch.positions[:1], batch.labels[:1])
 
 
 @torch.inference_mode()

@@ -1,10 +1,13 @@
-"""The conformance tests of optimizers and objectives on a GPU: `pytest -m cuda`. Every other test sees none."""
+"""Conformance tests and the steps of device_cases.py on a GPU: `pytest -m cuda`. Every other test sees none."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from mezo_cli.testing import objectives, optimizers
 from tests import tiny
+from tests.device_cases import CASES, case_config, check_host, take_steps
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device, and `pytest -m cuda`", allow_module_level=True)
@@ -53,3 +56,11 @@ class TestLm(OnGpu, objectives.Conformance):
     @pytest.fixture
     def settings(self, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return [f"model.path={tiny.decoder(tmp_path_factory.mktemp('gpt2'))}"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_waits_for_the_device_once(name: str, tmp_path: Path) -> None:
+    host = take_steps(case_config(name, tmp_path, "cuda"))
+    check_host(vars(host["step"]), waits=1, copies=1)
+    check_host(vars(host["replay"]), waits=0, copies=0)
+    check_host(vars(host["evaluation"]), waits=1, copies=1)

@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import ModelKind
-from mezo_cli.objectives.collate import MAX_PAIRED_TOKENS, Batch
+from mezo_cli.objectives.collate import MAX_PAIRED_TOKENS, Arrays, Batch
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
@@ -42,6 +43,13 @@ class Objective:
         It is called before the model is patched. At every start the scores of two rows are checked against it.
         """
         raise NotImplementedError
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
+        """Return the arrays that `logits` reads as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
+
+        They are made on the host, so that a batch is copied to the device once and nothing waits for it.
+        """
+        return None
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import SEQUENCE_CLASSIFIER
 from mezo_cli.objectives import packed_encoder
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import PackedEncoder
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClsEncoder
@@ -35,10 +35,14 @@ class ClassHeadScorer(Objective):
         """Return the logits of the padded batch."""
         return model(**batch.inputs()).logits
 
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
+        """Pack rows, where the model's family is supported."""
+        return None if self._packed is None else self._packed.lay_out(rows, [0] * len(rows))
+
     def logits(self, batch: Batch) -> Tensor:
         """Return the head's logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
         if self._packed is not None:
-            return self._packed.logits(batch, torch.zeros_like(batch.positions)).float()
+            return self._packed.logits(batch).float()
         return self.model(**batch.inputs()).logits.float()
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:

@@ -1,8 +1,10 @@
-"""Collate tokenized rows into one padded batch."""
+"""Collate tokenized rows into one batch: lay them out on the host, and copy all of it to the device at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,51 +13,130 @@ from mezo_cli.config.schema import TokenizedExample
 # The most tokens of a batch for which one forward computes both signs of a step. In larger batches drawing z is a small
 # part of the step, and the activations of two forwards are a large part of the memory.
 MAX_PAIRED_TOKENS = 1024
+ALIGNMENT = 16  # bytes, of each array in a copy
+
+Arrays = dict[str, np.ndarray]  # int64 or bool
+LayOut = Callable[[Sequence[TokenizedExample]], Arrays | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows padded on the right to the longest of them.
+    """Rows for one forward.
 
     Attributes:
-        input_ids, attention_mask: [rows, length], int64.
-        token_type_ids: [rows, length]; None for a model without them.
-        positions: the token of each row whose hidden state is scored, [rows].
-        labels: [rows].
+        rows: the rows, on the host.
+        pad_id: the token of padding.
+        has_token_type_ids: whether the model takes token type ids.
+        device: where the tensors are.
+        layout: what `collate`'s lay_out made of the rows.
+        positions: the token of each row whose hidden state is scored, int64 [rows].
+        labels: int64 [rows].
+        is_padded: whether `layout` is the padded batch.
     """
 
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_type_ids: Tensor | None
+    rows: Sequence[TokenizedExample]
+    pad_id: int
+    has_token_type_ids: bool
+    device: torch.device
+    layout: dict[str, Tensor]
     positions: Tensor
     labels: Tensor
+    is_padded: bool
 
     @property
     def tokens(self) -> int:
         """The number of tokens without the padding."""
-        return int(self.attention_mask.sum())
+        return sum(len(row.input_ids) for row in self.rows)
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return the keyword arguments of the model's forward."""
-        named = {
-            "input_ids": self.input_ids,
-            "attention_mask": self.attention_mask,
-            "token_type_ids": self.token_type_ids,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+        """Return the keyword arguments of the model's forward: the rows, padded on the right to the longest of them.
+
+        Returns:
+            input_ids, attention_mask and, where the model takes them, token_type_ids: int64 [rows, length].
+        """
+        return self._padded
+
+    @property
+    def input_ids(self) -> Tensor:
+        """The padded token ids, int64 [rows, length]."""
+        return self._padded["input_ids"]
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """1 for a token, 0 for padding, int64 [rows, length]."""
+        return self._padded["attention_mask"]
+
+    @property
+    def token_type_ids(self) -> Tensor | None:
+        """The segment of each token, int64 [rows, length]; None for a model without them."""
+        return self._padded.get("token_type_ids")
+
+    @cached_property
+    def _padded(self) -> dict[str, Tensor]:
+        if self.is_padded:
+            return self.layout
+        return to_device(pad(self.rows, self.pad_id, self.has_token_type_ids), self.device)
 
 
-def collate(rows: Sequence[TokenizedExample], pad_id: int, device: torch.device, token_type_ids: bool) -> Batch:
-    """Pad rows on the right with `pad_id` and move them to `device`; leave out token type ids unless asked for."""
+def collate(
+    rows: Sequence[TokenizedExample],
+    pad_id: int,
+    device: torch.device,
+    token_type_ids: bool,
+    lay_out: LayOut | None = None,
+) -> Batch:
+    """Lay rows out, by `lay_out` or padded, and copy them to `device` in one copy that nothing waits for.
+
+    Args:
+        rows: the rows.
+        pad_id: the token of padding.
+        device: the device of the model.
+        token_type_ids: whether the model takes token type ids.
+        lay_out: makes the arrays that the objective reads; None, or if it returns None: padded rows.
+    """
+    made = None if lay_out is None else lay_out(rows)
+    is_padded = made is None
+    made = pad(rows, pad_id, token_type_ids) if made is None else made
+    own = {"positions": np.array([row.position for row in rows]), "labels": np.array([row.label for row in rows])}
+    layout = to_device({**made, **{f"batch_{name}": value for name, value in own.items()}}, device)
+    positions, labels = layout.pop("batch_positions"), layout.pop("batch_labels")
+    return Batch(rows, pad_id, token_type_ids, device, layout, positions, labels, is_padded)
+
+
+def pad(rows: Sequence[TokenizedExample], pad_id: int, token_type_ids: bool) -> Arrays:
+    """Pad rows on the right to the longest of them: the arrays of `Batch.inputs`."""
     length = max(len(row.input_ids) for row in rows)
 
-    def padded(values: list[Sequence[int]], fill: int) -> Tensor:
-        return torch.tensor([[*v, *[fill] * (length - len(v))] for v in values], device=device)
+    def padded(values: list[Sequence[int]], fill: int) -> np.ndarray:
+        return np.array([[*v, *[fill] * (length - len(v))] for v in values], dtype=np.int64)
 
-    return Batch(
-        input_ids=padded([row.input_ids for row in rows], pad_id),
-        attention_mask=padded([[1] * len(row.input_ids) for row in rows], 0),
-        token_type_ids=padded([row.token_type_ids for row in rows], 0) if token_type_ids else None,
-        positions=torch.tensor([row.position for row in rows], device=device),
-        labels=torch.tensor([row.label for row in rows], device=device),
-    )
+    arrays = {
+        "input_ids": padded([row.input_ids for row in rows], pad_id),
+        "attention_mask": padded([[1] * len(row.input_ids) for row in rows], 0),
+    }
+    return arrays | ({"token_type_ids": padded([row.token_type_ids for row in rows], 0)} if token_type_ids else {})
+
+
+def to_device(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+    """Return the arrays as tensors on `device`, int64 or bool. There they are parts of one tensor: one copy moves all.
+
+    Under CUDA the copy is from pinned memory, and the host does not wait for it.
+    """
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(value if value.dtype == bool else value.astype(np.int64)))
+        for name, value in arrays.items()
+    }
+    if device.type == "cpu":
+        return tensors
+    starts, total = {}, 0
+    for name, tensor in tensors.items():
+        starts[name] = total
+        total += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    whole = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for name, tensor in tensors.items():
+        whole[starts[name] : starts[name] + tensor.nbytes] = tensor.view(-1).view(torch.uint8)
+    moved = whole.to(device, non_blocking=True)
+    return {
+        name: moved[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for name, tensor in tensors.items()
+    }

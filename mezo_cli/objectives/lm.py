@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
@@ -49,19 +50,19 @@ class CausalLabelScorer(Objective):
         asked = [(), *prefixes]
         device = head.weight.device
         self._prefixes = prefixes
-        self._rows = torch.tensor(tokens, device=device)
+        self._rows = torch.tensor(tokens).to(device)
         # Per word and token: the number of the prefix before it (0: the prompt alone), and its index in `self._rows`.
         self._word_tokens = [
             (
-                torch.tensor([asked.index(word[:n]) for n in range(len(word))], device=device),
-                torch.tensor([tokens.index(token) for token in word], device=device),
+                torch.tensor([asked.index(word[:n]) for n in range(len(word))]).to(device),
+                torch.tensor([tokens.index(token) for token in word]).to(device),
             )
             for word in words
         ]
         self._whole_vocabulary = False  # score every word after the prompt instead of the label words
         self._batch: Batch | None = None
-        self._inputs: tuple[dict[str, Any], Tensor] = ({}, self._rows)  # the layout of `self._batch`
-        self._positions = self._rows
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
+        self._positions = self._rows  # that the head reads, in its layout
         self.supports_paired_forward = packed_decoder.is_supported(model)
         if self.supports_paired_forward:
             use_packed_attention(model)
@@ -73,22 +74,31 @@ class CausalLabelScorer(Objective):
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Sequence[int]]) -> Tensor:
         """Return the scores by the model's own forward: each row with each word alone, over the whole vocabulary."""
         rows = []
-        for ids, real in zip(batch.input_ids, batch.attention_mask.bool(), strict=True):
+        for row in batch.rows:
             for word in label_ids:
-                word_ids = torch.tensor(list(word), device=ids.device)
-                logits = model(input_ids=torch.cat([ids[real], word_ids]).unsqueeze(0)).logits[0].float()
-                logits = logits[-len(word) - 1 : -1]
+                ids = torch.tensor([*row.input_ids, *word]).to(batch.device)
+                word_ids = ids[-len(word) :]
+                logits = model(input_ids=ids.unsqueeze(0)).logits[0].float()[-len(word) - 1 : -1]
                 scores = torch.cat([logits[:1], logits[1:].log_softmax(-1)])
                 rows.append(scores.gather(1, word_ids.unsqueeze(1)).sum())
-        return torch.stack(rows).view(len(batch.input_ids), len(label_ids))
+        return torch.stack(rows).view(len(batch.rows), len(label_ids))
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
+        """Lay out prompts and label words for one forward."""
+        make = packed_decoder.pack if self.supports_paired_forward else packed_decoder.pad
+        return make([row.input_ids for row in rows], self._prefixes)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
         if batch is not self._batch:  # a step may ask twice for the same batch
-            lay_out = packed_decoder.pack if self.supports_paired_forward else packed_decoder.pad
-            self._batch, self._inputs = batch, lay_out(batch.input_ids, batch.attention_mask, self._prefixes)
-        inputs, self._positions = self._inputs
-        return packed_logits(self.model, self.forward, {**inputs, "use_cache": False}).float().squeeze(0)
+            layout, longest = batch.layout, max(len(row.input_ids) for row in batch.rows)
+            if self.supports_paired_forward:
+                self._inputs = packed_decoder.packed_inputs(layout, longest)
+            else:
+                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
+            self._batch = batch
+            self._positions = batch.layout["read"]
+        return packed_logits(self.model, self.forward, {**self._inputs, "use_cache": False}).float().squeeze(0)
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM
 from mezo_cli.objectives import packed_encoder
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import PackedEncoder
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import MlmEncoder
@@ -32,7 +33,7 @@ class MaskedLabelScorer(Objective):
         if not isinstance(decoder, nn.Linear):
             raise UserError(f"{type(model).__name__} has no decoder over the vocabulary: objective=mlm needs one")
         self._decoder = decoder
-        self._label_rows = torch.tensor(list(label_ids), device=decoder.weight.device)
+        self._label_rows = torch.tensor(list(label_ids)).to(decoder.weight.device)
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         self._positions: Tensor | None = None  # of the masks, while a padded forward is running
         self.supports_paired_forward = packed_encoder.is_supported(model)
@@ -49,12 +50,17 @@ class MaskedLabelScorer(Objective):
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
         """Return the logits by the model's own forward: of all positions and the whole vocabulary, then select."""
         scores = model(**batch.inputs()).logits
-        return scores[torch.arange(len(batch.positions), device=scores.device), batch.positions][:, list(label_ids)]
+        at_mask = scores[torch.arange(len(batch.positions), device=scores.device), batch.positions]
+        return at_mask.index_select(1, torch.tensor(list(label_ids)).to(scores.device))
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
+        """Pack rows, where the model's family is supported."""
+        return None if self._packed is None else self._packed.lay_out(rows, [row.position for row in rows])
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the label words' logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
         if self._packed is not None:
-            return self._packed.logits(batch, batch.positions)
+            return self._packed.logits(batch)
         self._positions = batch.positions
         return self.model(**batch.inputs()).logits.view(len(batch.positions), -1)
 

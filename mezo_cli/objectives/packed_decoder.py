@@ -17,12 +17,15 @@ keys and values are kept for the next one, whose weights are others.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.objectives.packing import PackedLayout
+from mezo_cli.objectives.collate import Arrays
+from mezo_cli.objectives.packing import PackedLayout, pack_rows
 
 FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox")
+Prompts = Sequence[Sequence[int]]
 Prefixes = Sequence[tuple[int, ...]]  # of label words, without the empty one; shorter ones first
 
 
@@ -31,71 +34,80 @@ def is_supported(model: Any) -> bool:
     return model.config.model_type in FAMILIES and getattr(model.config, "sliding_window", None) is None
 
 
-def pack(input_ids: Tensor, attention_mask: Tensor, prefixes: Prefixes) -> tuple[dict[str, Any], Tensor]:
-    """Lay a padded batch end to end: first all prompts, then the prefixes of each row.
+def pack(prompts: Prompts, prefixes: Prefixes) -> Arrays:
+    """Lay prompts end to end: first all prompts, then the prefixes of each row.
 
     Args:
-        input_ids, attention_mask: [rows, length], padded on either side.
+        prompts: the tokens of each row.
         prefixes: what follows each prompt.
 
     Returns:
-        The model's keyword arguments; and the index in its one row of the last token of each prompt, and then of each
-        prefix, [1 + prefixes, rows].
+        The arrays that `packed_inputs` reads: input_ids and position_ids; rows and positions, the place of each token
+        in the padded batch, [tokens]; lengths of the prompts, [rows]; starts_with, bool [prefixes, prefixes]: whether
+        one prefix starts with the other; and read, the index in the packed row of the last token of each prompt, and
+        then of each prefix, [1 + prefixes, rows].
     """
-    real, lengths, extra = attention_mask.bool(), attention_mask.sum(dim=1), len(prefixes)
-    count, device = len(input_ids), input_ids.device
-    row = torch.arange(count, device=device)
-    last = torch.tensor([prefix[-1] for prefix in prefixes], dtype=input_ids.dtype, device=device)
-    depth = torch.tensor([len(prefix) for prefix in prefixes], dtype=torch.long, device=device)
-    after_prompt = lengths.unsqueeze(1) + torch.arange(extra, device=device)
-    positions = (real.cumsum(1) - 1)[real]
-    mask = _attention_mask(lengths, int(lengths.max()) + extra, prefixes)
-    inputs = {
-        "input_ids": torch.cat([input_ids[real], last.repeat(count)]).unsqueeze(0),
-        "position_ids": torch.cat([positions, (lengths.unsqueeze(1) + depth - 1).flatten()]).unsqueeze(0),
-        "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
-        "packed_layout": PackedLayout(
-            rows=torch.cat([real.nonzero()[:, 0], row.repeat_interleave(extra)]),
-            positions=torch.cat([positions, after_prompt.flatten()]),
-            mask=mask,
-            shape=(count, mask.shape[-1]),
-        ),
+    packed, count, extra = pack_rows(prompts), len(prompts), len(prefixes)
+    lengths, row, number = packed["lengths"], np.arange(count), np.arange(extra)
+    last = np.array([prefix[-1] for prefix in prefixes], dtype=np.int64)
+    depth = np.array([len(prefix) for prefix in prefixes], dtype=np.int64)
+    starts_with = [[a[: len(b)] == b for b in prefixes] for a in prefixes]
+    prefix_ends = lengths.sum() + row * extra + number[:, None]
+    return {
+        "input_ids": np.concatenate([*prompts, np.tile(last, count)]),
+        "position_ids": np.concatenate([packed["positions"], (lengths[:, None] + depth - 1).ravel()]),
+        "rows": np.concatenate([packed["rows"], row.repeat(extra)]),
+        "positions": np.concatenate([packed["positions"], (lengths[:, None] + number).ravel()]),
+        "lengths": lengths,
+        "starts_with": np.array(starts_with, dtype=bool).reshape(extra, extra),
+        "read": np.concatenate([(packed["starts"] + lengths - 1)[None], prefix_ends]),
     }
-    prefix_ends = lengths.sum() + row * extra + torch.arange(extra, device=device).unsqueeze(1)
-    return inputs, torch.cat([(lengths.cumsum(0) - 1).unsqueeze(0), prefix_ends])
 
 
-def _attention_mask(lengths: Tensor, length: int, prefixes: Prefixes) -> Tensor:
+def packed_inputs(layout: dict[str, Tensor], longest: int) -> dict[str, Any]:
+    """Return the model's keyword arguments for what `pack` laid out; `longest`: the length of the longest prompt."""
+    starts_with = layout["starts_with"]
+    mask = _attention_mask(layout["lengths"], longest + len(starts_with), starts_with)
+    return {
+        "input_ids": layout["input_ids"].unsqueeze(0),
+        "position_ids": layout["position_ids"].unsqueeze(0),
+        "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
+        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, (len(mask), mask.shape[-1])),
+    }
+
+
+def _attention_mask(lengths: Tensor, length: int, starts_with: Tensor) -> Tensor:
     """Return which keys each query attends to, given the prompts' lengths: bool [rows, 1, length, length]."""
     position = torch.arange(length, device=lengths.device)
     visible = (position <= position.unsqueeze(1)).expand(len(lengths), length, length)
-    if prefixes:
-        ends = torch.tensor([[a[: len(b)] == b for b in prefixes] for a in prefixes], device=lengths.device)
+    if len(starts_with):
         number = position - lengths.unsqueeze(1)  # of the prefix; negative in the prompt, too large in the padding
-        is_prefix = (number >= 0) & (number < len(prefixes))
-        number = number.clamp(0, len(prefixes) - 1)
-        same = ends[number.unsqueeze(2), number.unsqueeze(1)] & is_prefix.unsqueeze(2)
+        is_prefix = (number >= 0) & (number < len(starts_with))
+        number = number.clamp(0, len(starts_with) - 1)
+        same = starts_with[number.unsqueeze(2), number.unsqueeze(1)] & is_prefix.unsqueeze(2)
         visible = visible & (same | ~is_prefix.unsqueeze(1))
     return visible.unsqueeze(1)
 
 
-def pad(input_ids: Tensor, attention_mask: Tensor, prefixes: Prefixes) -> tuple[dict[str, Any], Tensor]:
-    """Lay a batch out in right-padded rows, one per prompt and longest prefix; otherwise like `pack`.
+def pad(prompts: Prompts, prefixes: Prefixes) -> Arrays:
+    """Lay a batch out in right-padded rows, one per prompt and longest prefix.
 
     No token attends to the padding after it, and positions count from the left as in every model.
+
+    Returns:
+        input_ids and attention_mask, [rows, length]; and read, as `pack`'s, in the rows laid end to end.
     """
     longest = [p for p in prefixes if not any(len(q) > len(p) and q[: len(p)] == p for q in prefixes)] or [()]
-    prompts = [row[real].tolist() for row, real in zip(input_ids, attention_mask.bool(), strict=True)]
-    rows = [prompt + list(prefix) for prompt in prompts for prefix in longest]
-    length, device = max(map(len, rows)), input_ids.device
-    inputs = {
-        "input_ids": torch.tensor([row + [0] * (length - len(row)) for row in rows], device=device),
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=device),
-    }
+    rows = [[*prompt, *prefix] for prompt in prompts for prefix in longest]
+    length = max(map(len, rows))
     asked: list[tuple[int, ...]] = [(), *prefixes]
     row_of = [next(i for i, other in enumerate(longest) if other[: len(p)] == p) for p in asked]
     ends = [
         [(r * len(longest) + offset) * length + len(prompt) - 1 + len(p) for r, prompt in enumerate(prompts)]
         for p, offset in zip(asked, row_of, strict=True)
     ]
-    return inputs, torch.tensor(ends, device=device)
+    return {
+        "input_ids": np.array([row + [0] * (length - len(row)) for row in rows]),
+        "attention_mask": np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows]),
+        "read": np.array(ends),
+    }

@@ -4,12 +4,15 @@ Supported are the encoders whose position ids and last layer are known (`FAMILIE
 only one position per row is computed, the mask or the first token: the head reads no other.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
-from mezo_cli.objectives.collate import Batch
-from mezo_cli.objectives.packing import PackedLayout, packed_logits, use_packed_attention
+from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 
 # model_type -> (first position id, from the config; path of the last layer's block after its attention)
@@ -31,27 +34,54 @@ class PackedEncoder:
 
     def __init__(self, model: Any, forward: PerturbedForward) -> None:
         self._model, self._forward = model, forward
-        self._packed: tuple[Batch, dict[str, Any], Tensor] | None = None  # the last batch, and what `pack` returned
+        self._first_position = FAMILIES[model.config.model_type][0](model.config)
         self._read_positions: Tensor | None = None  # [rows], in the packed row; None: no forward of ours is running
         use_packed_attention(model)
         _last_block(model).register_forward_pre_hook(self._select_positions)
 
-    def logits(self, batch: Batch, positions: Tensor) -> Tensor:
-        """Return the head's scores.
+    def lay_out(self, rows: Sequence[TokenizedExample], read: Sequence[int]) -> Arrays:
+        """Pack rows.
 
         Args:
-            batch: padded rows.
-            positions: the position in each row that the head reads, [rows].
+            rows: the rows.
+            read: the position in each row that the head reads.
+
+        Returns:
+            The arrays that `logits` finds in `batch.layout`: input_ids, position_ids, token_type_ids, rows and
+            positions, [tokens]; is_token, bool [rows, length]; and read, [rows], in the packed row.
+        """
+        packed = pack_rows([row.input_ids for row in rows])
+        return {
+            "input_ids": np.concatenate([row.input_ids for row in rows]),
+            "position_ids": packed["positions"] + self._first_position,
+            "token_type_ids": np.concatenate([row.token_type_ids for row in rows]),
+            "rows": packed["rows"],
+            "positions": packed["positions"],
+            "is_token": np.arange(packed["lengths"].max()) < packed["lengths"][:, None],
+            "read": packed["starts"] + read,
+        }
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the head's scores of a batch that `lay_out` packed.
 
         Returns:
             [rows, labels], or [2, rows, labels] under both signs of a perturbation.
         """
-        if self._packed is None or batch is not self._packed[0]:  # a step may ask twice for the same batch
-            self._packed = (batch, *pack(self._model, batch.input_ids, batch.attention_mask, batch.token_type_ids))
-        _, inputs, starts = self._packed
-        self._read_positions = starts + positions
+        layout, rows = batch.layout, len(batch.rows)
+        mask = layout["is_token"][:, None, None, :]
+        shape = (rows, mask.shape[-1])
+        even = batch.tokens == mask.numel()  # all rows have the same length
+        inputs = {
+            "input_ids": layout["input_ids"].unsqueeze(0),
+            "position_ids": layout["position_ids"].unsqueeze(0),
+            "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
+            "packed_layout": PackedLayout(layout["rows"], layout["positions"], None if even else mask, shape),
+        }
+        if batch.has_token_type_ids:
+            inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
+        self._read_positions = layout["read"]
         logits = packed_logits(self._model, self._forward, inputs)
-        return logits.view(self._forward.num_signs, len(positions), -1).squeeze(0)
+        return logits.view(self._forward.num_signs, rows, -1).squeeze(0)
 
     def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""
@@ -64,36 +94,6 @@ class PackedEncoder:
 def is_supported(model: Any) -> bool:
     """Return whether batches for this model can be packed."""
     return model.config.model_type in FAMILIES
-
-
-def pack(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None
-) -> tuple[dict[str, Any], Tensor]:
-    """Pack a padded batch.
-
-    Args:
-        model: gives the family's first position id.
-        input_ids, attention_mask, token_type_ids: [rows, length], as for a padded forward.
-
-    Returns:
-        The model's keyword arguments, and the index of each row's first token in the packed row, [rows].
-    """
-    first = FAMILIES[model.config.model_type][0](model.config)
-    lengths = attention_mask.sum(dim=1)
-    starts = lengths.cumsum(0) - lengths
-    real = attention_mask.bool()
-    rows, positions = real.nonzero(as_tuple=True)
-    mask = real[:, None, None, :]
-    shape = (len(input_ids), input_ids.shape[1])
-    inputs = {
-        "input_ids": input_ids[real].unsqueeze(0),
-        "position_ids": (positions + first).unsqueeze(0),
-        "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
-        "packed_layout": PackedLayout(rows, positions, None if bool(real.all()) else mask, shape),
-    }
-    if token_type_ids is not None:
-        inputs["token_type_ids"] = token_type_ids[real].unsqueeze(0)
-    return inputs, starts
 
 
 def _last_block(model: Any) -> nn.Module:

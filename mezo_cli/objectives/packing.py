@@ -9,9 +9,11 @@ The models' attention goes through transformers' registry of attention functions
 compare them with the padded forward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,9 +21,28 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mezo_cli.objectives.collate import Arrays
 from mezo_cli.perturb.forward import PerturbedForward
 
 ATTENTION = "mezo_packed"  # the name in transformers' registry
+
+
+def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
+    """Lay sequences end to end.
+
+    Returns:
+        `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts` and `lengths`
+        of the rows, [rows].
+    """
+    lengths = np.array([len(row) for row in rows])
+    starts = lengths.cumsum() - lengths
+    of_row = np.repeat(np.arange(len(rows)), lengths)
+    return {
+        "rows": of_row,
+        "positions": np.arange(len(of_row)) - starts[of_row],
+        "starts": starts,
+        "lengths": lengths,
+    }
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def check_perturbed(
             logits = objective.logits(batch) if paired else forward.forward_per_sign(lambda: objective.logits(batch))
     finally:
         forward.params.tensors, forward.params.noise = tensors, noise
-    if not _agree(logits, reference, batch.input_ids.device.type):
+    if not _agree(logits, reference, batch.device.type):
         raise UserError(
             f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
             "some weight is used outside its own module"

@@ -77,19 +77,24 @@ class FirstOrder(StatefulOptimizer):
 
         config, lr = self.config, learning_rate(self.config, step, self.steps)
         optimizer = self._torch or self._begin(forward.params)
+        limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
         norm = math.nan
         with torch.enable_grad():
             loss = loss_fn()
-        if math.isfinite(loss.item()):
+        if loss.requires_grad or math.isfinite(loss.item()):  # one that is not finite may be a constant
             loss.backward()
-            limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
-            norm = float(torch.nn.utils.clip_grad_norm_(list(self._names), limit))
+            clipped = torch.nn.utils.clip_grad_norm_(list(self._names), limit)
+            value, norm = torch.stack([loss.detach(), clipped]).tolist()  # both at once: reading waits for the device
+        else:
+            value = loss.item()
+        if not math.isfinite(value):
+            norm = math.nan
         if math.isfinite(norm):  # else theta is left as it was, and the loop ends the run
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return GradientResult(loss.item(), norm, lr)
+        return GradientResult(value, norm, lr)
 
     def _begin(self, params: "Params") -> "torch.optim.Optimizer":
         self._names = {p: name for name, p in params.tensors.items()}

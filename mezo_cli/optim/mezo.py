@@ -49,13 +49,25 @@ class MezoResult:
 
 
 def spsa(forward: "PerturbedForward", loss_fn: LossFn, z: Direction, eps: float) -> tuple[float, float, float]:
-    """Return L(theta + eps z), L(theta - eps z) and the projected gradient along z (paper, Definition 1).
+    """Return L(theta + eps z), L(theta - eps z) and the projected gradient along z (paper, Definition 1)."""
+    return spsa_per_direction(forward, loss_fn, [z], eps)[0]
 
-    `forward` draws z for each module's weights as the module runs; theta is not written.
+
+def spsa_per_direction(
+    forward: "PerturbedForward", loss_fn: LossFn, directions: list[Direction], eps: float
+) -> list[tuple[float, float, float]]:
+    """Return what `spsa` does for each direction.
+
+    `forward` draws z for each module's weights as the module runs; theta is not written. The losses of all directions
+    are read at once: this is where the host waits for the device, once per step.
     """
-    with forward.perturbed(z, eps):
-        loss_plus, loss_minus = loss_fn().tolist()
-    return loss_plus, loss_minus, (loss_plus - loss_minus) / (2 * eps)
+    import torch
+
+    losses = []
+    for z in directions:
+        with forward.perturbed(z, eps):
+            losses.append(loss_fn())
+    return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in torch.stack(losses).tolist()]
 
 
 class Mezo(ReplayableOptimizer):
@@ -82,14 +94,12 @@ class Mezo(ReplayableOptimizer):
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
-        plus, minus, grads = [], [], []
-        for sample in range(self.samples(step)):
-            loss_plus, loss_minus, grad = spsa(forward, loss_fn, Direction(self.seed, step, sample), self.config.eps)
-            plus.append(loss_plus)
-            minus.append(loss_minus)
-            grads.append(to_float32(grad))
-        result = MezoResult(sum(plus) / len(plus), sum(minus) / len(minus), grads, self.lr(step))
-        if all(map(math.isfinite, grads)):  # else theta is left as it was, and the loop ends the run
+        directions = [Direction(self.seed, step, sample) for sample in range(self.samples(step))]
+        plus, minus, grads = zip(*spsa_per_direction(forward, loss_fn, directions, self.config.eps), strict=True)
+        result = MezoResult(
+            sum(plus) / len(plus), sum(minus) / len(minus), [to_float32(grad) for grad in grads], self.lr(step)
+        )
+        if all(map(math.isfinite, result.projected_grads)):  # else theta is left as it was, and the loop ends the run
             self.apply_updates(forward.params, [(step, result.projected_grads, result.lr)])
         return result
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.params import Params
 
-STEPS_PER_PASS = 32  # steps that a replay applies to one block of theta while it is in cache
-
 
 @dataclass(frozen=True)
 class Update:
@@ -83,8 +81,12 @@ class MezoMomentum(Mezo):
             self._recent.extend(updates)
 
     def _plan_in_passes(self, records: list[StepRecord]) -> Iterator[list[Update]]:
-        for first in range(0, len(records), STEPS_PER_PASS):
-            some = records[first : first + STEPS_PER_PASS]
+        from mezo_cli.perturb.params import TERMS_PER_PASS
+
+        # A pass applies some steps to one block of theta while it is in cache.
+        steps = max(1, TERMS_PER_PASS // (self.config.samples * (self.config.window or 1)))
+        for first in range(0, len(records), steps):
+            some = records[first : first + steps]
             for step, _, _ in some:
                 if step != self._next:
                     raise RuntimeError(f"momentum needs every step in order: got step {step}, expected {self._next}")

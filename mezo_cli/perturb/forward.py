@@ -177,7 +177,7 @@ class PerturbedForward:
 
         Args:
             p: a parameter of the model.
-            rows: row numbers, [n], int64; None for the whole tensor.
+            rows: row numbers, [n], int64, some more than once perhaps; None for the whole tensor.
             dtype: the dtype to round to; the compute dtype when None.
 
         Returns:
@@ -222,11 +222,16 @@ class PerturbedForward:
             return original_forward(ids).to(self.compute_dtype)
         if not self._is_perturbed(weight) and self.compute_dtype == weight.dtype:
             return original_forward(ids)
-        rows, index = torch.unique(ids, return_inverse=True)
-        table = self.read(weight, rows)
-        if not self._paired:
-            return table[index]
-        return torch.cat([half[i] for half, i in zip(table, index.chunk(2), strict=True)])
+        # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
+        # the device, and the ids would decide how many rows there are. A table with fewer rows is drawn whole.
+        if self._paired:
+            ids = ids.chunk(2)[0]  # both signs look up the same rows
+        if len(weight) > ids.numel():
+            found = self.read(weight, ids.flatten()).unflatten(-2, ids.shape)
+        else:
+            table = self.read(weight)
+            found = table[:, ids] if self._paired else table[ids]
+        return found.flatten(0, 1) if self._paired else found
 
     def _module_forward(
         self, module: nn.Module, original_forward: Callable[..., Any], *args: Any, **kwargs: Any

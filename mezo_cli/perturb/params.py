@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
 
+# Terms that are applied to all tensors before the next ones: half of the scaled tables that the noise keeps, so that
+# none is made again for every tensor.
+TERMS_PER_PASS = 32
+DEVICE_BLOCKS = 128  # blocks of the noise that make one block off the CPU, where launches set the size and not a cache
+
 
 class Params:
     """Trainable tensors by name, with the noise that updates them.
@@ -50,18 +55,21 @@ class Params:
             terms: (direction, coefficient), in order.
             decays: one per term.
         """
-        for name, p in self.tensors.items():
-            self.noise.update_(name, p.data, terms, decays)
+        for first in range(0, len(terms), TERMS_PER_PASS):
+            some = slice(first, first + TERMS_PER_PASS)
+            for name, p in self.tensors.items():
+                self.noise.update_(name, p.data, terms[some], decays[some])
 
     def blocks(self) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield theta in blocks that fit in cache: (name, first element, a flat view to be written in place).
+        """Yield theta in blocks that suit the device: (name, first element, a flat view to be written in place).
 
         For an optimizer whose update is not of the form of `update`: it draws z for a block by `noise.update_`.
         """
         for name, p in self.tensors.items():
             flat = p.data.view(-1)
-            for start in range(0, flat.numel(), self.noise.block):
-                yield name, start, flat[start : start + self.noise.block]
+            size = self.noise.block * (1 if flat.device.type == "cpu" else DEVICE_BLOCKS)
+            for start in range(0, flat.numel(), size):
+                yield name, start, flat[start : start + size]
 
 
 def graph_leaves(output: Tensor) -> set[int]:

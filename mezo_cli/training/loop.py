@@ -72,7 +72,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 result = session.step(batch, state.step)
                 state.record(result)
                 state.record_kernels(session.params.noise)
-                system.trim_malloc()
+                if session.loaded.device.type == "cpu":
+                    system.trim_malloc()
                 progress.report_step(state.step, result.loss)
                 state.evaluate_and_save(session, dev_rows, progress)
                 stop_reason = state.find_stop_reason()

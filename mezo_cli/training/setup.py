@@ -55,9 +55,8 @@ class Session:
         return self.forward.params
 
     def batch(self, rows: Sequence[TokenizedExample]) -> Batch:
-        """Collate rows: pad them to the longest of them, on the model's device."""
-        loaded = self.loaded
-        return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+        """Collate rows as the objective reads them, on the model's device."""
+        return _collate(self.loaded, rows, self.objective)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the objective's loss of a batch with the weights as `self.forward` has them.
@@ -75,9 +74,10 @@ class Session:
         return self._loss_of(logits, batch)
 
     def _loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        if not bool(logits.isfinite().all()):  # the accuracy and f1 losses would count it as a wrong prediction
-            return logits.new_full((), math.nan)
-        return LOSSES.load(self.config.objective.loss)(logits, batch.labels)
+        loss = LOSSES.load(self.config.objective.loss)(logits, batch.labels)
+        # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction. No value is read: the
+        # host would wait for the device.
+        return torch.where(logits.isfinite().all(), loss, math.nan)
 
     def step(self, rows: Sequence[TokenizedExample], step: int) -> StepResult:
         """Do step number `step` (from 0) on a batch of rows."""
@@ -123,6 +123,12 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
         return Session(config, loaded, *_build_objective(config, loaded, encoder, check), optimizer, encoder)
 
 
+def _collate(loaded: models.LoadedModel, rows: Sequence[TokenizedExample], objective: Objective | None = None) -> Batch:
+    """Collate rows as the objective reads them; without one, padded."""
+    lay_out = None if objective is None else objective.lay_out
+    return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, lay_out)
+
+
 @torch.no_grad()
 def _build_objective(
     config: Config, loaded: models.LoadedModel, encoder: InputEncoder, perturbed: bool
@@ -134,14 +140,15 @@ def _build_objective(
     objective_class, label_ids = OBJECTIVES.load(config.objective.name), encoder.label_ids
     rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
-    batch = collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+    padded = _collate(loaded, rows)
     try:
-        reference = objective_class.reference_logits(loaded.model, batch, label_ids)
+        reference = objective_class.reference_logits(loaded.model, padded, label_ids)
         if perturbed:
             with flip_weights(loaded.model):
-                flipped = objective_class.reference_logits(loaded.model, batch, label_ids)
+                flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
         forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise(config.optimizer.noise)))
         objective = objective_class(loaded.model, forward, label_ids)
+        batch = _collate(loaded, rows, objective)
         check_against_reference(objective.logits(batch), reference, loaded.device.type, name)
         if perturbed:
             check_perturbed(forward, objective, batch, torch.stack([flipped, reference]), name)

@@ -111,7 +111,9 @@ def test_a_classification_head_of_another_family_takes_padded_batches(name: str,
 
 
 def test_a_head_that_reads_another_token_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay = packed_encoder.pack
-    monkeypatch.setattr(packed_encoder, "pack", lambda *args: (lay(*args)[0], lay(*args)[1] + 1))
+    lay_out = packed_encoder.PackedEncoder.lay_out
+    monkeypatch.setattr(
+        packed_encoder.PackedEncoder, "lay_out", lambda self, rows, read: lay_out(self, rows, [at + 1 for at in read])
+    )
     with pytest.raises(UserError, match="RobertaForSequenceClassification is a model family that is not supported"):
         ready(roberta, "objective=cls")

@@ -17,8 +17,9 @@ from torch import Tensor
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, mezo_momentum, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, optimizer_class
 from mezo_cli.optim.settings import WINDOW
+from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, make_noise
 from mezo_cli.training.setup import Session
 from tests.optim.test_mezo import SENTENCES, ready
@@ -51,7 +52,7 @@ _READY: dict[Path, tuple[Session, dict[str, Tensor]]] = {}  # the model is loade
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long replays go part by part: here the parts are short."""
-    monkeypatch.setattr(mezo_momentum, "STEPS_PER_PASS", 3)
+    monkeypatch.setattr(params, "TERMS_PER_PASS", 6)
     monkeypatch.setenv("MEZO_EAGER", "1")
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import Direction, gaussian, make_noise
 from mezo_cli.perturb.params import Params, graph_leaves
 
 
@@ -35,6 +35,17 @@ def test_what_is_not_in_the_graph_is_not_selected() -> None:
     assert list(params.tensors) == ["1.weight", "1.bias"]
     with pytest.raises(UserError, match="nothing to train"):
         params.select_reachable(layers[0](torch.ones(1, 300)))
+
+
+def test_a_long_update_makes_each_scaled_table_once() -> None:
+    parts, whole = (Params(model(), make_noise("gaussian")) for _ in range(2))
+    terms = [(Direction(1, step), 1e-3 * (step + 1)) for step in range(200)]
+    gaussian.scaled_table.cache_clear()
+    parts.update(terms, [1.0] * len(terms))
+    assert gaussian.scaled_table.cache_info().misses == len(terms)  # not once for each of the three tensors
+    for name, p in whole.tensors.items():
+        whole.noise.update_(name, p.data, terms, [1.0] * len(terms))
+        assert torch.equal(p, parts.tensors[name])
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])

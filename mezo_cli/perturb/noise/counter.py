@@ -213,13 +213,13 @@ def key_tensors(direction: Direction, name: str, device: torch.device) -> tuple[
 @lru_cache(maxsize=8192)
 @torch.inference_mode(False)
 def _key(seed: int, name: str, device: torch.device) -> Tensor:
-    return torch.tensor(stream_key(seed, name), device=device)
+    return _pair(*stream_key(seed, name), device)
 
 
 @lru_cache(maxsize=1024)
 @torch.inference_mode(False)
 def _step_sample(step: int, sample: int, device: torch.device) -> Tensor:
-    return torch.tensor([step, sample], device=device)
+    return _pair(step, sample, device)
 
 
 @lru_cache(maxsize=8)
@@ -231,7 +231,20 @@ def _tile_numbers(count: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _decay_tensor(decay: float, device: torch.device) -> Tensor:
-    return torch.tensor(np.float32(decay).item(), dtype=torch.float64, device=device)
+    return torch.full((), round_to_float32(decay), dtype=torch.float64, device=device)
+
+
+def _pair(first: int, second: int, device: torch.device) -> Tensor:
+    """Return int64 [2]. It is filled on the device: a copy from the host would wait for it."""
+    pair = torch.full((2,), second, device=device)
+    pair[:1].fill_(first)
+    return pair
+
+
+def round_to_float32(value: float) -> float:
+    """Return the nearest float32; a value out of range becomes infinite."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def _flat(theta: Tensor) -> Tensor:

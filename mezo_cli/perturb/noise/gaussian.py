@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.counter import CounterNoise, round_to_float32
 from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 
 CODES = 1 << 16  # entries of the table
@@ -38,7 +38,14 @@ def gaussian_table() -> Tensor:
 @torch.inference_mode(False)
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
-    return (gaussian_table() * torch.tensor(c, dtype=torch.float32)).to(device)
+    # Multiplied on the device: a copy of each scaled table would wait for it. A product has the same bits everywhere.
+    return _table_on(device) * round_to_float32(c)
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _table_on(device: torch.device) -> Tensor:
+    return gaussian_table().to(device)
 
 
 KERNELS = make_kernels(draw, per_word=2, max_tiles=4096)

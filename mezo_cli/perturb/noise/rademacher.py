@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.counter import CounterNoise, round_to_float32
 from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 
 
@@ -19,7 +19,7 @@ def draw(tiles: Tensor, key: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
 @torch.inference_mode(False)
 def coefficient(c: float, device: torch.device) -> Tensor:
     """Return c, float32 []."""
-    return torch.tensor(c, dtype=torch.float32).to(device)
+    return torch.full((), round_to_float32(c), dtype=torch.float32, device=device)
 
 
 KERNELS = make_kernels(draw, per_word=32, max_tiles=1024)

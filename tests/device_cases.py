@@ -1,0 +1,84 @@
+"""Runs of which a device takes steps in the tests: the fake one, and a real one (test_cuda.py)."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Config, Example
+from mezo_cli.training import evaluation, setup
+from tests import tiny
+from tests.host_waits import HostWaits
+
+ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay", "It was a great film"))]
+
+# Every value of objective, optimizer, peft and dtype, and all pairs of objective and optimizer.
+CASES: dict[str, tuple[str, ...]] = {
+    "mlm-mezo": ("objective=mlm", "model=roberta", "optimizer=mezo", "optimizer.weight_decay=0.1"),
+    "mlm-momentum": ("objective=mlm", "model=bert", "optimizer=mezo_momentum", "peft=lora"),
+    "mlm-adam": ("objective=mlm", "model=roberta", "optimizer=mezo_adam", "peft=bias", "optimizer.samples=2"),
+    "mlm-adamw": ("objective=mlm", "model=roberta", "optimizer=adamw", "peft=head"),
+    "mlm-sgd": ("objective=mlm", "model=bert", "optimizer=sgd", "peft=prefix"),
+    "cls-mezo": ("objective=cls", "model=bert", "optimizer=mezo", "peft=prefix", "objective.loss=f1"),
+    "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.window=3"),
+    "cls-adam": ("objective=cls", "model=roberta", "optimizer=mezo_adam", "optimizer.noise=rademacher"),
+    "cls-adamw": ("objective=cls", "model=bert", "optimizer=adamw", "peft=lora"),
+    "cls-sgd": ("objective=cls", "model=roberta", "optimizer=sgd", "peft=bias", "model.compute_dtype=bfloat16"),
+    "lm-mezo": ("objective=lm", "model=opt", "optimizer=mezo", "model.compute_dtype=bfloat16"),
+    "lm-momentum": ("objective=lm", "model=gpt2", "optimizer=mezo_momentum", "peft=head"),
+    "lm-adam": ("objective=lm", "model=llama", "optimizer=mezo_adam", "task.lm.label_words=[bad,rather good]"),
+    "lm-adamw": ("objective=lm", "model=gpt2", "optimizer=adamw", "peft=prefix"),
+    "lm-sgd": ("objective=lm", "model=opt", "optimizer=sgd", "peft=lora"),
+    "lm-padded": ("objective=lm", "model=bloom", "optimizer=mezo", "objective.loss=accuracy"),
+}
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "roberta": partial(tiny.roberta, num_hidden_layers=1),
+    "bert": tiny.bert,
+}
+
+
+def case_config(name: str, folder: Path, device: str) -> Config:
+    """Return the config of a case; its tiny model is made in `folder`, once per kind."""
+    kind = next(word.removeprefix("model=") for word in CASES[name] if word.startswith("model="))
+    path = folder / kind
+    if not path.exists():
+        MAKERS.get(kind, lambda path: tiny.decoder(path, kind))(path)
+    words = [word for word in CASES[name] if not word.startswith("model=")]
+    return build_config(
+        [f"model.path={path}", f"model.name={kind}", f"model.device={device}", "data=demo", "steps=20", *words]
+    )
+
+
+def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) -> dict[str, HostWaits]:
+    """Build the run, take two steps, replay them, and evaluate; return what the host did in the second step and after.
+
+    Args:
+        config: of a case.
+        read: see `HostWaits`.
+    """
+    session, results = setup.prepare(config, trains=True), []
+    rows = session.encoder.encode_all(ROWS)
+    session.exclude_unreachable(rows[0])
+    with torch.no_grad():
+        for step in range(2):
+            with HostWaits(read) as of_step:
+                results.append(session.step(rows, step))
+        with HostWaits(read) as of_replay:
+            if session.optimizer.replayable:
+                records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results)]
+                again: Any = setup.optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+                again.rebuild_state(session.params, records[:1])
+                again.apply_updates(session.params, records[1:])
+        with HostWaits(read) as of_evaluation:
+            evaluation.compute_logits(session, rows)
+    return {"step": of_step, "replay": of_replay, "evaluation": of_evaluation}
+
+
+def check_host(host: dict[str, list[str]], waits: int, copies: int) -> None:
+    """Assert that the host waited and copied as often as it has to, and that it waited for no copy."""
+    assert len(host["waits"]) == waits, host["waits"]
+    assert len(host["copies"]) == copies, host["copies"]
+    assert not any(line.startswith("blocking") for line in host["copies"]), host["copies"]

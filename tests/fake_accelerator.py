@@ -1,0 +1,140 @@
+"""Take steps on a device that computes nothing: `python -m tests.fake_accelerator FOLDER CASE ...`.
+
+torch calls the device `fakegpu`. Its tensors have a shape, a dtype and a device, but no values; mixing
+them with tensors of the CPU is an error. Each case prints one line of JSON: its error, or where the host waited for
+the device and what it copied to it. Reading values returns made-up numbers; checks of values are skipped by name.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ["MEZO_EAGER"] = "1"
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, unset_fake_temporarily
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from mezo_cli import models
+from tests.device_cases import CASES, case_config, take_steps
+from tests.host_waits import HostWaits
+
+_setup_privateuseone_for_python_backend("fakegpu")
+DEVICE = torch.device("fakegpu:0")
+
+
+def made_up(shape: torch.Size) -> Any:
+    """Return numbers in place of a tensor's values: the losses of a step."""
+    if not shape:
+        return 0.5
+    return [made_up(shape[1:]) if len(shape) > 1 else 0.5 + i / 8 for i in range(shape[0])]
+
+
+def load(mode: FakeTensorMode, original: Any, config: Any, *more: Any) -> Any:
+    """Load a model on the CPU, and give it tensors of the fake device."""
+    with unset_fake_temporarily():
+        loaded = original(models.loading.dataclasses.replace(config, device="cpu"), *more)
+    to_fake(mode, loaded.model)
+    loaded.device = DEVICE
+    return loaded
+
+
+def to_fake(mode: FakeTensorMode, model: nn.Module) -> None:
+    """Replace parameters and buffers by tensors of the fake device; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                fake = made.setdefault(id(p), nn.Parameter(torch.empty_like(p, device=DEVICE), p.requires_grad))
+                module._parameters[name] = fake
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=DEVICE)
+
+
+def tensor(original: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    """Stand in for `torch.tensor`, which the fake device lacks: make it on the CPU and copy it, and wait."""
+    made = original(*args, **kwargs)
+    return made if device is None else made.to(device)
+
+
+def apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
+    """Stand in for `nn.Module._apply` (`to`, `float`): torch's own cannot move a parameter to the fake device."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, p in module._parameters.items():
+        if p is not None and (moved := function(p.data)) is not p.data:
+            module._parameters[name] = nn.Parameter(moved, p.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+def provoke_waits() -> dict[str, Any]:
+    """Return what the counter says of operations that make the host wait, and of copies: name -> (waits, copies)."""
+    found, x = {}, torch.zeros(4, device=DEVICE)
+    works: dict[str, Callable[[], Any]] = {
+        "item": x.sum().item,
+        "bool": lambda: bool(x.any()),
+        "tolist": lambda: x.tolist(),
+        "nonzero": x.nonzero,
+        "unique": x.unique,
+        "boolean index": lambda: x[x > 0],
+        "boolean assignment": lambda: x.__setitem__(x > 0, x),
+        "to cpu": x.cpu,
+        "blocking copy": lambda: torch.zeros(4).to(DEVICE),
+        "tensor on the device": lambda: torch.tensor([1, 2], device=DEVICE),
+        "copy": lambda: torch.zeros(4).to(DEVICE, non_blocking=True),
+        "arithmetic": lambda: (x + 1)[torch.zeros(2, dtype=torch.long, device=DEVICE)],
+    }
+    for name, work in works.items():
+        with HostWaits(made_up) as host, contextlib.suppress(DynamicOutputShapeException):
+            work()
+        found[name] = [host.waits, host.copies]
+    return found
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Run the cases and print a line for each; the case `control` provokes what the others must not do."""
+    for name in names:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        skipped = {
+            # Of tensors up to this size torch would keep the values, and copy them for real.
+            "torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT": -1,
+            "torch.tensor": partial(tensor, torch.tensor),
+            "torch.nn.Module._apply": apply,
+            "mezo_cli.models.adapters.fingerprint": lambda *_, **__: "",
+            "mezo_cli.training.setup.check_against_reference": lambda *_: None,
+            "mezo_cli.objectives.reference_check._agree": lambda *_: True,
+        }
+        result: dict[str, Any]
+        try:
+            with mode, mock.patch.object(models, "load", partial(load, mode, models.load)):
+                for target, replacement in skipped.items():
+                    patcher = mock.patch(target, replacement)
+                    patcher.start()
+                if name == "control":
+                    result = provoke_waits()
+                else:
+                    with unset_fake_temporarily():
+                        config = case_config(name, folder, "cpu")
+                    hosts = take_steps(config, made_up)
+                    result = {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        finally:
+            mock.patch.stopall()
+        print(json.dumps({"case": name, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))

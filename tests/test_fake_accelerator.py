@@ -1,0 +1,74 @@
+"""Steps on a fake device: nothing mixes it with the CPU, and the host waits for it once (see fake_accelerator.py)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.backend_registration
+
+from tests.device_cases import CASES, check_host
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDINARY = ["mlm-mezo"]  # the others are slow
+
+if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("this torch cannot register a device that is written in Python", allow_module_level=True)
+
+
+def run(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Return case -> what its process printed: an error, or what the host did."""
+    command = [sys.executable, "-m", "tests.fake_accelerator", str(folder), *names]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MEZO_EAGER": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line.pop("case"): line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("models"), ["control", *ORDINARY])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("models"), [name for name in CASES if name not in ORDINARY])
+
+
+def check(result: dict[str, Any]) -> None:
+    assert "error" not in result, result["error"]
+    check_host(result["step"], waits=1, copies=1)  # the losses; the batch
+    check_host(result["replay"], waits=0, copies=0)
+    check_host(result["evaluation"], waits=1, copies=1)  # the scores; the batch
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_step_waits_for_the_device_once(name: str, ordinary: dict[str, Any]) -> None:
+    check(ordinary[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ORDINARY])
+def test_a_step_of_every_other_kind_waits_for_the_device_once(name: str, others: dict[str, Any]) -> None:
+    check(others[name])
+
+
+def test_the_counter_sees_what_makes_the_host_wait(ordinary: dict[str, Any]) -> None:
+    control = ordinary["control"]
+    waiting = ["item", "bool", "tolist", "nonzero", "unique", "boolean index", "boolean assignment", "to cpu"]
+    for name in waiting:
+        waits, copies = control.pop(name)
+        assert (len(waits), copies) == (1, []), name
+        assert "fake_accelerator.py" in waits[0], waits
+    for name in ("blocking copy", "tensor on the device"):
+        waits, copies = control.pop(name)
+        assert (waits, len(copies)) == ([], 1), name
+        assert copies[0].startswith("blocking"), name
+    assert control.pop("arithmetic") == [[], []]
+    waits, copies = control.pop("copy")
+    assert (waits, len(copies)) == ([], 1)
+    assert not copies[0].startswith("blocking")
+    assert not control
