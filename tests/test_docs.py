@@ -41,7 +41,7 @@ def folder_of(page: Path, folder: Path) -> Iterator[None]:
 
 def check_command(command: str, composes: bool = True) -> None:
     """Check that the programs of a command line exist, with these options, and that its settings compose."""
-    for part in re.split(r" \| | && ", command):
+    for part in re.split(r" \|\|? | && ", command):
         words = [word for word in doc_blocks.words(re.split(" [<>] ", part)[0]) if word != "..."]
         if words[0] == "make":
             targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)

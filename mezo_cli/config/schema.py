@@ -244,7 +244,7 @@ class DataConfig:
         shots: k rows per class for train and again for dev; null: all rows.
         seed: the seed that rows are drawn with; null: the run's `seed`.
         train_size: rows drawn for train from all classes together; null: all.
-        dev_size: rows of train that become dev where the data have no dev split.
+        dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
         eval_limit: rows of dev and of test that are used; null: all.
     """
 
