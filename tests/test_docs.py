@@ -169,7 +169,7 @@ def run(block: Block, bin_folder: Path, folder: Path) -> str:
             words, cwd=folder, env=env, text=True, timeout=900, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert done.returncode == 0, f"{block.place}: {command}\n{done.stdout}"
-        printed += done.stdout
+        printed += done.stdout.replace(f"{folder}/", "")
     return printed
 
 
