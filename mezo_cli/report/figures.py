@@ -171,7 +171,7 @@ def _speed(run: RunDetails, name: str) -> Figure | None:
 def panel_figure(panel: Panel, name: str) -> Figure:
     """Return the figure of a panel."""
     with drawing():
-        axes = new_axes((520, 320))
+        axes = new_axes((440, 280))
         draw_lines(axes, panel.lines)
         svg = inline_svg(axes, name, f"{panel_title(panel)} against forwards, one line per group")
     rows = [_line_row(line, i) for line in panel.lines for i in thin_indices(len(line.forwards), TABLE_ROWS // 2)]
