@@ -35,6 +35,8 @@ ALLOWED_USERS = {
     "omegaconf": {"config.compose", "commands.sweep"},
     "typer": {"cli", "commands"},
     "peft": {"models"},
+    "matplotlib": {"report"},
+    "jinja2": {"report"},
 }
 OPENS_RUNS = {"training", "report", "sharing", "config", "commands", "api", "testing"}
 
@@ -134,4 +136,5 @@ def test_peft_and_sklearn_are_imported_when_a_run_asks_for_them(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["commands", "report", "api", "runs", "config.compose", "config.validation"])
 def test_what_needs_no_model_imports_no_torch(name: str, tmp_path: Path) -> None:
-    assert imported_by(f"import mezo_cli.{name}", {"torch", "transformers", "datasets"}, tmp_path) == []
+    heavy = {"torch", "transformers", "datasets", "matplotlib", "jinja2"}
+    assert imported_by(f"import mezo_cli.{name}", heavy, tmp_path) == []

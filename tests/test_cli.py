@@ -45,6 +45,7 @@ def test_help_imports_nothing_heavy(words: list[str], here: Path) -> None:
         "from mezo_cli.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "heavy = {'torch', 'hydra', 'omegaconf', 'numpy', 'transformers', 'datasets', 'sklearn', 'yaml', 'pyarrow'}\n"
+        "heavy |= {'matplotlib', 'jinja2'}\n"
         "print('loaded', sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=here, env=environment(), capture_output=True, text=True)

@@ -69,6 +69,7 @@ def commands(config: Config, location: str, status: str, best_step: int | None) 
         found.append(("Rebuild the weights of a step", f"mezo replay {run} --step {best_step} --out FOLDER"))
     if status == "finished":
         found.append(("Evaluate", f"mezo eval {run} --split test"))
+        found.append(("Export the model", f"mezo export {run} --out FOLDER"))
         found.append(("Predict a text of your own", _predict_command(config, run)))
     return found
 

@@ -75,7 +75,8 @@ def test_neither_torch_nor_transformers_is_loaded(runs: Path) -> None:
         code = (
             f"import sys\nsys.argv = {['mezo', 'compare', *flags, str(runs)]!r}\nfrom mezo_cli.cli import main\n"
             "try:\n    main()\nexcept SystemExit as end:\n    print('code', end.code)\n"
-            "print('loaded', sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))\n"
+            "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'jinja2'}\n"
+            "print('loaded', sorted(heavy & set(sys.modules)))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
         assert done.stdout.endswith("code 0\nloaded []\n"), done
