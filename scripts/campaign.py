@@ -47,7 +47,10 @@ def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, f
         server, own = servers.get(), folder / str(number)
         own.mkdir(parents=True)
         try:
-            return jobs[number](server, own)
+            outcome = jobs[number](server, own)
+            if not outcome.held:  # at once: the rest takes long
+                print(f"{outcome.kind}: {outcome.case}\n    {outcome.what}", file=sys.stderr, flush=True)
+            return outcome
         finally:
             servers.put(server)
             shutil.rmtree(own, ignore_errors=True)

@@ -21,6 +21,8 @@ from typing import Any
 from tests.command_line import Result, environment, mezo
 
 HUNG = 124  # the exit status given to a command that did not end in time
+# Signals that a child gets only while a command runs: before and after, `mezo` is not there to answer them.
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ForkServer:
@@ -42,7 +44,7 @@ class ForkServer:
             commands: the words of each, without `mezo`.
             cwd: the working directory.
             how: `watch`, the arguments of `file_operations.Watch`; `after`, a signal's number and the seconds from the
-                start at which it comes; `ignore`, the numbers of ignored signals; `powerless`, True to run without
+                start at which it comes (at the earliest when the command begins); `ignore`, the numbers of ignored signals; `powerless`, True to run without
                 root's rights; `cwd_gone`, True to remove the working directory first; `env`, environment variables;
                 `timeout` in seconds.
 
@@ -74,6 +76,7 @@ def serve() -> None:
     requests = os.fdopen(os.dup(0))
     os.dup2(nowhere, 0)
     _warm_up()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     gc.collect()
     gc.freeze()  # or each child would look through all of torch again
     for line in requests:
@@ -173,8 +176,16 @@ def _command(words: list[str]) -> int:
 
     sys.argv = ["mezo", *words]
     code: object = 0
+
+    def answer_signals(**given: Any) -> Any:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)  # one that has come is acted on here
+        try:
+            return cli.app(**given)
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+
     try:
-        cli.main()
+        cli.main(answer_signals)
     except SystemExit as end:
         code = end.code
     except BaseException:

@@ -15,7 +15,7 @@ from tests.command_line import Result, start
 
 KIND = "signals"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START = 2.5  # seconds: start-up; a signal while Python shuts down after the run is not judged here
+START = 2.5  # seconds: start-up
 
 
 def jobs(
@@ -47,12 +47,19 @@ def jobs(
 def _judge(lab: Lab, case: str, run: Path, ended: Result, server: ForkServer) -> str:
     """Return what is wrong with a training that a signal ended, or that was done before it came."""
     wrong = complaint(ended, (0, 130))
-    if not wrong and ended.code == 130 and (run / "run.json").exists():
-        status = json.loads((run / "run.json").read_text())["status"]
-        wrong = "" if status == "interrupted" else f"run.json says {status}"
+    if not wrong and ended.code == 130:
+        status = _status(run)
+        # finished: the signal came when the status had been written
+        wrong = "" if status in ("", "interrupted", "finished") else f"run.json says {status}"
     if not wrong:
         wrong, _ = go_on(lab, case, run, server)
     return wrong
+
+
+def _status(run: Path) -> str:
+    """Return the status in run.json, "" when there is none."""
+    path = run / "run.json"
+    return str(json.loads(path.read_text())["status"]) if path.exists() else ""
 
 
 def _forked(lab: Lab, case: str, signum: signal.Signals, when: dict[str, object]) -> Job:
@@ -81,10 +88,12 @@ def _to_process(lab: Lab, case: str, signum: signal.Signals, seconds: float) -> 
         out, err = running.communicate(timeout=120)
         ended = Result(running.returncode, out, err)
         name = f"a process: {signum.name} {seconds:.2f} s after its start"
-        early = ended.code == -signum and not err  # before Python could ask for it
-        early = early or ("Traceback" in err and "mezo_cli" not in err)  # before the first line of this package
-        wrong = "" if early and not run.exists() else _judge(lab, case, run, ended, server)
-        what = "ended before the package was loaded" if early else f"status {ended.code}, then the same bits"
+        # before Python could ask for it, or while it shuts down; then before the first line of this package
+        outside = ended.code == -signum and not err
+        outside = outside or ("Traceback" in err and "mezo_cli" not in err)
+        unjudged = outside and _status(run) in ("", "finished")
+        wrong = "" if unjudged else _judge(lab, case, run, ended, server)
+        what = "ended outside of the command" if unjudged else f"status {ended.code}, then the same bits"
         return Outcome(KIND, name, not wrong, wrong or what)
 
     return job
