@@ -4,7 +4,8 @@
     python scripts/campaign.py --only flips --seed 3 --counts flips=100
 
 What is damaged are runs of a tiny model with random weights, made anew. Exit status 1 when anything fell short;
-what did is listed below the table, with the command or the damage. docs/reliability.md says what is promised.
+what did is listed at once and below the table, with the command or the damage. Ctrl-C ends it with the table of the
+cases so far. docs/reliability.md says what is promised.
 """
 
 import argparse
@@ -39,27 +40,33 @@ def make_jobs(lab: Lab, seed: int, counts: dict[str, int]) -> list[Job]:
 
 
 def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, folder: Path) -> list[Outcome]:
-    """Run the jobs, one at a time on each server."""
-    began, done = time.monotonic(), 0
+    """Run the jobs, one at a time on each server; after a Ctrl-C return the outcomes of those that are done."""
+    began, outcomes = time.monotonic(), list[Outcome]()
 
-    def one(number: int) -> Outcome:
-        nonlocal done
+    def one(number: int) -> None:
         server, own = servers.get(), folder / str(number)
         own.mkdir(parents=True)
         try:
             outcome = jobs[number](server, own)
             if not outcome.held:  # at once: the rest takes long
                 print(f"{outcome.kind}: {outcome.case}\n    {outcome.what}", file=sys.stderr, flush=True)
-            return outcome
+            outcomes.append(outcome)
         finally:
             servers.put(server)
             shutil.rmtree(own, ignore_errors=True)
-            done += 1
-            if done % 50 == 0:
-                print(f"{done} of {len(jobs)} cases, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if len(outcomes) % 50 == 0:
+            seconds = time.monotonic() - began
+            print(f"{len(outcomes)} of {len(jobs)} cases, {seconds:.0f} s", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, range(len(jobs))))
+        futures = [pool.submit(one, number) for number in range(len(jobs))]
+        try:
+            for future in futures:
+                future.result()
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            print(f"interrupted after {len(outcomes)} of {len(jobs)} cases", file=sys.stderr, flush=True)
+    return outcomes
 
 
 def report(outcomes: list[Outcome]) -> str:

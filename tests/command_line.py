@@ -65,6 +65,39 @@ def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     )
 
 
+STOPPER = """
+import os, signal, sys
+from mezo_cli.__main__ import main
+from mezo_cli.runs.metrics_log import MetricsLog
+
+folder, step, append = sys.argv.pop(1), int(sys.argv.pop(1)), MetricsLog.append
+
+def stop(self, kind, at, **values):
+    append(self, kind, at, **values)
+    if kind == "train" and at == step and str(self.path.parent.resolve()) == folder:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+MetricsLog.append = stop
+main()
+"""
+
+
+def start_until(run: Path, step: int, *words: object, cwd: Path) -> subprocess.Popen[str]:
+    """Start `mezo words...` as `start` does, and return when it has stopped itself after the line of a step of `run`.
+
+    So that a signal reaches it there, however slow the machine is: send one, then SIGCONT.
+    """
+    pipe, hears = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, "-c", STOPPER, str(run.resolve()), str(step), *map(str, words)]
+    running = subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True, preexec_fn=hears
+    )
+    found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    assert found.si_code == os.CLD_STOPPED, f"it ended before step {step}: {running.communicate()}"
+    return running
+
+
 def process(*words: object, cwd: Path, timeout: float = 120, **extra: str) -> Result:
     """Run `mezo words...` in a process of its own."""
     running = start(*words, cwd=cwd, **extra)

@@ -179,7 +179,7 @@ def test_no_network_and_no_copy_is_one_line_and_quick(missing: str, movies: Path
     words = [] if missing == "data set" else ["data=files", f"data.dir={movies}"]
     began = time.perf_counter()
     done = mezo(tmp_path, CLOSED, tmp_path / "home", *PLAIN, *words, "hydra.run.dir=run")
-    assert time.perf_counter() - began < 60  # imports on a busy machine; with the libraries' retries it is minutes
+    assert time.perf_counter() - began < 100  # imports on a busy machine; with the libraries' retries it is minutes
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     looked_for = "nyu-mll/glue (sst2)" if missing == "data set" else "FacebookAI/roberta-large"

@@ -44,9 +44,9 @@ class ForkServer:
             commands: the words of each, without `mezo`.
             cwd: the working directory.
             how: `watch`, the arguments of `file_operations.Watch`; `after`, a signal's number and the seconds from the
-                start at which it comes (at the earliest when the command begins); `ignore`, the numbers of ignored signals; `powerless`, True to run without
-                root's rights; `cwd_gone`, True to remove the working directory first; `env`, environment variables;
-                `timeout` in seconds.
+                start at which it comes (at the earliest when the command begins); `ignore`, the numbers of ignored
+                signals; `powerless`, True to run without root's rights; `cwd_gone`, True to remove the working
+                directory first; `env`, environment variables; `timeout` in seconds.
 
         Returns:
             Exit status (minus the signal's number when one ended it), output and errors of each.

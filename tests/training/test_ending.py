@@ -85,7 +85,7 @@ def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, trai
 def test_a_change_of_the_config_can_be_interrupted_anywhere(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["checkpoint=trajectory", "log_every=3"]
     whole = train(*words)
-    for stop in range(2, 6):  # the first is that of claiming the run
+    for stop in range(2, 9):  # the first is that of claiming the run
         run, calls = train(*words, "steps=3", copy=f"cut {stop}"), [0]
 
         def cut(plain: Callable[..., Any], calls: list[int] = calls, stop: int = stop) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore, training_run
 from mezo_cli.training import setup as session
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small, start
+from tests.command_line import Result, error_line, mezo, small, start_until
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
@@ -390,15 +389,6 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
 # --- real signals, to a process of its own ---
 
 
-def wait_for_step(run: Path, step: int, process: Any) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        if (run / "metrics.jsonl").exists() and any(m["step"] >= step for m in Run(run).metrics()):
-            return
-        time.sleep(0.01)
-    pytest.fail(f"the run did not come to step {step}: {process.communicate()}")
-
-
 @pytest.mark.parametrize(
     ("mode", "number"),
     [
@@ -414,14 +404,12 @@ def test_a_killed_process_is_resumed(
     mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start("train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
-    wait_for_step(run, int(number) % 10, process)
-    process.send_signal(signal.SIGSTOP)  # it waits while we look
+    process = start_until(run, int(number) % 10, "train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
     assert Run(run).status() == "running"
     assert "is running" in error_line(mezo("resume", run))
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
     if number != signal.SIGKILL:
         assert err == "error: interrupted\n"
