@@ -51,5 +51,5 @@ $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints.txt
 
 $(OLDEST)/.dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/pip install -q --disable-pip-version-check -e ".[dev]" -c constraints-oldest.txt
+	$(OLDEST)/bin/pip install -q --disable-pip-version-check -e ".[test]" -c constraints-oldest.txt
 	touch $@

@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +56,20 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    """Start `mezo words...` as a process of its own that Ctrl-C reaches: tests in the background ignore it."""
-    command = [sys.executable, "-m", "mezo_cli", *map(str, words)]
-    pipe, hears = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    """Start `mezo words...` as a process of its own."""
+    return _start([sys.executable, "-m", "mezo_cli", *map(str, words)], cwd, extra)
+
+
+def _start(command: list[str], cwd: Path, extra: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a process that signals reach: tests in the background ignore Ctrl-C, under nohup SIGHUP."""
+
+    def hear() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True, preexec_fn=hears
+        command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True, preexec_fn=hear
     )
 
 
@@ -87,11 +95,7 @@ def start_until(run: Path, step: int, *words: object, cwd: Path) -> subprocess.P
 
     So that a signal reaches it there, however slow the machine is: send one, then SIGCONT.
     """
-    pipe, hears = subprocess.PIPE, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    command = [sys.executable, "-c", STOPPER, str(run.resolve()), str(step), *map(str, words)]
-    running = subprocess.Popen(
-        command, cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True, preexec_fn=hears
-    )
+    running = _start([sys.executable, "-c", STOPPER, str(run.resolve()), str(step), *map(str, words)], cwd, {})
     found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found is not None
     assert found.si_code == os.CLD_STOPPED, f"it ended before step {step}: {running.communicate()}"

@@ -121,6 +121,7 @@ def losses(run: Path) -> list[tuple[str, int, float]]:
     return [(line["kind"], line["step"], line["loss"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with Hub(root) as hub:
@@ -174,6 +175,7 @@ def test_fetch_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path)
     assert offline.returncode == 0, offline.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("missing", ["data set", "model"])
 def test_no_network_and_no_copy_is_one_line_and_quick(missing: str, movies: Path, tmp_path: Path) -> None:
     words = [] if missing == "data set" else ["data=files", f"data.dir={movies}"]

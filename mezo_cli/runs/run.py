@@ -107,7 +107,7 @@ class Run:
             with name_in_errors(config), file:
                 file.write(config_yaml)
             sync(config)
-            write_atomically(self.path / "run.json", json.dumps(info, indent=2) + "\n")
+            self._write_info(info)
             sync(self.path.parent)
         except BaseException:  # a signal can come when run.json has its name already
             (self.path / "run.json").unlink(missing_ok=True)
@@ -186,12 +186,26 @@ class Run:
     # --- run.json ---
 
     def info(self) -> dict[str, Any]:
-        """Return run.json."""
-        return read_json(self.path / "run.json")
+        """Return run.json without its checksum.
+
+        Raises:
+            UserError: when it is missing or was changed.
+        """
+        return self._read_checked(self.path / "run.json")
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
-        write_atomically(self.path / "run.json", json.dumps({**self.info(), **fields}, indent=2) + "\n")
+        self._write_info({**self.info(), **fields})
+
+    def _write_info(self, values: dict[str, Any]) -> None:
+        write_atomically(self.path / "run.json", json.dumps(add_checksum(values), indent=2) + "\n")
+
+    @staticmethod
+    def _read_checked(path: Path) -> dict[str, Any]:
+        values = read_json(path)
+        if "crc" in values and verify_checksum(values) is None:  # the oldest runs have no checksum
+            raise UserError(f"{path} is damaged: it does not match its own checksum")
+        return {key: value for key, value in values.items() if key != "crc"}
 
     def status(self, info: dict[str, Any] | None = None) -> str:
         """Return running, finished, failed or interrupted. A run whose process is gone is interrupted.
@@ -351,10 +365,7 @@ class Run:
         Raises:
             UserError: when it is missing or was changed.
         """
-        values = read_json(self.path / "summary.json")
-        if "crc" in values and verify_checksum(values) is None:  # the oldest runs have no checksum
-            raise UserError(f"{self.path / 'summary.json'} is damaged: it does not match its own checksum")
-        return {key: value for key, value in values.items() if key != "crc"}
+        return self._read_checked(self.path / "summary.json")
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""

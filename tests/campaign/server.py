@@ -144,6 +144,8 @@ def _child(request: dict[str, Any], folder: Path) -> None:
     from tests.campaign.file_operations import Watch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # which the campaign's own process may ignore, under nohup
+        signal.signal(number, signal.SIG_DFL)
     for number in request.get("ignore", ()):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(request["cwd"])

@@ -151,6 +151,7 @@ def test_sweep_json_names_every_job_before_the_first_one_starts(
     assert len([path for path in (tmp_path / "s").iterdir() if path.is_dir()]) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle of a job; then one job's directory is gone, another killed before its run.json."""
     more = ["seed=1,2,3", "steps=20", "eval_every=10", "log_every=1"]
@@ -262,6 +263,7 @@ def test_ctrl_c_stops_the_sweep_and_says_what_is_left(
     assert set(statuses(tmp_path / "sweep").values()) == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_real_ctrl_c_ends_the_job_in_hand(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "steps=20", "eval_every=0")
     process = start_until(tmp_path / "sweep" / "0", 2, "train", *words, cwd=tmp_path)

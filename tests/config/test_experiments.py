@@ -158,6 +158,7 @@ def test_objectives_are_four_runs_of_one_split_and_seed() -> None:
 # --- the grid of an experiment file ---
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_the_grid_and_reports_it(movies: Path, roberta: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
     words = [f"model.path={roberta}", "data=files", f"data.dir={movies}", "steps=1", "log_every=1"]

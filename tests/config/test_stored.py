@@ -16,7 +16,7 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 odd = st.sampled_from(["Yes", "no", "null", "~", "1e3", "0x10", "1_000", "on", "${seed}", "a: b", "- a", "'", '"', "#"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.one_of(words, odd), st.lists(st.one_of(words, odd), min_size=1, max_size=3))
 def test_config_yaml_reads_back_as_it_was(tmp_path_factory: Any, text: str, several: list[str]) -> None:
     base = build_config([])

@@ -94,6 +94,7 @@ def test_rows_come_from_the_hub_and_then_from_its_cache(repositories: Path, tmp_
     assert _load(hub.url, tmp_path) == said  # the server is gone: the cache serves, and without long retries
 
 
+@pytest.mark.slow
 def test_few_shot_rules_apply_to_the_hub(repositories: Path, tmp_path: Path) -> None:
     with Hub(repositories) as hub:
         said = _load(hub.url, tmp_path, more=", shots=4").splitlines()

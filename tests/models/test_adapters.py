@@ -35,6 +35,7 @@ from mezo_cli.training import restore
 from mezo_cli.training.setup import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, ready
 
 KINDS = list(adapters.ADAPTERS)
@@ -259,20 +260,13 @@ def test_replay_gives_the_bits_of_the_checkpoint(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("words", [[], ["checkpoint=trajectory"], ["model.compute_dtype=bfloat16"]])
 def test_an_interrupted_run_ends_in_the_same_bits(
-    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     words = [f"peft={kind}", "objective=cls", *words]
     assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
-    step = Mezo.step
-
-    def interrupted(self: Mezo, forward: Any, loss: Any, number: int) -> Any:
-        if number == 4:
-            raise KeyboardInterrupt
-        return step(self, forward, loss, number)
-
-    monkeypatch.setattr(Mezo, "step", interrupted)
-    assert mezo("train", *small(roberta, movies, tmp_path / "cut", *words)).code == 130
-    monkeypatch.setattr(Mezo, "step", step)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        assert mezo("train", *small(roberta, movies, tmp_path / "cut", *words)).code == 130
     assert mezo("resume", tmp_path / "cut").code == 0
     assert same(at(tmp_path / "cut", "last"), at(tmp_path / "whole", "last"))
     assert same(at(tmp_path / "cut", "best"), at(tmp_path / "whole", "best"))

@@ -73,6 +73,7 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_bits_are_the_same_and_one_warning_says_that_it_is_slow() -> None:
     code = """
 import torch

@@ -12,6 +12,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, OptimizerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed
+from mezo_cli.report.aggregate import Group, group_runs
+from mezo_cli.report.read import read_runs
 from mezo_cli.runs import Run
 from mezo_cli.runs.trajectory import Header, Writer
 
@@ -204,3 +206,16 @@ def _predict(row: int, text: str, labels: Sequence[str]) -> dict[str, Any]:
     probabilities = {name: high if name == predicted else rest for name in labels}
     columns = {"sentence": f"{text}, row {row}"}
     return {"columns": columns, "label": label, "predicted": predicted, "probabilities": probabilities}
+
+
+def read_groups(root: Path) -> list[Group]:
+    """Return the groups of the runs under a folder, of which none is damaged."""
+    entries, warnings = read_runs([root])
+    assert not warnings
+    return group_runs(entries)
+
+
+def only_group(root: Path) -> Group:
+    """Return the group of the runs under a folder, which belong together."""
+    (group,) = read_groups(root)
+    return group

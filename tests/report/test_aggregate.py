@@ -5,22 +5,9 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.report.aggregate import Group, group_runs
-from mezo_cli.report.read import read_runs
-from tests.report.run_directories import SEEDS, make_grid, make_run
+from tests.report.run_directories import SEEDS, make_grid, make_run, only_group, read_groups
 
 FEW = {"data.shots": 16}
-
-
-def read_groups(root: Path) -> list[Group]:
-    entries, warnings = read_runs([root])
-    assert not warnings
-    return group_runs(entries)
-
-
-def only_group(root: Path) -> Group:
-    (group,) = read_groups(root)
-    return group
 
 
 # --- picking ---

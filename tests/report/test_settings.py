@@ -7,27 +7,15 @@ import pytest
 
 from mezo_cli.config.keys import all_keys
 from mezo_cli.optim import optimizer_class
-from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.read import read_runs
 from mezo_cli.report.settings import IN_OTHER_COLUMNS, WITHOUT_EFFECT, grid_settings, group_settings, method_name
-from tests.report.run_directories import default_config, make_config, make_run
+from tests.report.run_directories import default_config, make_config, make_run, only_group, read_groups
 
 LORA = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
 PREFIX = {"peft.name": "prefix", "peft.length": 5}
 MOMENTUM = {"optimizer.name": "mezo_momentum"}
 ADAM = {"optimizer.name": "mezo_adam"}
 FIRST_ORDER = {"optimizer.name": "adamw", "optimizer.schedule": "linear"}
-
-
-def read_groups(root: Path) -> list[Group]:
-    entries, warnings = read_runs([root])
-    assert not warnings
-    return group_runs(entries)
-
-
-def only_group(root: Path) -> Group:
-    (group,) = read_groups(root)
-    return group
 
 
 def test_every_key_of_the_schema_has_exactly_one_part(tmp_path: Path) -> None:

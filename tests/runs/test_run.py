@@ -362,6 +362,21 @@ def test_a_running_run_cannot_be_claimed(tmp_path: Path) -> None:
 # --- damage ---
 
 
+@pytest.mark.parametrize("field", ["data_fingerprint", "status", "stopped"])
+def test_a_changed_run_json_is_reported(tmp_path: Path, field: str) -> None:
+    """Whatever the field: a changed fingerprint would look as if the data had changed."""
+    with new_run(tmp_path).tracked():
+        Run(tmp_path).update(data_fingerprint="ab12", stopped={"by": "patience", "step": 2})
+    text = (tmp_path / "run.json").read_text()
+    other = {"data_fingerprint": ("ab12", "ab13"), "status": ("finished", "failed"), "stopped": (": 2", ": 3")}
+    (tmp_path / "run.json").write_text(text.replace(*other[field], 1))
+    with pytest.raises(UserError, match=r"run\.json is damaged: it does not match its own checksum"):
+        Run.open(tmp_path)
+    without = {key: value for key, value in json.loads(text).items() if key != "crc"}  # as earlier versions wrote it
+    (tmp_path / "run.json").write_text(json.dumps(without))
+    assert Run.open(tmp_path).info() == without
+
+
 def test_an_edited_config_is_reported(tmp_path: Path) -> None:
     with new_run(tmp_path).tracked():
         pass

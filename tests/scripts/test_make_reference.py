@@ -1,7 +1,6 @@
 """docs/reference/ is what scripts/make_reference.py makes of the commands and the schema, and nothing is left out."""
 
 import dataclasses
-import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from mezo_cli.cli import app
 from mezo_cli.config import schema
 from mezo_cli.config.keys import all_keys
+from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "make_reference.py"
@@ -20,12 +20,7 @@ SCRIPT = ROOT / "scripts" / "make_reference.py"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_reference")
 
 
 def test_the_pages_are_up_to_date(script: ModuleType) -> None:

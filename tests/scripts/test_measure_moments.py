@@ -1,24 +1,18 @@
 """scripts/measure_moments.py, which made the tables of docs/methods.md: its error of a window is the true error."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_moments.py"
+from tests.scripts.load import load_script
+
 GIVEN = ["model=demo", "data=demo", "batch_size=4"]
 GRADS = [3.0, -1.0, 2.0, 0.5, -4.0, 1.0]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_moments", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("measure_moments")
 
 
 @pytest.mark.parametrize("name", ["mezo_momentum", "mezo_adam"])

@@ -1,6 +1,5 @@
 """The script that rebuilds a model like the demo's: small, on a text made here."""
 
-import importlib.util
 import json
 import lzma
 import random
@@ -16,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from tests.scripts.load import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pretrain_demo_model.py"
 SMALL = ["--vocab-size", "512", "--layers", "1", "--width", "32", "--heads", "2", "--positions", "34", "--length", "16"]
@@ -41,12 +42,7 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pretrain_demo_model", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["pretrain_demo_model"] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load_script("pretrain_demo_model")
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +203,7 @@ def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType) -> Non
         assert found.get(body, set()) == words, body
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +248,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_on_from_where_it_was(made: tuple[Path, str], tmp_path: Path) -> None:
     rates = ["--muon-lr", "0", "--adam-lr", "1e-9", "--steps", "1", "--batch-tokens", "512", "--length", "16"]
     (tmp_path / "text.txt").write_text(text())

@@ -17,6 +17,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from tests import tiny
 from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
 MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
@@ -36,14 +37,7 @@ def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("MEZO_EAGER", "1")
         for mode, words in MODES.items():
             assert mezo("train", *small(roberta, movies, home / mode, *words)).code == 0
-        step = Mezo.step
-
-        def interrupted(self: Mezo, forward: Any, loss: Any, number: int) -> Any:
-            if number == 5:
-                raise KeyboardInterrupt
-            return step(self, forward, loss, number)
-
-        patch.setattr(Mezo, "step", interrupted)
+        interrupt_at(patch, Mezo, "step", 6)
         assert mezo("train", *small(roberta, movies, home / "cut", *MODES["cls"])).code == 130
     return home
 

@@ -20,6 +20,7 @@ from mezo_cli.training import loop, restore, training_run
 from mezo_cli.training import setup as session
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small, start_until
+from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
@@ -74,22 +75,6 @@ def state(run: Path) -> dict[str, Any]:
     steps = (run / "trajectory.bin").read_bytes() if (run / "trajectory.bin").exists() else b""
     status = Run(run).status()
     return {"summary": summary, "lines": lines, "files": files, "steps": steps, "names": names, "status": status}
-
-
-def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
-    """Raise KeyboardInterrupt at the given call of a function, before or after its work."""
-    plain, calls = getattr(owner, name), [0]
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call and not after:
-            raise KeyboardInterrupt
-        made = plain(*args, **kwargs)
-        if calls[0] == call:
-            raise KeyboardInterrupt
-        return made
-
-    patch.setattr(owner, name, interrupted)
 
 
 CUTS: list[tuple[str, Any, str, int, bool]] = [
@@ -389,6 +374,7 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
 # --- real signals, to a process of its own ---
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("mode", "number"),
     [
