@@ -72,18 +72,40 @@ def check(prepared: Prepared, plan: Plan, deadline: Deadline) -> Section:
 def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, StepCost]:
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 
-    The steps have lr 0, so theta stays as it is.
+    The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
     """
-    session = prepared.session
-    own = session.config.model.compute_dtype
-    found: dict[str, StepCost] = {}
-    for dtype in sorted(DTYPES, key=lambda name: name != own):
-        slowest = max((cost.seconds for cost in found.values()), default=0.0)
-        if found and not deadline.allows(slowest):
-            break
-        session.forward.set_compute_dtype(DTYPES[dtype])
-        found[dtype] = _measure_dtype(prepared, deadline.part(1.0 if found else 0.5))
-    return found
+    config = prepared.config
+    optimizer = _still_optimizer(config)
+    session = dataclasses.replace(prepared.session, optimizer=optimizer)
+    sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
+    passes: dict[str, int] = {}
+    step = 0
+    for turn in range(1 + STEPS):
+        rows = [prepared.train[i] for i in sampler.batch(turn)]
+        for dtype in sorted(DTYPES, key=lambda name: name != config.model.compute_dtype):
+            expected = min(times.get(dtype) or [times_of[-1] for times_of in times.values()], default=0.0)
+            if times and not deadline.allows(expected):
+                continue
+            session.forward.set_compute_dtype(DTYPES[dtype])
+            system.reset_peak_memory()
+            times.setdefault(dtype, []).append(_time_step(session, rows, step))
+            peaks[dtype] = max(peaks.get(dtype, 0), system.peak_memory(session.loaded.device))
+            passes[dtype] = sum(optimizer.passes(step + 1).values()) - sum(optimizer.passes(step).values())
+            step += 1
+    state = tensor_bytes(vars(optimizer))
+    timed = {dtype: taken[1:] or taken for dtype, taken in times.items()}  # the first step allocates buffers
+    return {
+        dtype: StepCost(statistics.median(taken), passes[dtype], peaks[dtype], len(taken), state)
+        for dtype, taken in timed.items()
+    }
+
+
+def _still_optimizer(config: Config) -> Optimizer:
+    """Return the run's optimizer with lr 0."""
+    still = dataclasses.replace(config.optimizer, settings={**config.optimizer.settings, "lr": 0.0})
+    return optimizer_class(config.optimizer)(still, config.seed, config.steps)
 
 
 def judge_disk(section: Section, plan: Plan, checkpoint: int, free: int) -> None:
@@ -155,34 +177,6 @@ def format_bytes(size: float) -> str:
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size:.0f} bytes"
-
-
-def _measure_dtype(prepared: Prepared, deadline: Deadline) -> StepCost:
-    config = prepared.config
-    settings = {**config.optimizer.settings, "lr": 0.0}
-    optimizer: Optimizer = optimizer_class(config.optimizer)(
-        dataclasses.replace(config.optimizer, settings=settings), config.seed, config.steps
-    )
-    session = dataclasses.replace(prepared.session, optimizer=optimizer)
-    sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
-    times: list[float] = []
-    system.reset_peak_memory()
-    for step in range(min(1 + STEPS, config.steps)):
-        rows = [prepared.train[i] for i in sampler.batch(step)]
-        before = deadline.left
-        seconds = _time_step(session, rows, step)
-        times.append(seconds)
-        if not deadline.allows(before - deadline.left):
-            break
-    timed = times[1:] or times  # the first step may compile, and allocates buffers
-    passes = sum(optimizer.passes(len(times)).values()) / len(times)
-    return StepCost(
-        seconds=statistics.median(timed),
-        passes=max(1, round(passes)),
-        peak_bytes=system.peak_memory(session.loaded.device),
-        steps=len(timed),
-        state_bytes=tensor_bytes(vars(optimizer)),
-    )
 
 
 def _time_step(session: Session, rows: list[TokenizedExample], step: int) -> float:

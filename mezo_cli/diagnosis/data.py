@@ -9,6 +9,7 @@ from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import Section, percent
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 
 TITLE = "data"
 FEW = 0.005  # share of rows below which duplicates between splits and empty texts do little harm
@@ -179,15 +180,14 @@ def judge_cut(
 
 
 def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
-    task = encoder.task
-    limits = [
-        f"task.{name}={value}"
-        for name, value in (("first_limit", task.first_limit), ("other_limit", task.other_limit))
-        if value is not None
-    ]
-    own = f" and {', '.join(limits)}" if limits else ""
-    raised = f"raise task.max_length={task.max_length}{own} if the model takes more"
-    return f"{raised}: {covers} tokens cover 99% of the prompts"
+    task, takes = encoder.task, max_row_length(encoder.tokenizer, UNBOUNDED)
+    if encoder.max_length >= takes:
+        return f"shorten the texts: the model takes no more than {takes:,} tokens, {covers:,} cover 99% of the prompts"
+    sentences = {"first_limit": task.first_limit, "other_limit": task.other_limit}
+    limits = [f"{name} {value}" for name, value in sentences.items() if value]
+    own = f", with task.{' and '.join(limits)}" if limits else ""
+    most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
+    return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
 
 
 def _with_full(

@@ -168,7 +168,7 @@ def _judge_balance(
 def _start(session: Session) -> str:
     """Return why nothing is expected of the scores before training; empty if the pretrained words score the labels."""
     if session.config.init == "linear_probe":
-        return "init=linear_probe replaces these scores by those of a regression before the first step"
+        return "init=linear_probe fits the output layer before the first step: this and the signal below are of before"
     if session.objective.model_kind.has_classifier and session.loaded.fresh:
         return "the classification head is new, drawn from the seed: its scores say nothing before training"
     return ""

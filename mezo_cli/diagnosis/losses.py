@@ -114,12 +114,12 @@ def measure(
 def projected_grads(losses: Losses, eps: float, dtype: str, others: Sequence[tuple[float, str]]) -> list[list[float]]:
     """Return g of the directions that are measured for (eps, dtype) and for each of `others`: a list for each of them.
 
-    Only first batches count, so that all lists are of the same directions and batches.
+    Only the first batch of a direction counts, so that all lists are of the same directions and batches.
     """
     wanted = [(eps, dtype), *others]
     grads: list[list[float]] = [[] for _ in wanted]
     for point in losses:
-        if (point.eps, point.dtype) != wanted[0]:
+        if (point.eps, point.dtype) != wanted[0] or point.batch > 2 * point.direction:
             continue
         points = [point._replace(eps=e, dtype=d) for e, d in wanted]
         if all(one in losses for one in points):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 PASSES = 2  # over the labels, when words are chosen one at a time
-OWN = 0.55  # AUC of a word's score for its label alone: it must be more probable in the rows of that label
+OWN = 0.1  # of the AUC above 0.5, of a word's score alone: it must be more probable in the rows of its label
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -55,11 +55,12 @@ def choose_words(current: np.ndarray, candidates: np.ndarray, labels: np.ndarray
         The number of the candidate per label, -1 where the label word stays, and the separation that is reached.
     """
     chosen, scores = [-1] * current.shape[1], current.copy()
+    needed = 0.5 + max(OWN, 2 * chance_error(labels))
     best = separation(scores, labels)
     for _ in range(PASSES):
         for label in range(len(chosen)):
             for word in range(candidates.shape[1]):
-                if word in chosen or auc(candidates[:, word], labels == label) < OWN:
+                if word in chosen or auc(candidates[:, word], labels == label) < needed:
                     continue
                 before = scores[:, label].copy()
                 scores[:, label] = candidates[:, word]

@@ -85,29 +85,24 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
     if own is None:
         return
     best = min((row for row in rows if row[1] == dtype), key=lambda row: (row[3], abs(math.log(row[0] / eps))))
-    recommended = eps if own[3] <= GOOD else best[0]
+    recommended = eps if own[3] <= GOOD else best[0] if best[3] <= MAX_RELATIVE_ERROR else None
     doubtful = max(own[2].relative_error, own[3]) > MAX_RELATIVE_ERROR
-    rounding = (
-        ""
-        if dtype == "float32"
-        else f"off by {percent(own[2].relative_error)} from float32 (|g' - g| / |g|; g: {reference}), "
-    )
-    text = (
-        f"optimizer.eps={eps:g} in {dtype}: g is {rounding}off by {percent(own[3])} from the derivative of the loss"
-        f" along z ({count(own[2].directions, 'direction')})"
-    )
-    rounds = own[2].relative_error > MAX_RELATIVE_ERROR
-    if best[3] < own[3]:
-        advice = f"try optimizer.eps={best[0]:g}, where g is off by {percent(best[3])}"
+    measured = count(own[2].directions, "direction")
+    if dtype == "float32":
+        off = percent(own[3])
     else:
-        advice = "no other eps is better"
-    if dtype != "float32" and rounds:
-        advice += "; or model.compute_dtype=float32, or a larger batch_size"
+        off = f"{percent(own[2].relative_error)} from float32 ({reference}), by {percent(own[3])}"
+        measured += ", |g' - g| / |g|"
+    text = f"optimizer.eps={eps:g} in {dtype}: g is off by {off} from the derivative of the loss along z ({measured})"
+    rounds = own[2].relative_error > MAX_RELATIVE_ERROR
+    ways = [f"optimizer.eps={best[0]:g}, where g is off by {percent(best[3])}"] if best[3] < own[3] else []
+    ways += ["model.compute_dtype=float32", "a larger batch_size"] if dtype != "float32" and rounds else []
+    advice = f"try {' or '.join(ways)}" if ways else "no other eps that was measured is better"
     section.judge(
         "resolution",
         doubtful,
         text,
-        f"{'rounding hides the signal' if rounds else 'eps is too large: the loss bends on the way'}: {advice}",
+        f"{'rounding hides the signal' if rounds else 'the loss bends within eps'}: {advice}",
         eps=eps,
         dtype=dtype,
         relative_error=own[2].relative_error,
@@ -127,9 +122,10 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
         for e, d, a, slope in rows
     ]
     kept = "the run's own" if recommended == eps else f"the run has {eps:g}"
+    text = f"recommended: optimizer.eps={recommended:g} ({kept})" if recommended else "no eps can be recommended yet"
     section.ok(
         "recommended_eps",
-        f"recommended: optimizer.eps={recommended:g} ({kept}). Correlation and error: against float32 at that eps",
+        f"{text}. Correlation and error: against float32 at that eps",
         table=[header, *cells],
         eps=recommended,
         rows=[{"eps": e, "dtype": d, **dataclasses.asdict(a), "slope_error": slope} for e, d, a, slope in rows],
@@ -241,7 +237,8 @@ def _report_grads(section: Section, g: list[float]) -> None:
 def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:
     measured = len(projected_grads(losses, eps, "float32", [])[0])
     if measured < DIRECTIONS:
-        section.cut.append(f"{measured} of {DIRECTIONS} directions")
-    missing = [f"{one:g}" for one in EPS if not any(row[0] == one for row in rows)]
-    if missing:
-        section.cut.append(f"eps {', '.join(missing)}")
+        section.cut.append(f"{measured} of {DIRECTIONS} directions for the learning rate")
+    for one in sorted({*EPS, eps}):
+        directions = min((row[2].directions for row in rows if row[0] == one), default=0)
+        if directions < DIRECTIONS:
+            section.cut.append(f"{directions} of {DIRECTIONS} for eps {one:g}")

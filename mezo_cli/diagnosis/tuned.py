@@ -14,14 +14,16 @@ def check(prepared: Prepared) -> Section:
     """Report the trainable tensors of a session whose unreachable ones are excluded."""
     section, session = Section(TITLE), prepared.session
     trainable, total = session.trainable(), count_parameters(session.loaded.model)
-    names = "" if session.loaded.adapter is None else f": {format_names(trainable['names'])}"
+    prefix = f"{session.loaded.model.base_model_prefix}."
+    names = [name.removeprefix(prefix) for name in trainable["names"]]
+    shown = "" if session.loaded.adapter is None else f": {format_names(names)}"
     section.ok(
         "trainable",
         f"peft={session.config.peft.name} trains {trainable['count']:,} of {total:,} parameters"
-        f" ({percent(trainable['share'])}), {count(len(trainable['names']), 'tensor')}{names}",
+        f" ({percent(trainable['share'])}), {count(len(names), 'tensor')}{shown}",
         count=trainable["count"],
         share=trainable["share"],
-        tensors=len(trainable["names"]),
+        tensors=len(names),
     )
     judge_unreachable(section, prepared.unreachable, total)
     _report_decoder(section, session.loaded.model)

@@ -117,3 +117,17 @@ def test_the_share_that_loses_text_decides(lost: int, verdict: str, roberta: Pat
 
 def test_a_row_counts_as_repeated_whatever_its_case_and_spaces() -> None:
     assert data._key(Example(("A  b ",), 0)) == data._key(dataclasses.replace(Example(("a b",), 1)))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task.max_length=32"], "raise the limits (now 32 tokens; the model takes 64): 30 tokens cover"),
+        (["task.first_limit=9"], "shorten the texts: the model takes no more than 64 tokens, 30 cover 99%"),
+    ],
+)
+def test_the_advice_knows_what_the_model_takes(words: list[str], said: str, roberta: Path) -> None:
+    section = Section("data")
+    counted = {"train": {"rows": 100, "cut": 50, "lose_text": 50}}
+    data.judge_cut(section, counted, [10, 20, 30], encoder_of(roberta, *words), "mlm")
+    assert said in only(section).advice

@@ -78,7 +78,7 @@ def test_an_eps_too_small_for_bfloat16_is_a_doubt(roberta: Path) -> None:
 def test_an_eps_too_large_for_the_derivative_is_a_doubt(roberta: Path) -> None:
     found = checked(roberta, "optimizer.eps=1")
     assert found["resolution"].verdict == DOUBT
-    assert "too large" in found["resolution"].advice
+    assert "the loss bends within eps: try optimizer.eps=" in found["resolution"].advice
     assert found["recommended_eps"].figures["eps"] < 1
 
 
@@ -92,7 +92,12 @@ def test_theta_stays_and_what_time_cut_is_named(roberta: Path) -> None:
     given = prepared(roberta)
     before = {name: p.clone() for name, p in given.session.params.tensors.items()}
     section = signal.check(given, Deadline(0.0))
-    assert section.cut == ["1 of 32 directions", "eps 0.0001, 0.01"]
+    assert section.cut == [
+        "1 of 32 directions for the learning rate",
+        "0 of 32 for eps 0.0001",
+        "1 of 32 for eps 0.001",
+        "0 of 32 for eps 0.01",
+    ]
     assert all(torch.equal(before[name], p) for name, p in given.session.params.tensors.items())
 
 
