@@ -11,6 +11,7 @@ import numpy as np
 from mezo_cli.report.aggregate import Group, Point, format_shots
 from mezo_cli.report.details import RunDetails
 from mezo_cli.report.paper import Number
+from mezo_cli.report.series import CURVE_POINTS, thin_indices
 from mezo_cli.report.settings import grid_settings
 
 
@@ -101,18 +102,22 @@ def _line(group: Group, label: str, details: Mapping[str, RunDetails]) -> Line |
     scores: dict[int, list[float]] = defaultdict(list)  # step -> one score per run
     forwards: dict[int, list[int]] = defaultdict(list)
     for run in runs:
-        for step, score in zip(run.dev.steps, run.dev.scores, strict=True) if run.dev else ():
-            scores[step].append(score)
+        dev = run.dev
+        if dev is None:
+            continue
+        for at in thin_indices(len(dev.steps), CURVE_POINTS):
+            step = dev.steps[at]
+            scores[step].append(dev.scores[at])
             forwards[step].append(run.forwards(step))
     if not scores:
         return None
-    at = sorted(scores)
+    steps = sorted(scores)
     return Line(
         label,
-        forwards=np.array([statistics.fmean(forwards[step]) for step in at]),
-        mean=np.array([statistics.fmean(scores[step]) for step in at]),
-        std=np.array([statistics.pstdev(scores[step]) for step in at]),
-        runs=np.array([len(scores[step]) for step in at]),
+        forwards=np.array([statistics.fmean(forwards[step]) for step in steps]),
+        mean=np.array([statistics.fmean(scores[step]) for step in steps]),
+        std=np.array([statistics.pstdev(scores[step]) for step in steps]),
+        runs=np.array([len(scores[step]) for step in steps]),
         test=group.mean,
         test_std=group.std,
         number=group.paper_number,

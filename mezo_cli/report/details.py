@@ -99,7 +99,9 @@ class RunDetails:
         self.info = self.run.info()
         self.damage: list[str] = []
         lines = self.run.metrics()
-        self._train = [line for line in lines if line["kind"] == "train"]
+        train = [line for line in lines if line["kind"] == "train"]  # many: only these three are kept
+        self._steps = np.array([line["step"] for line in train], int)
+        self._losses, self._seconds = (np.array([line[key] for line in train], float) for key in ("loss", "seconds"))
         self._evaluations = [line for line in lines if line["kind"] == "eval"]
 
     @property
@@ -214,8 +216,7 @@ class RunDetails:
     @cached_property
     def loss(self) -> Curve | None:
         """The training loss of the logged steps; None before the first."""
-        steps, losses = [line["step"] for line in self._train], [float(line["loss"]) for line in self._train]
-        return smoothed(steps, losses) if steps else None
+        return smoothed(self._steps, self._losses) if len(self._steps) else None
 
     @cached_property
     def _projected_grads(self) -> np.ndarray | None:
@@ -247,15 +248,13 @@ class RunDetails:
     @cached_property
     def speed(self) -> Curve | None:
         """The steps per second between logged steps; None for fewer than three of them."""
-        steps = np.array([line["step"] for line in self._train], float)
-        seconds = np.array([line["seconds"] for line in self._train], float)
-        if len(steps) < 3:
+        if len(self._steps) < 3:
             return None
-        passed, done = np.diff(seconds), np.diff(steps)
+        passed, done = np.diff(self._seconds), np.diff(self._steps)
         known = passed > 0  # a time is stored to the millisecond
         if not known.any():
             return None
-        return smoothed(steps[1:][known].astype(int).tolist(), (done[known] / passed[known]).tolist())
+        return smoothed(self._steps[1:][known], done[known] / passed[known])
 
     # --- test rows ---
 

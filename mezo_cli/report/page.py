@@ -71,7 +71,8 @@ def render(
 
 
 def _body(run: Mapping[str, Any], heading: str) -> Any:
-    return _environment().get_template("parts.html").module.run_body(run, heading)  # type: ignore[attr-defined]
+    below = f"h{int(heading[1]) + 1}"
+    return _environment().get_template("parts.html").module.run_body(run, heading, below)  # type: ignore[attr-defined]
 
 
 @cache
@@ -145,8 +146,8 @@ def summary_line(run: RunDetails) -> str:
     dev, test = run.dev, run.entry.test
     parts = [f"dev {100 * dev.scores[dev.best]:.1f}"] if dev else []
     parts += [f"test {100 * test.score:.1f}"] if test else []
-    seeds = f"seed {run.config.seed}"
-    return ", ".join([*parts, f"lr {run.config.optimizer.lr:g}", seeds])
+    parts += [f"lr {run.config.optimizer.lr:g}"] if run.config.steps else []
+    return ", ".join([*parts, f"seed {run.config.seed}"])
 
 
 def run_warnings(run: RunDetails) -> list[str]:

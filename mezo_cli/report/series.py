@@ -29,7 +29,7 @@ class Curve:
     window: int
 
 
-def smoothed(steps: Sequence[int], values: Sequence[float]) -> Curve:
+def smoothed(steps: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> Curve:
     """Return a curve with its smoothed values: a centred mean, over fewer values at both ends."""
     given = np.asarray(values, np.float64)
     half = max(len(given) // (2 * SMOOTHING), 1) if len(given) >= FEWEST else 0

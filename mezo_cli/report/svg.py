@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from mezo_cli.console import printable
+
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes
 
@@ -111,7 +113,7 @@ def inline_svg(axes: "Axes", name: str, label: str) -> str:
     for variable, (light, _) in COLOURS.items():
         text = text.replace(light, f"var(--{variable})")
     width, height = (round(72 * side) for side in figure.get_size_inches())
-    head = f'<svg class="plot" role="img" viewBox="0 0 {width} {height}" aria-label="{escape(label)}">'
+    head = f'<svg class="plot" role="img" viewBox="0 0 {width} {height}" aria-label="{escape(printable(label))}">'
     return head + text[text.index(">") + 1 :].strip()
 
 

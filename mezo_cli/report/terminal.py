@@ -15,7 +15,7 @@ from mezo_cli.report.series import Histogram
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = "_.-:=+*#"  # for an encoding without the blocks
-SPARK = 30  # characters of a sparkline
+SPARK = 24  # characters of a sparkline
 EXAMPLES = 3  # right and wrong test rows each
 
 
@@ -121,8 +121,7 @@ def _curves(run: RunDetails, blocks: str) -> TextTable:
 
 def _gradient_text(run: RunDetails, found: Histogram) -> str:
     stats = run.gradient_stats
-    sizes = f"{stats['min_abs']:.2g} to {stats['max_abs']:.2g}, mean {stats['mean_abs']:.2g}"
-    return f"{sizes}; {100 * found.zeros / found.total:.1f}% zero"
+    return f"{100 * found.zeros / found.total:.1f}% zero, mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
 
 
 def _examples(run: RunDetails) -> list[tuple[str, list[Prediction], int]]:

@@ -1,11 +1,15 @@
 """`mezo show`: one run on the terminal, or as JSON."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from mezo_cli.report.terminal import PLAIN_BLOCKS, sparkline
+from mezo_cli.report.details import read_details
+from mezo_cli.report.read import read_run
+from mezo_cli.report.terminal import PLAIN_BLOCKS, show_details, sparkline
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_curves, make_run
 
@@ -29,6 +33,15 @@ def test_the_story_of_a_run(run: Path) -> None:
     assert "20.0% zero" in said.out
     assert "\\x1b[31mfilm [bold]x" in said.out
     assert "\x1b" not in said.out
+
+
+def test_lines_fit_eighty_columns(run: Path) -> None:
+    """But for the commands, which are there to be copied."""
+    file = io.StringIO()
+    show_details(read_details(read_run(run)), Console(file=file, width=80))
+    shown = file.getvalue().split("run again:")[0]
+    assert "20.0% zero" in shown
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
 
 
 def test_json_holds_one_document(run: Path) -> None:
@@ -61,5 +74,5 @@ def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([0.5, 0.5], low=0.0, high=1.0) == "▅▅"
     assert sparkline([3.0]) == "▁"
-    assert sparkline(range(3000)) == sparkline(range(30))
+    assert sparkline(range(2400)) == sparkline(range(24))
     assert sparkline([0, 1], PLAIN_BLOCKS) == "_#"
