@@ -145,24 +145,26 @@ class LoadedRun:
         )
 
 
-def load(run: str | os.PathLike[str], checkpoint: str | int = "best") -> LoadedRun:
+def load(
+    run: str | os.PathLike[str], checkpoint: str | int = "best", *, base: str | os.PathLike[str] | None = None
+) -> LoadedRun:
     """Load the model of a run.
 
     Args:
-        run: the run directory, or a checkpoint folder in it.
+        run: the run directory, a checkpoint folder in it, or a trajectory folder (a local one, or `hub:USER/REPO`).
         checkpoint: `best`, `last` or a step, which is replayed.
+        base: of a trajectory folder: the folder of its base model; None: as the folder says.
 
     Raises:
         UserError: when there is no such run or checkpoint; its text is one line.
     """
     from mezo_cli.commands.open_run import open_run
+    from mezo_cli.console import console_logging, make_error_console
 
-    path = Path(run).expanduser()
-    opened = open_run(path, None if checkpoint == "best" else str(checkpoint))
-    system.import_torch()
-    from mezo_cli.training import restore
-
-    return LoadedRun(restore.load_checkpoint(opened.config, opened.run, opened.checkpoint))
+    wanted = None if checkpoint == "best" else str(checkpoint)
+    with console_logging(make_error_console()):  # it shows what is downloaded, and long replays
+        opened = open_run(Path(run).expanduser(), wanted, None if base is None else Path(base).expanduser())
+        return LoadedRun(opened.load())
 
 
 def _fresh_folder(task: str) -> Path:

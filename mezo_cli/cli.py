@@ -38,8 +38,12 @@ ConfigDir = Annotated[str | None, typer.Option("--config-dir", help="A folder wi
 Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
 ]
+Base = Annotated[
+    Path | None, typer.Option("--base", metavar="DIR", help="Of a trajectory folder: the folder of its base model.")
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ANY_RUN = "A run, a checkpoint in it, or a trajectory folder: a local one or hub:USER/REPO."
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
@@ -87,16 +91,20 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a checkpoint in it, or a Hugging Face folder.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run, a checkpoint in it, a trajectory folder, or a Hugging Face folder."),
+    ],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
     split: Annotated[str, typer.Option("--split", help="test, dev or train.")] = "test",
     config_dir: ConfigDir = None,
+    base: Base = None,
 ) -> None:
     """Evaluate a run's checkpoint on a split; or any Hugging Face folder, with task=... data=... given."""
     from mezo_cli.commands import evaluate as command
 
-    command.evaluate(run, overrides or [], checkpoint, split, config_dir)
+    command.evaluate(run, overrides or [], checkpoint, split, config_dir, base)
 
 
 @app.command()
@@ -118,19 +126,20 @@ def resume(
 
 @app.command()
 def replay(
-    run: RunDir,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a trajectory folder (hub:USER/REPO).")],
     step: Annotated[int, typer.Option("--step", help="The step whose weights to rebuild.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the Hugging Face model.")],
+    base: Base = None,
 ) -> None:
     """Rebuild the weights of a step from the base model and the trajectory."""
     from mezo_cli.commands import replay as command
 
-    command.replay(run, step, out)
+    command.replay(run, step, out, base)
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a checkpoint in it.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text; for a task of several columns COLUMN=TEXT for each. May be repeated."),
@@ -139,29 +148,34 @@ def predict(
         Path | None, typer.Option("--file", help="A .jsonl, .csv, .tsv or .parquet file with the task's columns.")
     ] = None,
     checkpoint: Checkpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    base: Base = None,
+    as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .jsonl, .json or .csv file instead.")] = None,
 ) -> None:
     """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
     from mezo_cli.commands import predict as command
 
-    command.predict(run, text or [], file, checkpoint, as_json, out)
+    command.predict(run, text or [], file, checkpoint, base, as_json, out)
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a checkpoint in it.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     checkpoint: Checkpoint = None,
+    trajectory: Annotated[
+        bool, typer.Option("--trajectory", help="Write the few KB from which others rebuild the weights of every step.")
+    ] = False,
+    base: Base = None,
     push: Annotated[
         str | None, typer.Option("--push", metavar="USER/NAME", help="Also upload it to this repository of the hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
 ) -> None:
-    """Write a Hugging Face folder with a model card, for plain transformers or peft."""
+    """Hand a run on: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
     from mezo_cli.commands import export as command
 
-    command.export(run, out, checkpoint, push, private)
+    command.export(run, out, checkpoint, trajectory, base, push, private)
 
 
 @app.command()

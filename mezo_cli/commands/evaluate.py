@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mezo_cli import data
+from mezo_cli.commands.open_run import is_shared, open_run
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.stored import read_config
 from mezo_cli.console import console_logging, make_console, make_table, print_line
 from mezo_cli.errors import UserError, did_you_mean
-from mezo_cli.runs import Run, checkpoints
+from mezo_cli.runs import checkpoints
 from mezo_cli.system import import_torch
 
 log = logging.getLogger("mezo")
@@ -17,34 +18,45 @@ log = logging.getLogger("mezo")
 SPLITS = ("test", "dev", "train")
 
 
-def evaluate(path: Path, overrides: Sequence[str], checkpoint: str | None, split: str, config_dir: str | None) -> None:
-    """Evaluate a run, a checkpoint folder of a run, or a plain Hugging Face folder, and print the scores.
+def evaluate(
+    path: Path,
+    overrides: Sequence[str],
+    checkpoint: str | None,
+    split: str,
+    config_dir: str | None,
+    base: Path | None,
+) -> None:
+    """Evaluate a run, a checkpoint folder of a run, a trajectory folder, or a plain Hugging Face folder; print scores.
 
     Args:
         path: the folder.
-        overrides: settings for a plain folder, at least the task and the data; a run has its own config.
+        overrides: settings for a plain folder, at least the task and the data; for a trajectory folder, where its data
+            are. A run has its own config.
         checkpoint: of a run: `best` (if None), `last` or a step number.
         split: one of `SPLITS`.
         config_dir: the user's config folder.
+        base: of a trajectory folder: the folder of its base model.
 
     Raises:
         UserError: for a folder or a split that does not exist, and when the loss is not finite.
     """
     if split not in SPLITS:
         raise UserError(f"--split {split}: allowed are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
-    if not path.is_dir():
+    shared = is_shared(path)
+    if not shared and not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    run_dir = path if is_run else checkpoints.find_run(path)
+    run_dir = path if is_run or shared else checkpoints.find_run(path)
     if run_dir is None and not any(text.startswith("task=") for text in overrides):
         raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
-    if run_dir is not None and overrides:
+    if run_dir is None and base is not None:
+        raise UserError(f"--base {base}: it goes with a trajectory folder; {path} is a plain model folder")
+    if run_dir is not None and overrides and not shared:
         raise UserError(f"'{overrides[0]}': settings go with a plain model folder; a run has its own")
     import_torch()
-    if checkpoint is not None and not is_run:
+    if checkpoint is not None and not is_run and not shared:
         what = f"the checkpoint '{path.name}' of {run_dir}" if run_dir is not None else "a plain model folder"
         raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option goes with a run directory")
-    from mezo_cli.training import restore
     from mezo_cli.training.device_errors import explain_device_errors
     from mezo_cli.training.evaluation import evaluate as evaluate_rows
     from mezo_cli.training.setup import prepare
@@ -56,8 +68,12 @@ def evaluate(path: Path, overrides: Sequence[str], checkpoint: str | None, split
 
             config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:
-            wanted = (checkpoint or "best") if is_run else path.name
-            run, config, name = Run.open(run_dir), read_config(run_dir / "config.yaml"), f"{run_dir} {wanted}"
+            opened = open_run(path, checkpoint, base)
+            if opened.shared is not None:
+                from mezo_cli.sharing.shared_run import with_own_data
+
+                opened = replace(opened, config=with_own_data(opened.config, overrides))
+            config, name = opened.config, opened.name
         splits = data.load_splits(config)
         rows = getattr(splits, split)
         if rows is None:
@@ -65,9 +81,9 @@ def evaluate(path: Path, overrides: Sequence[str], checkpoint: str | None, split
         if run_dir is None:
             session = prepare(config)
         else:
-            if run.info().get("data_fingerprint") not in (None, splits.fingerprint):
+            if opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
                 log.warning("warning: the data have changed since the run")
-            session = restore.load_checkpoint(config, run, wanted)
+            session = opened.load()
         advice = f"a lower eval_batch_size (now {config.eval_batch_size})"
         if run_dir is not None:  # whose settings are fixed
             advice = (

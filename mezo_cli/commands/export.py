@@ -2,20 +2,32 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import open_run
+from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.console import console_logging, make_error_console, print_line
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import write_folder
 from mezo_cli.system import import_torch
 
 
-def export(path: Path, out: Path, checkpoint: str | None, repo: str | None, private: bool) -> None:
-    """Write the weights of a run to a new folder, in Hugging Face layout with a model card, and upload it if asked to.
+def export(
+    path: Path,
+    out: Path,
+    checkpoint: str | None,
+    as_trajectory: bool,
+    base: Path | None,
+    repo: str | None,
+    private: bool,
+) -> None:
+    """Write a new folder about a run, with a model card, and upload it if asked to.
+
+    It has the weights in Hugging Face layout, or the trajectory that they are rebuilt from.
 
     Args:
-        path: a run directory, or a checkpoint folder in one.
+        path: a run directory, a checkpoint folder in one, or a trajectory folder.
         out: the new folder.
         checkpoint: `best` (if None), `last` or a step number.
+        as_trajectory: write the trajectory, from which all steps can be rebuilt.
+        base: of a trajectory folder: the folder of its base model.
         repo: the hub's repository to upload to.
         private: whether a repository that is created can be read by its owner alone.
 
@@ -27,21 +39,48 @@ def export(path: Path, out: Path, checkpoint: str | None, repo: str | None, priv
         raise UserError("--private goes with --push")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: it exists and is not an empty folder")
-    opened = open_run(path, checkpoint)
+    if as_trajectory and checkpoint is not None:
+        raise UserError(
+            f"--checkpoint {checkpoint}: with --trajectory every step can be rebuilt: leave one of them out"
+        )
     token = ""
     if repo is not None:
         from mezo_cli.sharing import push
 
         token = push.check_push(repo)
     import_torch()
-    from mezo_cli.sharing.model_folder import make_card, write_model_folder
-    from mezo_cli.training import restore
-
     with console_logging(make_error_console()):
-        step = restore.find_step(opened.config, opened.run, opened.checkpoint)
-        session = restore.load_checkpoint(opened.config, opened.run, opened.checkpoint)
-        card = make_card(opened.run, session, step, repo)
-        write_folder(out, lambda folder: write_model_folder(folder, session, card, repo))
-    print_line(f"step {step} of {opened.run.path} written to {out}")
+        opened = open_run(path, checkpoint, base)
+        if as_trajectory:
+            _write_trajectory(opened, out, repo)
+        else:
+            _write_model(opened, out, repo)
     if repo is not None:
         print_line(f"uploaded to {push.push(out, repo, token, private)}")
+
+
+def _write_model(opened: Opened, out: Path, repo: str | None) -> None:
+    from mezo_cli.sharing.model_folder import make_card, write_model_folder
+
+    step, session = opened.step(), opened.load()
+    card = make_card(opened.run, session, step, repo)
+    write_folder(out, lambda folder: write_model_folder(folder, session, card, repo))
+    print_line(f"step {step} of {_source(opened)} written to {out}")
+
+
+def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
+    from mezo_cli.sharing import trajectory_folder
+
+    run, config = opened.run, opened.config
+    trajectory_folder.check_rebuildable(config, str(run.path))
+    status = run.status()
+    if status != "finished":
+        raise UserError(f"{run.path} is {status}: only the trajectory of a finished run is exported")
+    write_folder(out, lambda folder: trajectory_folder.write_trajectory_folder(folder, run, config, repo))
+    print_line(f"the trajectory of {_source(opened)} written to {out}:")
+    for file in sorted(out.iterdir()):
+        print_line(f"{file.stat().st_size:>12,} bytes  {file.name}")
+
+
+def _source(opened: Opened) -> str:
+    return str(opened.run.path) if opened.shared is None else opened.shared.name

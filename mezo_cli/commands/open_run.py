@@ -1,12 +1,18 @@
-"""Open what a command on trained weights is given: a run directory, or a checkpoint folder in one."""
+"""Open what a command on trained weights is given: a run, a checkpoint folder in one, or a trajectory folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.runs import Run, checkpoints
+from mezo_cli.system import import_torch
+
+if TYPE_CHECKING:  # they import torch
+    from mezo_cli.sharing.shared_run import SharedRun
+    from mezo_cli.training.setup import Session
 
 
 @dataclass(frozen=True)
@@ -16,24 +22,68 @@ class Opened:
     Attributes:
         checkpoint: `best`, `last` or a step number.
         name: run and checkpoint, for messages.
+        shared: the trajectory folder that the run is; None for a run of this machine.
     """
 
     run: Run
     config: Config
     checkpoint: str
     name: str
+    shared: "SharedRun | None" = None
+
+    def step(self) -> int:
+        """Return the step of the weights.
+
+        Raises:
+            UserError: when there is no such step.
+        """
+        import_torch()
+        from mezo_cli.training import restore
+
+        if self.shared is not None and self.checkpoint in self.shared.weights:
+            return int(self.shared.weights[self.checkpoint]["step"])
+        return restore.find_step(self.config, self.run, self.checkpoint)
+
+    def load(self) -> "Session":
+        """Return a session at the weights. Those of a trajectory folder are rebuilt from the base model, and checked.
+
+        Raises:
+            UserError: when a file that is needed is missing or damaged, and for weights of another sha256.
+        """
+        import_torch()
+        from mezo_cli import models
+        from mezo_cli.training import restore
+
+        if self.shared is None:
+            return restore.load_checkpoint(self.config, self.run, self.checkpoint)
+        from mezo_cli.sharing.shared_run import check_weights
+
+        step = self.step()
+        session = restore.replay_from_base(self.config, self.run, step)
+        check_weights(self.shared, step, models.fingerprint(session.loaded.model))
+        return session
 
 
-def open_run(path: Path, checkpoint: str | None) -> Opened:
-    """Open a run directory, or a checkpoint folder in one.
+def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Opened:
+    """Open a run directory, a checkpoint folder in one, or a trajectory folder, which may be `hub:USER/REPO`.
 
     Args:
         path: the folder.
         checkpoint: `best` (if None), `last` or a step number; None for a checkpoint folder, which is one already.
+        base: of a trajectory folder: the folder of its base model.
 
     Raises:
-        UserError: for any other folder, and when the run's config.yaml was damaged or edited.
+        UserError: for any other folder, and for one that is damaged.
     """
+    if is_shared(path):
+        import_torch()
+        from mezo_cli.sharing.shared_run import open_shared
+
+        shared = open_shared(path, base)
+        wanted = checkpoint or "best"
+        return Opened(shared.run, shared.config, wanted, f"{shared.name} {wanted}", shared)
+    if base is not None:
+        raise UserError(f"--base {base}: it goes with a trajectory folder; a run has its own model.path")
     if not path.is_dir():
         siblings = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such folder{did_you_mean(path.name, siblings)} (`mezo runs` lists the runs)")
@@ -46,3 +96,8 @@ def open_run(path: Path, checkpoint: str | None) -> Opened:
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
     run = Run.open(folder)
     return Opened(run, read_config(folder / "config.yaml"), wanted, f"{folder} {wanted}")
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether a path is `hub:USER/REPO` or a trajectory folder (sharing/trajectory_folder.py)."""
+    return str(path).startswith("hub:") or (path / "export.json").is_file()

@@ -25,15 +25,22 @@ STDIN = "standard input"
 
 
 def predict(
-    path: Path, words: Sequence[str], file: Path | None, checkpoint: str | None, as_json: bool, out: Path | None
+    path: Path,
+    words: Sequence[str],
+    file: Path | None,
+    checkpoint: str | None,
+    base: Path | None,
+    as_json: bool,
+    out: Path | None,
 ) -> None:
     """Predict rows with the weights of a run, and print or write label and probabilities.
 
     Args:
-        path: a run directory, or a checkpoint folder in one.
+        path: a run directory, a checkpoint folder in one, or a trajectory folder.
         words: the texts of `--text`.
         file: a file of rows. With neither words nor a file, rows are read from standard input, line by line.
         checkpoint: `best` (if None), `last` or a step number.
+        base: of a trajectory folder: the folder of its base model.
         as_json: print one JSON document.
         out: write the rows to this file instead.
 
@@ -44,15 +51,14 @@ def predict(
         raise UserError("--text and --file: give one of them")
     if out is not None:
         _check_output(out)
-    opened = open_run(path, checkpoint)
-    task = opened.config.task
-    rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
-    import_torch()
-    from mezo_cli.training import restore
-    from mezo_cli.training.device_errors import explain_device_errors
-
     with console_logging(make_error_console()):
-        session = restore.load_checkpoint(opened.config, opened.run, opened.checkpoint)
+        opened = open_run(path, checkpoint, base)
+        task = opened.config.task
+        rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
+        import_torch()
+        from mezo_cli.training.device_errors import explain_device_errors
+
+        session = opened.load()
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
             found = _answer_lines(session) if stream else _predict(session, rows or _read_lines(task))
@@ -128,7 +134,7 @@ def _print(found: Sequence["Prediction"]) -> None:
 
 def _document(opened: Opened, found: Sequence["Prediction"]) -> dict[str, Any]:
     return {
-        "run": str(opened.run.path),
+        "run": str(opened.run.path) if opened.shared is None else opened.shared.name,
         "checkpoint": opened.checkpoint,
         "cut": sum(one.cut for one in found),
         "rows": _numbered(found),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mezo_cli.commands.open_run import is_shared, open_run
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.errors import UserError
@@ -10,8 +11,10 @@ from mezo_cli.runs.files import write_folder
 from mezo_cli.system import import_torch
 
 
-def replay(path: Path, step: int, out: Path) -> None:
+def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
     """Write the weights of `step` of a run to the folder `out`, in Hugging Face layout.
+
+    `base` is the folder of the base model of a trajectory folder.
 
     Raises:
         UserError: when `out` is in use or cannot be written, and when the run cannot be replayed to that step.
@@ -19,13 +22,15 @@ def replay(path: Path, step: int, out: Path) -> None:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: it exists and is not an empty folder")
-    run = Run.open(path)
-    config = read_config(path / "config.yaml")
     import_torch()
     from mezo_cli import models
     from mezo_cli.training import restore
 
     with console_logging(make_console()):
-        session = restore.replay_from_base(config, run, step)
+        if is_shared(path) or base is not None:
+            session = open_run(path, str(step), base).load()
+        else:
+            run = Run.open(path)
+            session = restore.replay_from_base(read_config(path / "config.yaml"), run, step)
     write_folder(out, lambda folder: models.save(session.loaded, folder))
     print_line(f"step {step} of {path} written to {out}")

@@ -31,6 +31,7 @@ class Card:
         summary: summary.json; empty if the run has not finished.
         base_terms: what the base model's own card says of its licence; "" if it is not known.
         adapter: whether an adapter is exported alone.
+        library: what loads it; "" for transformers, or peft for an adapter.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Card:
     summary: Mapping[str, Any]
     base_terms: str = ""
     adapter: bool = False
+    library: str = ""
 
 
 def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
@@ -121,7 +123,7 @@ def _metadata(card: Card) -> str:
     data = ModelCardData(
         base_model=card.base if card.base_on_hub else None,
         license=card.base_terms or None,
-        library_name="peft" if card.adapter else "transformers",
+        library_name=card.library or ("peft" if card.adapter else "transformers"),
         pipeline_tag="text-classification",
         tags=["mezo", "zeroth-order-optimization"],
         datasets=[str(task.hub.path)] if on_hub else None,

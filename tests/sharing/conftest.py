@@ -24,5 +24,4 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     (tmp_path / "hub").mkdir()
     with Hub(tmp_path / "hub", token=TOKEN) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)  # a process reads HF_ENDPOINT when it starts
         yield hub

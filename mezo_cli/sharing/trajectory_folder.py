@@ -1,0 +1,167 @@
+"""Write the folder from which others rebuild a run's weights: its trajectory instead of the weights.
+
+It is a run directory without checkpoints and logs, with three differences: config.yaml and run.json say nothing of the
+machine (host, process, paths, command line), README.md is a card, and export.json says what the weights must be:
+
+    {"format": 1, "base": {"kind": hub | demo | folder, "path", "revision"},
+     "weights": {"best": {"step", "sha256"}, "last": {"step", "sha256"}}, "sha256": {file: checksum}, "crc"}
+
+The sha256 of weights is that over the names, shapes and bytes of all parameters (models/initial_state.py).
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config, LoggerConfig
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.files import write_atomically
+from mezo_cli.sharing.card import write_card
+from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
+from mezo_cli.training import restore
+
+FORMAT = 1
+MANIFEST = "export.json"
+START = "start.safetensors"
+FILES = ("config.yaml", "run.json", "trajectory.bin", "metrics.jsonl", "summary.json")
+# What run.json tells others; the rest is about the machine and its user, or can be read elsewhere.
+RUN_FIELDS = (
+    "start",
+    "end",
+    "versions",
+    "git_commit",
+    "git_dirty",
+    "device",
+    "task_version",
+    "trainable",
+    "weights_fingerprint",
+    "noise_kernels",
+    "model_revision",
+    "data_revision",
+    "data_fingerprint",
+    "rows",
+    "probe",
+    "stopped",
+)
+
+
+def check_rebuildable(config: Config, name: str) -> None:
+    """Refuse a run whose weights do not follow from its trajectory on every machine.
+
+    Raises:
+        UserError: for a method without a trajectory, and for noise=torch.
+    """
+    if not optimizer_class(config.optimizer).replayable:
+        raise UserError(
+            f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
+            "them without --trajectory"
+        )
+    if config.optimizer.noise == "torch":
+        raise UserError(
+            f"{name}: optimizer.noise=torch takes z from torch's generator, which differs between versions, so its "
+            "weights cannot be rebuilt elsewhere; export them without --trajectory"
+        )
+
+
+def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | None) -> None:
+    """Rebuild the weights of best and last from the base model, and make the folder.
+
+    Args:
+        folder: does not exist yet.
+        run: a finished run.
+        config: its config.
+        repo: the hub id that the folder will have; None if it will not be uploaded.
+
+    Raises:
+        UserError: when a file of the run is missing or damaged.
+    """
+    steps = {name: restore.find_step(config, run, name) for name in ("best", "last")}
+    sums, sessions = {}, restore.replay_to_each(config, run, steps.values())
+    for step, session in sessions:
+        sums[step] = models.fingerprint(session.loaded.model)
+        last = session
+    weights = {name: {"step": step, "sha256": sums[step]} for name, step in steps.items()}
+    revision = last.loaded.revision
+    folder.mkdir()
+    portable = to_yaml(_portable(config, run, revision))
+    write_atomically(folder / "config.yaml", portable)
+    info = {"status": "finished", **{key: run.info()[key] for key in RUN_FIELDS if key in run.info()}}
+    info["config_sha256"] = hashlib.sha256(portable.encode()).hexdigest()
+    write_atomically(folder / "run.json", json.dumps(info, indent=2) + "\n")
+    for read_and_check in (run.metrics, run.read_summary, lambda: trajectory.read(run.trajectory)):
+        read_and_check()
+    for name in ("trajectory.bin", "metrics.jsonl", "summary.json"):
+        shutil.copyfile(run.path / name, folder / name)
+    if run.initial_state_file.exists():
+        shutil.copyfile(run.initial_state_file, folder / START)
+    manifest = {
+        "format": FORMAT,
+        "base": _describe_base(config, revision),
+        "weights": weights,
+        "sha256": {path.name: file_sha256(path) for path in sorted(folder.iterdir())},
+    }
+    write_atomically(folder / MANIFEST, json.dumps(add_checksum(manifest), indent=2) + "\n")
+    card = dataclasses.replace(make_card(run, last, steps["best"], repo), adapter=False, library="mezo")
+    write_atomically(folder / CARD, write_card(card, [("Use", _use(config, repo, weights))]))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _portable(config: Config, run: Run, revision: str | None) -> Config:
+    """Return the config without paths, loggers and the device, and with the commits of model and data."""
+    task, base_id = config.task, hub_id(config)
+    path = base_id or base_name(config)
+    if config.data.name == "hub":
+        task = dataclasses.replace(
+            task, hub=dataclasses.replace(task.hub, revision=run.info().get("data_revision") or task.hub.revision)
+        )
+    return dataclasses.replace(
+        config,
+        task=task,
+        model=dataclasses.replace(config.model, path=path, revision=revision if base_id else None, device="auto"),
+        data=dataclasses.replace(config.data, dir=None),
+        logger=LoggerConfig(),
+    )
+
+
+def _describe_base(config: Config, revision: str | None) -> dict[str, Any]:
+    if (base_id := hub_id(config)) is not None:
+        return {"kind": "hub", "path": base_id, "revision": revision}
+    return {"kind": "demo" if config.model.path == "demo" else "folder", "path": base_name(config), "revision": None}
+
+
+def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
+    where = f"hub:{repo}" if repo else "."
+    columns = list(config.task.columns)
+    text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
+    base = " --base DIR" if hub_id(config) is None and config.model.path != "demo" else ""
+    needed = f" The base model `{base_name(config)}` is not on the hub: DIR is its folder." if base else ""
+    lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
+    return "\n".join(
+        [
+            "This is not a model but the trajectory of its training: the scalars from which, with the base model, its",
+            f"weights follow bit for bit. The program mezo rebuilds and checks them.{needed}",
+            "",
+            "```sh",
+            f"mezo predict {where}{base} {text}",
+            f"mezo eval {where}{base}",
+            f"mezo export {where}{base} --out model    # for plain transformers or peft",
+            "```",
+            "",
+            "| weights | step | sha256 |",
+            "| --- | --- | --- |",
+            *lines,
+        ]
+    )
