@@ -145,8 +145,9 @@ def missing_line(expected: str, printed: str) -> str | None:
 
 
 def _without_numbers(line: str) -> str:
-    """Return a line with its numbers replaced, and its spaces and rules made short."""
+    """Return a line with its numbers and curves replaced, and its spaces and rules made short."""
     line = re.sub(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", line)
+    line = re.sub(r"[▁-█]+", "curve", line)
     return " ".join(re.sub(r"[─━-]{3,}", "---", line).split())
 
 
