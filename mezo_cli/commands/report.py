@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from mezo_cli.console import print_line
+from mezo_cli.console import make_console, print_line, progress_bar
 from mezo_cli.errors import UserError
 from mezo_cli.report.assemble import read_report
 from mezo_cli.report.figures import FORMATS
@@ -27,11 +28,12 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
         check_output(figure, FORMATS, "--figure")
     if not folders and not OUTPUTS.is_dir():
         raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folders of your runs")
-    made = read_report(folders or [OUTPUTS])
+    progress = partial(progress_bar, make_console())
+    made = read_report(folders or [OUTPUTS], progress)
     for text in made.warnings:
         print_line(f"warning: {text}", sys.stderr)
     if out is not None:
-        made.write_page(out)
+        made.write_page(out, progress)
         print_line(f"wrote {out}")
     if figure is not None:
         made.write_figure(figure)

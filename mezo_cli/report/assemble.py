@@ -1,6 +1,7 @@
 """Read runs, and write a page or a figure about them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from mezo_cli.report.details import RunDetails, read_details
 from mezo_cli.report.read import read_runs
 from mezo_cli.report.render import write_output
 
+# Called with what is done and the number of runs; inside the block the function is called with how many are done.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -22,13 +26,15 @@ class Report:
     panels: Sequence[Panel]
     warnings: Sequence[str]
 
-    def write_page(self, path: Path) -> None:
-        """Write the page, completely or not at all.
+    def write_page(self, path: Path, progress: Progress) -> None:
+        """Write the page, completely or not at all. `progress` shows how many runs are drawn.
 
         Raises:
             UserError: when the file cannot be written.
         """
-        write_output(path, page.render(self.runs, self.groups, self.panels, self.warnings))
+        with progress("runs drawn", len(self.runs)) as done:
+            text = page.render(self.runs, self.groups, self.panels, self.warnings, done)
+        write_output(path, text)
 
     def write_figure(self, path: Path) -> None:
         """Write one figure for a paper, completely or not at all.
@@ -39,7 +45,7 @@ class Report:
         figures.paper_figure(self.runs, self.panels, path)
 
 
-def read_report(folders: Sequence[Path]) -> Report:
+def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     """Read all runs under `folders`, at any depth.
 
     Raises:
@@ -47,11 +53,13 @@ def read_report(folders: Sequence[Path]) -> Report:
     """
     entries, warnings = read_runs(folders)
     runs = []
-    for entry in entries:
-        try:
-            runs.append(read_details(entry))
-        except (UserError, OSError) as error:
-            warnings.append(f"{entry.location} is left out: {' '.join(str(error).split())}")
+    with progress("runs read", len(entries)) as done:
+        for number, entry in enumerate(entries):
+            try:
+                runs.append(read_details(entry))
+            except (UserError, OSError) as error:
+                warnings.append(f"{entry.location} is left out: {' '.join(str(error).split())}")
+            done(number + 1)
     if not runs:
         why = f": {warnings[0]}" if warnings else ""
         raise UserError(f"no runs under {join(map(str, folders))}{' that can be read' if warnings else ''}{why}")

@@ -5,7 +5,7 @@ would hide or reorder text are shown as escapes.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,11 @@ HEAT = (6, 46)  # percent of colour in the lowest and the highest cell; text sta
 
 
 def render(
-    runs: Sequence[RunDetails], groups: Sequence[Group], panels: Sequence[Panel], warnings: Sequence[str]
+    runs: Sequence[RunDetails],
+    groups: Sequence[Group],
+    panels: Sequence[Panel],
+    warnings: Sequence[str],
+    progress: Callable[[int], None],
 ) -> str:
     """Return the page.
 
@@ -44,10 +48,14 @@ def render(
         groups: the groups that they form.
         panels: the curves of the groups.
         warnings: one line per directory that is left out.
+        progress: called with the number of runs that are drawn.
     """
     longest = LONGEST if len(runs) < MANY else LONGEST_OF_MANY
     single = _run(runs[0], "r0", longest) if len(runs) == 1 else None
-    numbered = [] if single else [_run(run, f"r{number}", longest) for number, run in enumerate(runs)]
+    numbered = []
+    for number, run in enumerate([] if single else runs):
+        numbered.append(_run(run, f"r{number}", longest))
+        progress(number + 1)
     compared = group_view(groups, seeds=False) if groups else Comparison([])
     return (
         _environment()

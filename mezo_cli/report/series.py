@@ -30,13 +30,13 @@ class Curve:
 
 
 def smoothed(steps: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> Curve:
-    """Return a curve with its smoothed values: a centred mean, over fewer values at both ends."""
+    """Return a curve with its smoothed values: a centred mean, over the values that there are at both ends."""
     given = np.asarray(values, np.float64)
     half = max(len(given) // (2 * SMOOTHING), 1) if len(given) >= FEWEST else 0
     sums = np.concatenate([[0.0], np.cumsum(given)])
     at = np.arange(len(given))
-    reach = np.minimum(half, np.minimum(at, len(given) - 1 - at))  # symmetric, so that a slope is not bent
-    means = (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
+    first, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(given))
+    means = (sums[end] - sums[first]) / (end - first)
     return Curve(np.asarray(steps), given, means, 2 * half + 1)
 
 

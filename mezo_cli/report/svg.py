@@ -54,6 +54,9 @@ STYLE: dict[Any, Any] = {
 }
 SIZE = (400, 240)  # of a figure in a page, in SVG units
 REFERENCE = re.compile(r'(?:url\(#|xlink:href="#)([\w.-]+)')
+FONT = re.compile(
+    r"font: (?:(\w+) )?[\d.]+px [^;\"]*"
+)  # matplotlib before 3.10 writes weight, size and family together
 USUAL_STYLE = re.compile(  # what style.css says of every figure
     rf"(font-family: [^;\"]*|font-size: {STYLE['font.size']}px|stroke-line(cap: square|join: miter))(; )?"
 )
@@ -124,6 +127,7 @@ def _small_tag(tag: str, name: str, used: Mapping[str, str]) -> str:
     tag = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{name}-{used[found[1]]}"' if found[1] in used else "", tag)
     tag = re.sub(REFERENCE, lambda found: f"{found[0].removesuffix(found[1])}{name}-{used[found[1]]}", tag)
     tag = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", tag.replace("xlink:href", "href"))
+    tag = re.sub(FONT, lambda found: f"font-weight: {found[1] or 'normal'}", tag)
     tag = re.sub(USUAL_STYLE, "", tag)
     tag = re.sub(r"-?\d+\.\d+", lambda found: f"{round(float(found[0]), 1):g}", tag)
     tag = re.sub(r"\s*\n\s*", " ", tag).replace(' "', '"')

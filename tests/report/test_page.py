@@ -2,6 +2,7 @@
 
 import html
 import re
+import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -210,6 +211,16 @@ def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
     assert content.startswith(begin)
     assert len(content) > 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
+    root = Path(__file__).parents[2]
+    shown = subprocess.run(["make", "-n", "run", "VENV=env"], cwd=root, capture_output=True, text=True)
+    assert shown.stdout.splitlines()[-3:] == [
+        "run=outputs/$(date +%Y-%m-%d/%H-%M-%S)-demo && \\",
+        "env/bin/mezo train task=sst2 objective=mlm experiment=demo hydra.run.dir=$run && \\",
+        "env/bin/mezo report $run --out $run.html",
+    ]
 
 
 def test_mistakes_end_in_one_line(root: Path, tmp_path: Path) -> None:
