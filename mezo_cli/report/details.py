@@ -1,5 +1,6 @@
 """Collect everything that a page or a terminal shows about one run. Needs its directory only: no model and no torch."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -308,7 +309,7 @@ class RunDetails:
             "data revision": info.get("data_revision"),
             "model revision": info.get("model_revision"),
             "git commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
-            "command line": " ".join(["mezo", *map(str, info.get("argv", [])[1:])]) if info.get("argv") else None,
+            **_origin([str(word) for word in info.get("argv") or ()]),
         }
         return [(name, str(value)) for name, value in values.items() if value is not None]
 
@@ -332,6 +333,13 @@ def read_details(entry: Entry) -> RunDetails:
         return found
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{entry.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
+
+
+def _origin(argv: Sequence[str]) -> dict[str, str]:
+    """Return the command line that made a run, or the call from Python."""
+    if argv[1:2] == ["finetune"]:
+        return {"Python call": f"finetune({', '.join(argv[2:])})"}
+    return {"command line": shlex.join(["mezo", *argv[1:]])} if argv else {}
 
 
 def _shares(predicted: Mapping[str, int]) -> dict[str, float]:

@@ -38,6 +38,13 @@ def test_the_result_against_the_start(finished: Path) -> None:
     assert "MeZO trained all 1,000 parameters of roberta-large on sst2 (32 training rows" in run.sentence()
 
 
+def test_how_it_was_started(finished: Path, tmp_path: Path) -> None:
+    assert dict(details(finished).facts())["command line"] == "mezo train steps=40"
+    called = make_run(tmp_path / "run", {"steps": 4})
+    called.update(argv=["ipython", "finetune", "task=sst2", "steps=4"])
+    assert dict(details(called.path).facts())["Python call"] == "finetune(task=sst2, steps=4)"
+
+
 def test_the_curves(finished: Path) -> None:
     run = details(finished)
     assert run.loss is not None
