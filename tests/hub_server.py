@@ -226,7 +226,7 @@ def _about(folder: Path, name: list[str], rest: list[str], recursive: bool, aske
         inside = sorted(below.rglob("*") if recursive else below.glob("*"))
         return [_entry(folder, p.relative_to(folder).as_posix()) for p in inside]
     names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
-    siblings = [{"rfilename": one} for one in names]
+    siblings = [{"rfilename": one, "size": (folder / one).stat().st_size} for one in names]
     return {"id": "/".join(name), "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": siblings}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mezo_cli.commands.change_end import apply_new_end, with_new_end
 from mezo_cli.commands.execute import execute
+from mezo_cli.commands.open_run import is_shared
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.errors import UserError
@@ -39,6 +40,8 @@ def resume(
         return sweep.resume(path, retry_failed)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
+    if is_shared(path):
+        raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
     run = Run.open(path)
     config = read_config(path / "config.yaml")
     new = with_new_end(run, config, overrides)

@@ -82,6 +82,27 @@ def is_local(path: str) -> bool:
     return _local_folder(path) is not None
 
 
+def describe_download(path: str, revision: str) -> str:
+    """Return where the files of a commit on the hub come from, and their size if the hub tells it, for the log."""
+    for name in (WEIGHTS, INDEX):
+        if isinstance(huggingface_hub.try_to_load_from_cache(path, name, revision=revision), str):
+            return "from the local cache"
+    if is_offline() or not is_reachable():
+        return "from the local cache, if it is there"
+    try:
+        api = huggingface_hub.HfApi(endpoint=hub_url())
+        files = api.model_info(path, revision=revision, files_metadata=True).siblings or []
+    except Exception:  # the download itself will say what is wrong
+        files = []
+    wanted = {CONFIG, INDEX, *TOKENIZER}
+    sizes = [
+        one.size or 0
+        for one in files
+        if one.rfilename in wanted or re.fullmatch(r"model.*\.safetensors", one.rfilename)
+    ]
+    return f"from {hub_url()}" + (f", {sum(sizes) / 1e6:,.1f} MB" if sum(sizes) else "")
+
+
 def hub_commit(folder: Path) -> str | None:
     """Return the commit of a folder in the hub's local cache; None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name) else None

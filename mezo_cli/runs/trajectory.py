@@ -27,6 +27,7 @@ from mezo_cli.runs.files import name_in_errors, sync
 
 MAGIC = b"MEZOTRAJ"
 VERSION = 1
+MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
 
 
@@ -226,6 +227,7 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     packed = data[_FIXED.size : _FIXED.size + length]
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise UserError(f"{path} is damaged: its header fails its checksum")
-    fields = json.loads(zlib.decompress(packed))
+    unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
+    fields = json.loads(unpacked)
     fields["tensors"] = [(name, list(shape)) for name, shape in fields["tensors"]]
     return Header(**fields), _FIXED.size + length, crc

@@ -18,6 +18,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.hub import hub_url, is_offline, is_reachable
+from mezo_cli.models.download import describe_download
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import verify_checksum
 from mezo_cli.runs.files import read_json
@@ -71,7 +72,9 @@ def open_shared(path: Path, base: Path | None) -> SharedRun:
             raise UserError(f"{folder / MANIFEST} is damaged: it lacks the weights of best or last")
         check_rebuildable(config, name)
         return SharedRun(run, _untrusted(config, manifest["base"], base, name), weights, name)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # well-formed files of another content
+    except UserError:
+        raise
+    except Exception as error:  # whatever sealed files of another content make the readers raise
         raise UserError(f"{name}: its files do not fit together ({type(error).__name__}: {error})") from error
 
 
@@ -157,7 +160,7 @@ def _untrusted(config: Config, base: dict[str, Any], given: Path | None, name: s
         _check_hub_name(path, f"{name}: its base model {path}")
         if not re.fullmatch(r"[0-9a-f]{40}", revision):
             raise UserError(f"{name}: its base model {path} is not pinned to a commit")
-        log.info("base   %s at commit %s, from %s or the local cache", path, revision, hub_url())
+        log.info("base   %s at commit %s, %s", path, revision, describe_download(path, revision))
     elif base["kind"] == "demo":
         path = "demo"
     else:

@@ -1,4 +1,4 @@
-"""A hub on loopback that takes uploads."""
+"""A run to share, and a hub on loopback that takes uploads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,35 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from mezo_cli.sharing.trajectory_folder import START
+from tests import tiny
+from tests.command_line import mezo, small
 from tests.hub_server import Hub
 
 TOKEN = "hf_of_the_tests"
+
+
+@pytest.fixture(autouse=True)
+def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tiny tensors eager kernels are faster than starting a compiler."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="package")
+def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a new head, which start.safetensors has; its trajectory folder is `shared` beside it."""
+    folder = tmp_path_factory.mktemp("sharing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        words = small(
+            roberta, tiny.movie_folder(folder / "movies"), folder / "run", "objective=cls", "optimizer.lr=0.1"
+        )
+        assert mezo("train", *words).code == 0
+        result = mezo("export", folder / "run", "--trajectory", "--out", folder / "shared")
+    assert result.code == 0, result
+    size = (folder / "run" / START).stat().st_size
+    assert f"{size:,} bytes  {START}\n" in result.out
+    return folder / "run"
 
 
 @pytest.fixture

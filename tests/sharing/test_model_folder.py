@@ -24,7 +24,7 @@ from mezo_cli.sharing.snippet import EXAMPLE
 from mezo_cli.training.prediction import predict
 from mezo_cli.training.setup import prepare
 from tests import tiny
-from tests.command_line import environment, error_line, mezo, small
+from tests.command_line import environment, error_line, mezo
 from tests.hub_server import Hub
 
 PAIR = [
@@ -47,11 +47,6 @@ CASES = {
     "lm": ("gpt2", ["objective=lm"]),
     "lm pair prefix": ("gpt2", ["objective=lm", "peft=prefix", *PAIR]),
 }
-
-
-@pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +97,7 @@ def test_the_code_of_the_card_gives_our_probabilities(
     assert (tmp_path / "out" / "base").exists() == ("peft" in " ".join(words))
 
 
-@pytest.fixture(scope="module")
-def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of another best step than the last."""
-    folder = tmp_path_factory.mktemp("export")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        assert mezo("train", *small(roberta, tiny.movie_folder(folder / "movies"), folder / "run")).code == 0
-    return folder / "run"
-
-
+@pytest.mark.slow  # a process of its own
 def test_a_pushed_run_in_a_process_without_mezo(run: Path, hub: Hub, tmp_path: Path) -> None:
     """The card's code takes the model from the hub and gives our probabilities; the card's metadata are the run's."""
     out, stored = tmp_path / "out", tmp_path / "hub" / "models" / "me" / "first"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import zlib
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from mezo_cli import load
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.trajectory import _FIXED
 from mezo_cli.sharing.trajectory_folder import FILES, START, check_rebuildable
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -23,28 +25,6 @@ from tests.hub_server import COMMIT, Hub
 
 TEXTS = ["a fine film", "dull", "not bad at all"]
 INTERRUPTED = Path(__file__).parents[1] / "fixtures" / "runs" / "mezo-interrupted"
-
-
-@pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-
-
-@pytest.fixture(scope="module")
-def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with a new head, which start.safetensors has; its trajectory folder is `shared` beside it."""
-    folder = tmp_path_factory.mktemp("trajectory")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        words = small(
-            roberta, tiny.movie_folder(folder / "movies"), folder / "run", "objective=cls", "optimizer.lr=0.1"
-        )
-        assert mezo("train", *words).code == 0
-        result = mezo("export", folder / "run", "--trajectory", "--out", folder / "shared")
-    assert result.code == 0, result
-    size = (folder / "run" / START).stat().st_size
-    assert f"{size:,} bytes  {START}\n" in result.out
-    return folder / "run"
 
 
 @pytest.fixture
@@ -169,7 +149,10 @@ def test_over_the_hub(hub: Hub, movies: Path, tmp_path: Path) -> None:
     other = tiny.roberta(tmp_path / "other", seed=1)
     shutil.copytree(other, base, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "cache")
-    assert "started from other weights than these" in error_line_last(mezo("predict", "hub:me/tiny", "--text", "a"))
+    result = mezo("predict", "hub:me/tiny", "--text", "a")
+    assert "started from other weights than these" in error_line_last(result)
+    size = sum(path.stat().st_size for path in base.iterdir() if path.name != "generation_config.json") / 1e6
+    assert f"base   org/base at commit {COMMIT}, from {hub.url}, {size:,.1f} MB\n" in result.err
 
 
 def step_of(run: Path) -> int:
@@ -252,6 +235,23 @@ def test_what_it_may_not_name(
     monkeypatch.chdir(shared.parent)
     change(shared, lambda manifest: base is not None and manifest.update(base=base), **config)
     assert said in error_line(mezo("predict", shared, "--text", "a"))
+
+
+def test_it_is_never_resumed(shared: Path) -> None:
+    """Resuming would train with a stranger's paths and loggers."""
+    assert "is a trajectory folder" in error_line(mezo("resume", shared, "steps=9"))
+    assert {path.name for path in shared.iterdir()} == {*FILES, START, "export.json", "README.md"}
+
+
+def test_a_sealed_trajectory_of_another_content_is_one_line(shared: Path, roberta: Path) -> None:
+    data = (shared / "trajectory.bin").read_bytes()
+    magic, version, length, _ = _FIXED.unpack_from(data)
+    for packed in (b"no zlib", zlib.compress(b"{}"), zlib.compress(b"[" * 99_999)):
+        header = _FIXED.pack(magic, version, len(packed), zlib.crc32(packed))
+        (shared / "trajectory.bin").write_bytes(header + packed + data[_FIXED.size + length :])
+        change(shared)
+        line = error_line(mezo("predict", shared, "--base", roberta, "--text", "a"))
+        assert "its files do not fit together" in line or "trajectory.bin" in line
 
 
 def test_mistakes(run: Path, shared: Path, roberta: Path, tmp_path: Path) -> None:
