@@ -100,11 +100,13 @@ def evaluate(
     split: Annotated[str, typer.Option("--split", help="test, dev or train.")] = "test",
     config_dir: ConfigDir = None,
     base: Base = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the scores only, no log and no bar.")] = False,
 ) -> None:
     """Evaluate a run's checkpoint on a split; or any Hugging Face folder, with task=... data=... given."""
     from mezo_cli.commands import evaluate as command
 
-    command.evaluate(run, overrides or [], checkpoint, split, config_dir, base)
+    command.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
 
 
 @app.command()
@@ -212,6 +214,8 @@ def compare(
     ] = False,
     seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the tables only, no notes.")] = False,
 ) -> None:
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
     views = [name for name, on in (("paper", paper), ("objectives", objectives), ("seeds", seeds)) if on]
@@ -219,7 +223,7 @@ def compare(
         raise UserError(f"--{views[0]} and --{views[1]} are two views: ask for one at a time")
     from mezo_cli.commands import compare as command
 
-    command.compare(folders or [], views[0] if views else "groups", out)
+    command.compare(folders or [], views[0] if views else "groups", out, as_json, quiet)
 
 
 @app.command()

@@ -5,6 +5,7 @@ never reads it as markup. Everything is printed by `print_line`, a `TextTable` o
 """
 
 import logging
+import os
 import re
 import sys
 import time
@@ -101,6 +102,18 @@ class ProgressReporter:
             left = f"  {speed} steps/s  {format_duration((self._total - done) / rate)} left" if rate else ""
             log.debug("%s  loss %.4f%s", self._at(done), loss, left)
 
+    def evaluation(self, total: int) -> Callable[[int], None]:
+        """Return a function to call with the number of dev rows evaluated: the bar shows it, or else the log."""
+        lines = ProgressLog("evaluating dev", total, "rows")
+
+        def report(done: int) -> None:
+            if self._progress is None:
+                lines.report(done)
+            else:
+                self._progress.update(self._task, **{**self._fields, "dev": f"{done}/{total}"})
+
+        return report
+
     def report_dev(self, step: int, accuracy: float, summary: str) -> None:
         """Show the accuracy on dev in the bar, and log the summary of the evaluation."""
         self._fields["dev"] = f"{100 * accuracy:.1f}%"
@@ -113,10 +126,16 @@ class ProgressReporter:
 
 
 class ProgressLog:
-    """Log lines about long work that has no bar: steps done, rate, time left; after 5 s and then every half minute."""
+    """Log lines about long work that has no bar: how much is done, rate, time left; after 5 s, then every half minute.
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total = what, total
+    Args:
+        what: the work.
+        total: how many `units` it has.
+        units: what is counted.
+    """
+
+    def __init__(self, what: str, total: int, units: str = "steps") -> None:
+        self._what, self._total, self._units = what, total, units
         self._start_time = time.perf_counter()
         self._next_line = self._start_time + 5
 
@@ -128,7 +147,8 @@ class ProgressLog:
         self._next_line = now + ProgressReporter.MAX_INTERVAL
         rate = done / (now - self._start_time)
         left = format_duration((self._total - done) / rate)
-        log.info("%s: %d of %d steps  %.4g steps/s  %s left", self._what, done, self._total, rate, left)
+        units = self._units
+        log.info("%s: %d of %d %s  %.4g %s/s  %s left", self._what, done, self._total, units, rate, units, left)
 
 
 @contextmanager
@@ -151,15 +171,15 @@ def progress_reporter(console: Console, total: int, done: int) -> Iterator[Progr
 
 @contextmanager
 def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is called with the number of things done; on a terminal a bar shows it.
+    """Yield a function that is called with the number of things done; on a terminal a bar shows it, else the log.
 
     Args:
         console: where the bar is shown; that of standard error, if standard output is data.
-        what: is counted, in the plural.
+        what: is counted, in the plural: `rows`, `test rows`.
         total: how many there are.
     """
     if not console.is_terminal:
-        yield lambda done: None
+        yield ProgressLog(what, total, "rows").report
         return
     columns = (TextColumn(what), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, expand=True, transient=True) as progress:
@@ -198,17 +218,26 @@ class _Terminal:
             discard_output(self._stream)
 
 
+def is_live(stream: IO[str]) -> bool:
+    """Return whether a stream is a terminal whose lines may be redrawn: not one of CI, which keeps every line."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return stream.isatty() and not in_ci and os.environ.get("TERM") != "dumb"
+
+
 def make_console() -> Console:
-    """Return the console. In a pipe or a file its lines have any length: none is wrapped."""
-    if not sys.stdout.isatty():
-        return Console(width=1000)
+    """Return the console. In a pipe, a file or CI its lines have any length, and there are no bars and no colours.
+
+    rich itself heeds NO_COLOR.
+    """
     terminal: Any = _Terminal(sys.stdout)
-    return Console(file=terminal)
+    if is_live(sys.stdout):
+        return Console(file=terminal)
+    return Console(file=terminal if sys.stdout.isatty() else None, width=1000, force_terminal=False)
 
 
 def make_error_console() -> Console:
     """Return the console of standard error, for the log and bars of a command whose standard output is data."""
-    return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=1000)
+    return Console(stderr=True) if is_live(sys.stderr) else Console(stderr=True, width=1000, force_terminal=False)
 
 
 def make_table(first: str, *columns: str) -> TextTable:
@@ -216,7 +245,7 @@ def make_table(first: str, *columns: str) -> TextTable:
     table = TextTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     return table
 
 
@@ -229,8 +258,10 @@ class _PlainHandler(logging.StreamHandler):
 
 
 @contextmanager
-def console_logging(console: Console) -> Iterator[None]:
+def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
     """Show the log on the console inside the block: above the bar on a terminal, as plain lines otherwise.
+
+    If `quiet`, only warnings and errors are shown.
 
     Afterwards the logger is as it was: the block may run inside another program.
     """
@@ -240,6 +271,8 @@ def console_logging(console: Console) -> Iterator[None]:
         plain = NullHighlighter()
         handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
         handler.setLevel(logging.INFO)  # the bar shows the steps
+    if quiet:
+        handler.setLevel(logging.WARNING)
     handler.setFormatter(LogFormatter("%(message)s"))
     before = log.level, log.propagate
     log.addHandler(handler)

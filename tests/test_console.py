@@ -53,6 +53,70 @@ def test_a_pipe_has_plain_lines_that_are_never_wrapped() -> None:
     assert "\x1b" not in file.getvalue()
 
 
+class FakeTerminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "live", "coloured"),
+    [
+        ({}, True, True),
+        ({"CI": "true"}, False, False),
+        ({"CI": "false"}, True, True),
+        ({"TERM": "dumb"}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_ci_and_no_color_are_heeded(
+    variables: dict[str, str], live: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "NO_COLOR", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    for stream, make in (("stdout", console_module.make_console), ("stderr", console_module.make_error_console)):
+        terminal = FakeTerminal()
+        monkeypatch.setattr(sys, stream, terminal)
+        console = make()
+        with console_logging(console), progress_reporter(console, 40, 0) as progress:
+            for step in range(1, 41):
+                progress.report_step(step, 0.5)
+            progress.report_dev(40, 0.75, "accuracy  75.0%")
+        seen = terminal.getvalue()
+        assert console.is_terminal == live
+        assert ("\x1b[?25l" in seen) == live  # the cursor is hidden while a bar is drawn
+        assert bool(re.search(r"\x1b\[(3[0-9]|38;)", seen)) == coloured
+        assert ("step  2/40  loss 0.5000" in seen) == (not live)
+        assert "step 40/40  dev accuracy  75.0%" in seen
+
+
+def test_a_long_evaluation_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])
+    file = io.StringIO()
+    console = Console(file=file, width=1000)
+    with console_logging(console), progress_reporter(console, 10, 0) as progress:
+        report = progress.evaluation(1000)
+        for done in range(100, 1001, 100):
+            clock[0] += 4.0
+            report(done)
+    assert (
+        file.getvalue()
+        == "\n".join(
+            f"evaluating dev: {done} of 1000 rows  25 rows/s  {left} s left" for done, left in ((200, 32), (1000, 0))
+        )
+        + "\n"
+    )
+    terminal = Console(file=FakeTerminal(), force_terminal=True, width=100)
+    with progress_reporter(terminal, 10, 0) as progress:
+        progress.evaluation(1000)(200)
+        progress._progress.refresh()  # type: ignore[union-attr]
+    assert "dev 200/1000" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())  # type: ignore[attr-defined]
+
+
 def test_a_slow_run_logs_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])

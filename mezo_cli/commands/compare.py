@@ -1,5 +1,7 @@
 """`mezo compare`: print a comparison of runs, or write it to a file."""
 
+import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +13,33 @@ from mezo_cli.errors import UserError
 OUTPUTS = Path("outputs")
 
 
-def compare(folders: Sequence[Path], view: str, out: Path | None) -> None:
-    """Compare the runs under `folders` (outputs/ if none is given). `view` is one of `report.VIEWS`.
+def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool = False, quiet: bool = False) -> None:
+    """Compare the runs under `folders` (outputs/ if none is given).
+
+    Args:
+        folders: where to look for runs.
+        view: one of `report.VIEWS`.
+        out: a file to write instead of printing.
+        as_json: print one JSON document instead of tables.
+        quiet: print the tables alone: no notes and no warnings.
 
     Raises:
         UserError: for a folder that does not exist, no runs, a file that cannot be written.
     """
+    if as_json and out is not None:
+        raise UserError(f"--json and --out {out}: a document is printed or written, not both")
     if out is not None:
         report.check_output(out)
     if not folders and not OUTPUTS.is_dir() and view != "paper":
         raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folders of your runs")
     searched = folders or [folder for folder in (OUTPUTS,) if folder.is_dir()]
     console = make_console()
-    width = console.width if out is None else 1000
-    found = report.comparison(searched, view, width, warn=_warn)
-    if out is None:
-        report.show(found, console)
+    width = 1000 if as_json or out is not None else console.width
+    found = report.comparison(searched, view, width, warn=(lambda text: None) if quiet else _warn)
+    if as_json:
+        print_line(json.dumps(found.document, indent=2, allow_nan=False))
+    elif out is None:
+        report.show(dataclasses.replace(found, notes=()) if quiet else found, console)
     else:
         report.write(found, out)
         print_line(f"wrote {out}")

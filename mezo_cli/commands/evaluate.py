@@ -1,14 +1,25 @@
 """`mezo eval`: evaluate a run's checkpoint, or any Hugging Face folder, on a split."""
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from mezo_cli import data
 from mezo_cli.commands.open_run import is_shared, open_run
 from mezo_cli.config.overrides import quote
-from mezo_cli.console import console_logging, make_console, make_table, print_line
+from mezo_cli.console import (
+    TextTable,
+    console_logging,
+    make_console,
+    make_error_console,
+    make_table,
+    print_line,
+    progress_bar,
+)
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.runs import checkpoints
 from mezo_cli.system import import_torch
@@ -25,6 +36,8 @@ def evaluate(
     split: str,
     config_dir: str | None,
     base: Path | None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Evaluate a run, a checkpoint folder of a run, a trajectory folder, or a plain Hugging Face folder; print scores.
 
@@ -36,6 +49,8 @@ def evaluate(
         split: one of `SPLITS`.
         config_dir: the user's config folder.
         base: of a trajectory folder: the folder of its base model.
+        as_json: print one JSON document instead of the table; the log goes to standard error.
+        quiet: print no log lines and no progress.
 
     Raises:
         UserError: for a folder or a split that does not exist, and when the loss is not finite.
@@ -61,8 +76,8 @@ def evaluate(
     from mezo_cli.training.evaluation import evaluate as evaluate_rows
     from mezo_cli.training.setup import prepare
 
-    console = make_console()
-    with console_logging(console):
+    console = make_error_console() if as_json else make_console()
+    with console_logging(console, quiet):
         if run_dir is None:
             from mezo_cli.config.compose import build_config
 
@@ -89,11 +104,36 @@ def evaluate(
             advice = (
                 f"again when the device has more free memory (the run's eval_batch_size is {config.eval_batch_size})"
             )
-        with explain_device_errors(f"{name}: evaluating {split}", advice):
-            result = evaluate_rows(session, session.encoder.encode_all(rows))
+        bar = Console(quiet=True) if quiet else console
+        with (
+            explain_device_errors(f"{name}: evaluating {split}", advice),
+            progress_bar(bar, f"{split} rows", len(rows)) as report,
+        ):
+            result = evaluate_rows(session, session.encoder.encode_all(rows), report=report)
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
+    if as_json:
+        which = {
+            "run": str(run_dir or path),
+            "checkpoint": None if run_dir is None else opened.checkpoint,
+            "split": split,
+        }
+        document = {**which, "rows": len(rows), **result.scores(), "predicted": result.predicted}
+        print_line(json.dumps(document, indent=2))
+        return
     print_line(f"{name}, {split}: {len(rows)} rows")
-    table = make_table("", *result.scores(), *(f"predicted {label}" for label in result.predicted))
-    table.add_row("", *(f"{value:.4f}" for value in result.scores().values()), *map(str, result.predicted.values()))
-    console.print(table)
+    console.print(_table(result.scores(), result.predicted, console.width))
+
+
+def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:
+    """Return a table of one row, or of two columns where the terminal is too narrow for that."""
+    cells = {name: f"{value:.4f}" for name, value in scores.items()}
+    cells |= {f"predicted {label}": str(number) for label, number in predicted.items()}
+    if sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width:
+        table = make_table("", *cells)
+        table.add_row("", *cells.values())
+        return table
+    table = make_table("", "")
+    for name, value in cells.items():
+        table.add_row(name, value)
+    return table

@@ -26,7 +26,6 @@ GROUP_COLUMNS = ("task", "shots", "method", "steps", "seeds", "dev", "test", "pa
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 UNCERTAIN = "? the paper's number was read from a damaged table"
 WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table
-NAMES, COLUMN = 24, 14  # width of the first column of a table of runs, and of each run's column
 MOSTLY_ZERO = 0.5  # share of projected gradients that are exactly 0 from which on a note says so
 
 
@@ -301,14 +300,27 @@ def _run_tables(common: Common, runs: Sequence[Statistics], width: int) -> list[
     shots = format_shots(runs[0].entry.shots)
     model = Path(common.model).name
     title = f"{common.task}, {model}, {shots}, seed {common.seed}, data {common.short_fingerprint}"
-    per_table = max(1, (width - NAMES) // COLUMN)
-    tables = []
-    for start in range(0, len(runs), per_table):
-        columns = [_run_column(run, runs) for run in runs[start : start + per_table]]
+    tables: list[Table] = []
+    for columns in _split_columns([_run_column(run, runs) for run in runs], width):
         names = list(dict.fromkeys(name for column in columns for name in column))
         head, *body = [[name, *(column.get(name, "-") for column in columns)] for name in names]
-        tables.append(Table(title if start == 0 else f"{title}, continued", head, body))
+        tables.append(Table(f"{title}, continued" if tables else title, head, body))
     return tables
+
+
+def _split_columns(columns: Sequence[Mapping[str, str]], width: int) -> list[list[Mapping[str, str]]]:
+    """Return the columns of runs in groups that fit a width, beside the names of their rows."""
+    names = 1 + max(len(name) for column in columns for name in column)
+    groups: list[list[Mapping[str, str]]] = []
+    left = 0
+    for column in columns:
+        needed = 1 + max(map(len, column.values()))
+        if not groups or needed > left:
+            groups.append([])
+            left = width - names
+        groups[-1].append(column)
+        left -= needed
+    return groups
 
 
 def _run_column(run: Statistics, runs: Sequence[Statistics]) -> dict[str, str]:

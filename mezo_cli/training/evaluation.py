@@ -88,10 +88,18 @@ def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, A
     ]
 
 
-def evaluate(session: Session, rows: list[TokenizedExample], keep_logits: bool = False) -> Evaluation:
-    """Evaluate all rows; with `keep_logits`, the evaluation also has the label scores of each row."""
+def evaluate(
+    session: Session,
+    rows: list[TokenizedExample],
+    keep_logits: bool = False,
+    report: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Evaluate all rows; with `keep_logits`, the evaluation also has the label scores of each row.
+
+    `report` is called with the number of rows done.
+    """
     config = session.config
-    logits = compute_logits(session, rows)
+    logits = compute_logits(session, rows, report)
     labels = torch.tensor([row.label for row in rows])
     predicted = logits.argmax(dim=-1)
     counts = Counter(predicted.tolist())

@@ -85,7 +85,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             del session  # memory may not hold two models
             gc.collect()
             session = restore.load_step(config, run, state.best_step)
-        return state.finish(session, limit(train_rows, TRAIN_ROWS), test, seconds)
+        return state.finish(session, limit(train_rows, TRAIN_ROWS), test, seconds, console)
 
 
 def _check_data_unchanged(run: Run, splits: Splits) -> None:

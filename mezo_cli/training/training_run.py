@@ -3,13 +3,16 @@
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rich.console import Console
+
 from mezo_cli import models, system
 from mezo_cli.config.schema import Config, Example, TokenizedExample
-from mezo_cli.console import ProgressReporter
+from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.perturb.noise import Noise
@@ -206,7 +209,7 @@ class TrainingRun:
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
         if config.evaluates_at(step) and step not in self.dev_scores:
-            evaluation = self._evaluate_or_fail(session, rows)
+            evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
             is_best = self._update_best(evaluation.score)
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
             keep_up = is_best and not self._optimizer_class.replayable
@@ -231,9 +234,13 @@ class TrainingRun:
         self._last_sync = time.perf_counter()
 
     def _evaluate_or_fail(
-        self, session: Session, rows: list[TokenizedExample], keep_logits: bool = False
+        self,
+        session: Session,
+        rows: list[TokenizedExample],
+        report: Callable[[int], None],
+        keep_logits: bool = False,
     ) -> Evaluation:
-        evaluation = evaluate(session, rows, keep_logits)
+        evaluation = evaluate(session, rows, keep_logits, report)
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
         if not evaluation.is_finite:
@@ -268,6 +275,7 @@ class TrainingRun:
         train_rows: list[TokenizedExample],
         test: tuple[list[Example], list[TokenizedExample]] | None,
         seconds: float,
+        console: Console,
     ) -> dict[str, Any]:
         """Evaluate on train and test, write predictions.jsonl and summary.json, and return the summary.
 
@@ -276,13 +284,14 @@ class TrainingRun:
             train_rows: the rows of train to evaluate on.
             test: all rows of test, as texts and tokenized; None if there is no test split.
             seconds: the training time.
+            console: where progress is shown.
         """
         best, metric = self.best_step, self.config.task.metric
         dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
         passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
         passes["forwards"] += probe.get("forwards", 0)
-        train = self._evaluate_best(session, "train", train_rows).scores()
-        test_scores = None if test is None else self._evaluate_test(session, *test)
+        train = self._evaluate_best(session, "train", train_rows, console).scores()
+        test_scores = None if test is None else self._evaluate_test(session, *test, console)
         grads, optimizer = None, session.optimizer
         if optimizer.replayable:
             grads = trajectory.read(self.run.trajectory).drawn_grads(optimizer.samples)
@@ -303,8 +312,10 @@ class TrainingRun:
         self._summary = summary
         return summary
 
-    def _evaluate_test(self, session: Session, texts: list[Example], rows: list[TokenizedExample]) -> dict[str, float]:
-        evaluation = self._evaluate_best(session, "test", rows)
+    def _evaluate_test(
+        self, session: Session, texts: list[Example], rows: list[TokenizedExample], console: Console
+    ) -> dict[str, float]:
+        evaluation = self._evaluate_best(session, "test", rows, console)
         assert evaluation.logits is not None
         task, predictions = self.config.task, label_predictions(evaluation.logits, self.config.task.labels)
         self.run.write_predictions(
@@ -317,8 +328,11 @@ class TrainingRun:
         )
         return evaluation.scores()
 
-    def _evaluate_best(self, session: Session, split: str, rows: list[TokenizedExample]) -> Evaluation:
-        evaluation = self._evaluate_or_fail(session, rows, keep_logits=split == "test")
+    def _evaluate_best(
+        self, session: Session, split: str, rows: list[TokenizedExample], console: Console
+    ) -> Evaluation:
+        with progress_bar(console, f"{split} rows", len(rows)) as report:
+            evaluation = self._evaluate_or_fail(session, rows, report, keep_logits=split == "test")
         self._log_evaluation(split, self.best_step, evaluation)
         return evaluation
 

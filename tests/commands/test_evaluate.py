@@ -1,7 +1,14 @@
-"""`mezo eval`: a flag that does not fit what is evaluated is refused, not ignored."""
+"""`mezo eval`: what it prints, and flags that do not fit what is evaluated: they are refused, not ignored."""
 
+import json
+import shutil
 from pathlib import Path
 
+import pytest
+
+from mezo_cli.commands.evaluate import _table
+from mezo_cli.console import plain_text
+from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
 
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "mezo"
@@ -16,3 +23,42 @@ def test_a_checkpoint_is_named_once(roberta: Path, movies: Path, tmp_path: Path)
     assert "the checkpoint 'best'" in line
     words = ["task=sst2", "data=files", f"data.dir={movies}", "--checkpoint", "last"]
     assert "a plain model folder already" in error_line(mezo("eval", roberta, *words))
+
+
+def test_json_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output has the document alone; without --json the same numbers are in the table."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    (run / "train.log").unlink()
+    said = mezo("eval", run, "--split", "dev", "--json")
+    assert said.code == 0, said
+    document = json.loads(said.out)
+    best = Run(run).read_summary()["best"]
+    line = next(one for one in Run(run).evaluations("dev") if one["step"] == best["step"])
+    assert document == {
+        "run": str(run),
+        "checkpoint": "best",
+        "split": "dev",
+        "rows": 24,
+        "accuracy": pytest.approx(line["accuracy"]),
+        "loss": pytest.approx(line["loss"], rel=1e-4),
+        "predicted": line["predicted"],
+    }
+    said = mezo("eval", run, "--split", "dev", "-q")
+    head, names, values = said.out.strip().splitlines()
+    assert (head, said.err) == (f"{run} best, dev: 24 rows", "")
+    assert names.split() == ["accuracy", "loss", "predicted", "negative", "predicted", "positive"]
+    assert values.split() == [f"{document[name]:.4f}" for name in ("accuracy", "loss")] + [
+        str(number) for number in document["predicted"].values()
+    ]
+
+
+def test_a_table_that_is_too_wide_is_turned() -> None:
+    labels = dict.fromkeys(("Description", "Entity", "Expression", "Human", "Location", "Number"), 5)
+    table = _table({"accuracy": 0.5, "loss": 1.0}, labels, 80)
+    assert [len(table.columns), table.row_count] == [2, 8]
+    assert list(table.columns[0].cells)[:3] == [
+        plain_text(name) for name in ("accuracy", "loss", "predicted Description")
+    ]
+    assert len(_table({"accuracy": 0.5, "loss": 1.0}, labels, 1000).columns) == 9
