@@ -57,8 +57,8 @@ def draw_histogram(axes: "Axes", found: Histogram, name: str) -> None:
     ticks = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
     ticks = [tick for tick in ticks if low <= tick <= high]
     if len(ticks) < 2:
-        ticks = [float(f"{tick:.1g}") for tick in np.geomspace(low, high, 4)[[0, 1, 2, 3]]]
-    axes.set_xticks(sorted(set(ticks)), [f"{tick:g}" for tick in sorted(set(ticks))])
+        ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(low, high, 3)})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("|g|", loc="right")
     count_axis(axes)
@@ -93,7 +93,8 @@ def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
     To the right of the curves stand our test score (filled, with its std) and the paper's (hollow).
     """
     furthest = max(int(line.forwards[-1]) for line in lines) or 1
-    marks = [line for line in lines if line.test is not None or line.paper is not None][:SHOWN_LINES]
+    shown = list(enumerate(lines[:SHOWN_LINES]))
+    marks = [(number, line) for number, line in shown if line.test is not None or line.paper is not None]
     for number, line in reversed(list(enumerate(lines))):
         name = series_name(number) if number < SHOWN_LINES else "quiet"
         at = thin_indices(len(line.forwards), CURVE_POINTS)
@@ -102,20 +103,15 @@ def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
             axes.fill_between(x, mean - std, mean + std, color=colour(name), alpha=0.16, linewidth=0)
         dots: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4} if len(at) <= 25 else {}
         axes.plot(x, mean, color=colour(name), linewidth=1.8 if number < SHOWN_LINES else 0.8, **dots)
-    for number, line in enumerate(marks):
-        name, x = series_name(lines.index(line)), furthest * (1.06 + 0.035 * number)
+    for place, (number, line) in enumerate(marks):
+        name, x = series_name(number), furthest * (1.06 + 0.035 * place)
         if line.test is not None:
             error = None if line.test_std is None else [100 * line.test_std]
             shape: dict[str, Any] = {"fmt": "D", "markersize": 5, "color": colour(name), "elinewidth": 1.2}
             axes.errorbar([x], [100 * line.test], error, **shape)
         if line.paper is not None:
-            hollow: dict[str, Any] = {
-                "markerfacecolor": colour("page"),
-                "markeredgecolor": colour(name),
-                "markersize": 7,
-                "mew": 1.5,
-            }
-            axes.plot([x], [line.paper], "D", zorder=1.9, **hollow)
+            inside, edge = colour("page"), colour(name)
+            axes.plot([x], [line.paper], "D", zorder=1.9, markersize=7, mfc=inside, mec=edge, mew=1.5)
     axes.set_xlim(-0.03 * furthest, furthest * (1.1 + 0.035 * len(marks)) if marks else 1.03 * furthest)
     percent_axis(axes)
     step_axis(axes, furthest, "forwards")

@@ -11,6 +11,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.report.curves import Line, Panel
 from mezo_cli.report.details import RunDetails
 from mezo_cli.report.draw import (
+    MARKERS,
     SHOWN_LINES,
     count_axis,
     draw_curve,
@@ -23,7 +24,7 @@ from mezo_cli.report.draw import (
 )
 from mezo_cli.report.render import Table, write_output
 from mezo_cli.report.series import TABLE_ROWS, thin_indices
-from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes
+from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes
 
 FORMATS = (".svg", ".pdf", ".png")
 SHOWN_LABELS = 6  # in the figure of predictions; the rest are counted together
@@ -249,8 +250,10 @@ def _draw_panels(sheet: Any, panels: Sequence[Panel]) -> None:
         axes = sheet.add_subplot(len(panels), 1, number + 1)
         draw_lines(axes, panel.lines)
         axes.set_title(label_text(panel_title(panel)), loc="left", parse_math=False)
-        handles = [axes.plot([], [], color=colour(name), linewidth=2)[0] for name, _ in panel_legend(panel.lines)]
-        texts = [textwrap.fill(label_text(text), LEGEND) for _, text in panel_legend(panel.lines)]
+        entries = panel_legend(panel.lines)
+        signs = dict(zip(SERIES, MARKERS, strict=True))
+        handles = [axes.plot([], [], signs.get(name, ""), ls="-", color=colour(name), ms=4)[0] for name, _ in entries]
+        texts = [textwrap.fill(label_text(text), LEGEND) for _, text in entries]
         legend = axes.legend(handles, texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
