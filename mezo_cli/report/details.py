@@ -18,7 +18,7 @@ from mezo_cli.report.settings import is_zero_shot, method_name
 from mezo_cli.runs import completeness, trajectory
 
 EXAMPLES = 10  # right and wrong test rows each
-NO_PREDICTIONS = "This run has no predictions.jsonl: it was made before mezo kept the predictions for the test rows."
+NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
 OPEN_END = "The rows are there when the run has finished."
 HEADS = {
     "mlm": "label words at the mask",
@@ -289,7 +289,8 @@ class RunDetails:
     def commands(self) -> list[tuple[str, str]]:
         """Return what can be done with the run, and the command for it."""
         best = None if self.dev is None else self.dev.steps[self.dev.best]
-        return commands(self.config, self.name, self.entry.status, best)
+        resumable = not (self.run.path / "export.json").exists()  # that of a folder made by `mezo export --trajectory`
+        return commands(self.config, self.name, self.entry.status, best, resumable)
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what is known about where and how the run was made: (name, value)."""

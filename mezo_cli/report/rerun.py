@@ -50,7 +50,9 @@ def train_command(config: Config) -> str:
     return shlex.join(["mezo", "train", *(word for one in changed_settings(config) for word in _overrides(one))])
 
 
-def commands(config: Config, location: str, status: str, best_step: int | None) -> list[tuple[str, str]]:
+def commands(
+    config: Config, location: str, status: str, best_step: int | None, resumable: bool = True
+) -> list[tuple[str, str]]:
     """Return what can be done with a run, and the command for it.
 
     Args:
@@ -58,12 +60,13 @@ def commands(config: Config, location: str, status: str, best_step: int | None) 
         location: its directory.
         status: its status.
         best_step: the step of its best checkpoint; None before the first evaluation.
+        resumable: False for a trajectory folder that someone shared.
     """
     run, optimizer = shlex.quote(location), optimizer_class(config.optimizer)
     found = [("Run again", train_command(config))]
-    if status in ("interrupted", "failed"):
+    if resumable and status in ("interrupted", "failed"):
         found.append(("Resume", f"mezo resume {run}"))
-    elif status == "finished" and config.steps and not optimizer.tied_to_steps(config.optimizer):
+    elif resumable and status == "finished" and config.steps and not optimizer.tied_to_steps(config.optimizer):
         found.append(("Train longer", f"mezo resume {run} steps={2 * config.steps}"))
     if optimizer.replayable and config.steps and best_step is not None:
         found.append(("Rebuild the weights of a step", f"mezo replay {run} --step {best_step} --out FOLDER"))
