@@ -6,11 +6,12 @@ the device and what it copied to it. Reading values returns made-up numbers; che
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,7 @@ def made_up(shape: torch.Size) -> Any:
     return [made_up(shape[1:]) if len(shape) > 1 else 0.5 + i / 8 for i in range(shape[0])]
 
 
-def load(mode: FakeTensorMode, original: Any, config: Any, *more: Any) -> Any:
-    """Load a model on the CPU, and give it tensors of the fake device."""
-    with unset_fake_temporarily():
-        loaded = original(models.loading.dataclasses.replace(config, device="cpu"), *more)
-    to_fake(mode, loaded.model)
-    loaded.device = DEVICE
-    return loaded
-
-
-def to_fake(mode: FakeTensorMode, model: nn.Module) -> None:
+def to_fake(model: nn.Module) -> None:
     """Replace parameters and buffers by tensors of the fake device; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -103,36 +95,60 @@ def provoke_waits() -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def fake_device() -> Iterator[None]:
+    """Let tensors of `DEVICE` be made inside, and stand in for what torch lacks for it."""
+    replaced = {
+        # Of tensors up to this size torch would keep the values, and copy them for real.
+        "torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT": -1,
+        "torch.tensor": partial(tensor, torch.tensor),
+        "torch.nn.Module._apply": apply,
+    }
+    with replace(replaced), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def replace(objects: dict[str, Any]) -> contextlib.ExitStack:
+    """Return a context in which other objects have these names."""
+    stack = contextlib.ExitStack()
+    for name, value in objects.items():
+        stack.enter_context(mock.patch(name, value))
+    return stack
+
+
+def run_case(name: str, folder: Path) -> dict[str, Any]:
+    """Return what the host did in the case: the product's own set-up, without its checks of values."""
+
+    def load(config: Any, *more: Any) -> Any:
+        with unset_fake_temporarily():
+            loaded = original(dataclasses.replace(config, device="cpu"), *more)
+        to_fake(loaded.model)
+        loaded.device = DEVICE
+        return loaded
+
+    original, config = models.load, case_config(name, folder, "cpu")
+    replaced = {
+        "mezo_cli.models.load": load,
+        "mezo_cli.models.adapters.fingerprint": lambda *_, **__: "",
+        "mezo_cli.training.setup.check_against_reference": lambda *_: None,
+        "mezo_cli.objectives.reference_check._agree": lambda *_: True,
+    }
+    with replace(replaced), fake_device():
+        hosts = take_steps(config, made_up)
+    return {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Run the cases and print a line for each; the case `control` provokes what the others must not do."""
     for name in names:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        skipped = {
-            # Of tensors up to this size torch would keep the values, and copy them for real.
-            "torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT": -1,
-            "torch.tensor": partial(tensor, torch.tensor),
-            "torch.nn.Module._apply": apply,
-            "mezo_cli.models.adapters.fingerprint": lambda *_, **__: "",
-            "mezo_cli.training.setup.check_against_reference": lambda *_: None,
-            "mezo_cli.objectives.reference_check._agree": lambda *_: True,
-        }
-        result: dict[str, Any]
         try:
-            with mode, mock.patch.object(models, "load", partial(load, mode, models.load)):
-                for target, replacement in skipped.items():
-                    patcher = mock.patch(target, replacement)
-                    patcher.start()
-                if name == "control":
+            if name == "control":
+                with fake_device():
                     result = provoke_waits()
-                else:
-                    with unset_fake_temporarily():
-                        config = case_config(name, folder, "cpu")
-                    hosts = take_steps(config, made_up)
-                    result = {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
+            else:
+                result = run_case(name, folder)
         except Exception:
             result = {"error": traceback.format_exc()}
-        finally:
-            mock.patch.stopall()
         print(json.dumps({"case": name, **result}), flush=True)
 
 

@@ -35,13 +35,14 @@ class HostWaits(TorchDispatchMode):
 
     Attributes:
         operations: the number of operations on tensors of the device.
+        launches: of these, those whose result is not a view of an argument.
     """
 
     def __init__(self, read: Callable[[torch.Size], Any] | None = None) -> None:
         super().__init__()
         self.waits: list[str] = []
         self.copies: list[str] = []
-        self.operations = 0
+        self.operations = self.launches = 0
         self._read = read
         self._tolist = [mock.patch.object(kind, "tolist", lambda x: self.tolist(x)) for kind in (Tensor, FakeTensor)]
         self._plain_tolist = Tensor.tolist
@@ -63,6 +64,7 @@ class HostWaits(TorchDispatchMode):
         on_device = any(x.device.type != "cpu" for x in given)
         if on_device and not name.startswith("prim::"):
             self.operations += 1
+            self.launches += not is_view(function)
             indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in INDEXING else []
             if name in WAITING or any(x.dtype in (torch.bool, torch.uint8) for x in indices):
                 self.waits.append(f"{name} {calling_line()}")
@@ -73,7 +75,7 @@ class HostWaits(TorchDispatchMode):
             source, target = args[1] if name == "aten::copy_" else args[0], out
             if source.device.type != "cpu" and target.device.type == "cpu":
                 self.waits.append(f"{name} {calling_line()}")
-            elif source.device.type == "cpu" and target.device.type != "cpu" and source.dim() > 0:
+            elif source.device.type == "cpu" and target.device.type != "cpu" and source.dim() > 0 < source.numel():
                 blocks = not (kwargs.get("non_blocking") or (name == "aten::copy_" and args[2:] == (True,)))
                 self.copies.append(f"{'blocking ' if blocks else ''}{name} {calling_line()}")
         return out
@@ -87,6 +89,12 @@ class HostWaits(TorchDispatchMode):
             return self._read(tensor.shape)
         with torch.utils._python_dispatch._disable_current_modes():
             return self._plain_tolist(tensor)
+
+
+def is_view(function: Any) -> bool:
+    """Return whether an operation returns a view of its argument, without a write or a computation."""
+    shares = [x.alias_info for x in function._schema.arguments if x.alias_info is not None]
+    return function._schema.name == "aten::_unsafe_view" or any(not alias.is_write for alias in shares)
 
 
 def calling_line() -> str:

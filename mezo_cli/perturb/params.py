@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
 
-# Terms that are applied to all tensors before the next ones: half of the scaled tables that the noise keeps, so that
-# none is made again for every tensor.
-TERMS_PER_PASS = 32
+# Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
+# made again for every tensor; and the processor's cache holds them (4 MB).
+TERMS_PER_PASS = 16
 DEVICE_BLOCKS = 128  # blocks of the noise that make one block off the CPU, where launches set the size and not a cache
 
 

@@ -1,0 +1,99 @@
+"""Count the operations that a step dispatches, against two plain forwards of the same packed batch.
+
+    python scripts/count_operations.py 16x32 64x32
+
+It prints a Markdown table. Nothing is computed: the tensors live on the fake device of the tests, and a model of
+RoBERTa-large's shape takes no memory. `launches` are the operations that are not views: on a GPU each starts a kernel.
+Each call of a noise kernel counts as one.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import RobertaConfig, RobertaForMaskedLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are no installed package
+
+from bench_step import LABELS, SHAPES, rows_of
+
+from mezo_cli.objectives.collate import collate
+from mezo_cli.objectives.mlm import MaskedLabelScorer
+from mezo_cli.optim import make_config
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.params import Params
+from tests.fake_accelerator import DEVICE, fake_device, made_up, to_fake
+from tests.host_waits import HostWaits
+
+
+class Counts(NamedTuple):
+    """Operations dispatched by some work: all of them, those that are not views, and calls of noise kernels."""
+
+    operations: int
+    launches: int
+    kernels: int
+
+
+def count(work: Callable[[], Any]) -> Counts:
+    """Count what `work` dispatches. The noise kernels count and do nothing."""
+    with HostWaits(made_up) as host, mock.patch.object(Kernel, "__call__") as kernel:
+        work()
+    return Counts(host.operations, host.launches, kernel.call_count)
+
+
+def measure(shape: str, spec: str) -> list[tuple[str, Counts]]:
+    """Return what is counted: two plain forwards, a step, and its update alone."""
+    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **SHAPES[shape])
+    model = RobertaForMaskedLM(config).eval()
+    to_fake(model)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    objective = MaskedLabelScorer(model, forward, LABELS)
+    batch = collate(rows_of(spec), 1, DEVICE, False, objective.lay_out)
+    optimizer = Mezo(make_config("mezo"), seed=0, steps=9)
+
+    def loss() -> Tensor:
+        if objective.fits_paired_forward(batch):
+            scores = objective.logits(batch)
+        else:
+            scores = forward.forward_per_sign(lambda: objective.logits(batch))
+        return torch.stack([F.cross_entropy(of_sign, batch.labels) for of_sign in scores])
+
+    works = {
+        "two plain forwards": lambda: [objective.logits(batch) for _ in range(2)],
+        "a step": lambda: optimizer.step(forward, loss, 1),
+        "its update": lambda: optimizer.apply_updates(forward.params, [(2, [1.0], 1e-6)]),
+    }
+    count(partial(optimizer.step, forward, loss, 0))  # makes the keys of the tensors, once per run
+    return [(name, count(work)) for name, work in works.items()]
+
+
+def main() -> None:
+    """Run the script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("batches", nargs="*", default=["16x32", "64x32"])
+    parser.add_argument("--shape", choices=SHAPES, default="large")
+    args = parser.parse_args()
+    print("| batch | work | operations | launches | of these, noise kernels | launches / two plain forwards |")
+    print("|---|---|---|---|---|---|")
+    for spec in args.batches:
+        with fake_device(), torch.no_grad():
+            rows = measure(args.shape, spec)
+        for name, counts in rows:
+            launches = counts.launches + counts.kernels
+            ratio = launches / rows[0][1].launches
+            cells = [spec, name, counts.operations + counts.kernels, launches, counts.kernels, f"{ratio:.2f}"]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
