@@ -32,9 +32,9 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
     made = read_report(folders or [OUTPUTS], progress)
     for text in made.warnings:
         print_line(f"warning: {text}", sys.stderr)
+    if figure is not None:  # first: there may be nothing to draw, and then nothing is written
+        made.write_figure(figure)
+        print_line(f"wrote {figure}")
     if out is not None:
         made.write_page(out, progress)
         print_line(f"wrote {out}")
-    if figure is not None:
-        made.write_figure(figure)
-        print_line(f"wrote {figure}")

@@ -213,6 +213,15 @@ def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
+def test_without_a_folder_it_reads_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder outputs/ here" in error_line(mezo("report", "--out", "page.html"))
+    make_curves(tmp_path / "outputs" / "day" / "run", FEW)
+    page, said = write(Path("page.html"))
+    assert said.out == "wrote page.html\n"
+    assert "outputs/day/run, finished" in page
+
+
 def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
     root = Path(__file__).parents[2]
     shown = subprocess.run(["make", "-n", "run", "VENV=env"], cwd=root, capture_output=True, text=True)
@@ -223,7 +232,9 @@ def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
     ]
 
 
-def test_mistakes_end_in_one_line(root: Path, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(root: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bare = make_run(tmp_path_factory.mktemp("bare") / "run", ended="no memory").path
+    (bare / "metrics.jsonl").unlink()
     for words, text in (
         ([root], "give --out FILE.html"),
         ([root, "--out", tmp_path / "page.htm"], "allowed are .html (did you mean '.html'?)"),
@@ -232,6 +243,7 @@ def test_mistakes_end_in_one_line(root: Path, tmp_path: Path) -> None:
         ([root, "--figure", tmp_path / "figure.gif"], "allowed are .svg, .pdf, .png"),
         ([tmp_path / "nothing", "--out", tmp_path / "page.html"], "no such folder"),
         ([tmp_path, "--out", tmp_path / "page.html"], "no runs under"),
+        ([bare, "--out", tmp_path / "page.html", "--figure", tmp_path / "figure.svg"], "nothing to draw"),
     ):
         assert text in error_line(mezo("report", *words)), words
     assert list(tmp_path.iterdir()) == []
