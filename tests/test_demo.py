@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import mezo_cli
 from tests.command_line import process
 
 DEMO = Path(mezo_cli.__file__).parent / "demo"
-SIZES = {"train": 240, "dev": 140, "test": 140}
+SIZES = {"train": 848, "dev": 440, "test": 440}
 LABEL_WORDS = ["terrible", "great", "bad", "okay", "good", "Yes", "No", "Maybe"]
 LABEL_WORDS += ["Description", "Entity", "Expression", "Human", "Location", "Number"]
 LABEL_WORDS += ["subjective", "objective", "incorrect", "correct"]
@@ -50,20 +50,19 @@ def test_sentences_are_clean() -> None:
         assert sentence.isprintable(), (split, sentence)
         assert "  " not in sentence, (split, sentence)
         assert "<" not in sentence, (split, sentence)
-        assert 3 <= len(words(sentence)) <= 27, (split, sentence)
+        assert 3 <= len(words(sentence)) <= 40, (split, sentence)
 
 
-def test_no_near_duplicates_anywhere() -> None:
-    sets = [(split, sentence, set(words(sentence))) for split, sentence, _ in EVERY]
-    for (one, a, x), (two, b, y) in combinations(sets, 2):
-        assert len(x & y) / len(x | y) < 0.8, (one, a, two, b)
-
-
-def test_no_near_duplicates_across_splits() -> None:
-    sets = [(split, sentence, set(words(sentence))) for split, sentence, _ in EVERY]
-    for (one, a, x), (two, b, y) in combinations(sets, 2):
-        if one != two:
-            assert len(x & y) / len(x | y) < 0.65, (one, a, two, b)
+def test_no_near_duplicates() -> None:
+    """Two sentences share less than 0.8 of their words, and less than 0.65 across splits."""
+    sets = sorted(
+        ((split, sentence, frozenset(words(sentence))) for split, sentence, _ in EVERY), key=lambda row: len(row[2])
+    )
+    for number, (one, a, x) in enumerate(sets):
+        for two, b, y in sets[number + 1 :]:
+            if len(x) < 0.65 * len(y):  # and so for all longer ones: they share less than 0.65
+                break
+            assert len(x & y) / len(x | y) < (0.8 if one == two else 0.65), (one, a, two, b)
 
 
 def test_the_sentences_are_varied() -> None:
@@ -72,7 +71,7 @@ def test_the_sentences_are_varied() -> None:
     assert min(lengths) <= 4
     assert max(lengths) >= 20
     openings = Counter(tuple(words(s)[:3]) for s in sentences)
-    assert openings.most_common(1)[0][1] <= 10  # no template that every other sentence fills in
+    assert openings.most_common(1)[0][1] <= len(sentences) / 100  # no template that every other sentence fills in
     assert len({w for s in sentences for w in words(s)}) > 1000
     assert any(s[0].islower() for s in sentences)
 
@@ -132,7 +131,7 @@ def test_the_model_hears_the_difference() -> None:
 
 @pytest.mark.slow
 def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
-    """`mezo train experiment=demo`, one seed: 10 points of dev accuracy, and test above 70%."""
+    """`mezo train experiment=demo`, one seed: 5 points of dev accuracy, and test above 65% (before: 61%)."""
     run = tmp_path / "run"
     words = ["train", "experiment=demo", "seed=42", f"hydra.run.dir={run}"]
     result = process(*words, cwd=tmp_path, timeout=1500, MEZO_EAGER="")  # with the compiled noise, as users run it
@@ -140,5 +139,5 @@ def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     before = next(line["accuracy"] for line in lines if line["kind"] == "eval")
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["dev"]["accuracy"] >= before + 0.10
-    assert summary["test"]["accuracy"] > 0.70
+    assert summary["dev"]["accuracy"] >= before + 0.05
+    assert summary["test"]["accuracy"] > 0.65
