@@ -25,6 +25,7 @@ from tests import tiny
 from tests.command_line import error_line as line_of
 from tests.command_line import mezo as run_in_process
 from tests.hub_server import COMMIT, Hub
+from tests.terminal import raw_on_a_terminal
 
 CLOSED = "http://127.0.0.1:9"  # the discard port: nobody listens
 PLAIN = ["train", "task=sst2", "objective=mlm"]
@@ -309,3 +310,16 @@ def test_whether_the_server_answers(hub: Hub, monkeypatch: Any) -> None:
     assert not is_reachable()
     monkeypatch.setenv("HF_ENDPOINT", "")
     assert hub_url() == "https://huggingface.co"
+
+
+@pytest.mark.slow
+def test_downloads_have_bars_on_a_terminal_but_not_in_ci(root: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["fetch", "data=files", f"data.dir={movies}"]
+    with Hub(root) as hub:
+        for variables, bars in (({}, True), ({"CI": "true"}, False)):
+            home = str(tmp_path / f"home{bars}")
+            env = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0", **variables}
+            code, seen = raw_on_a_terminal(words, tmp_path, columns=80, **env)
+            assert code == 0, seen
+            assert ("model.safetensors: 100%" in seen) == bars
+            assert "model  FacebookAI/roberta-large  " in seen

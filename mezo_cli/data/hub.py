@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
+from mezo_cli.console import is_live
 from mezo_cli.data.files import class_name, table_from_rows
 from mezo_cli.data.table import LabelledRows, Source, label_rows
 from mezo_cli.errors import UserError
@@ -103,8 +104,8 @@ def _offline_mode(datasets: Any) -> Iterator[None]:
 
 @contextmanager
 def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    """Turn the progress bars of `datasets` off if stderr is no terminal."""
-    if sys.stderr.isatty() or datasets.are_progress_bars_disabled():
+    """Turn the progress bars of `datasets` off if standard error is no terminal, or one of CI."""
+    if is_live(sys.stderr) or datasets.are_progress_bars_disabled():
         yield
         return
     datasets.disable_progress_bars()

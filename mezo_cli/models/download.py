@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ import safetensors
 from huggingface_hub import errors
 
 from mezo_cli.config.schema import ModelConfig
+from mezo_cli.console import is_live
 from mezo_cli.errors import UserError
 from mezo_cli.hub import hub_url, is_offline, is_reachable
 
@@ -153,7 +155,7 @@ def _from_hub(config: ModelConfig, weights: bool) -> Path:
             return False
         return True
 
-    with _explain_errors(config, cached_only, lambda: asked):
+    with _explain_errors(config, cached_only, lambda: asked), _bars_on_a_terminal():
         folder = get(CONFIG, config.revision).parent
         commit = folder.name
         _refuse_code(folder, config.path)
@@ -173,6 +175,20 @@ def _from_hub(config: ModelConfig, weights: bool) -> Path:
             missing = VOCABULARIES[0][0] if lacks_tokenizer else WEIGHTS
             raise UserError(f"{_cannot_load(config)}: {_not_cached(config, missing)}")
     return folder
+
+
+@contextmanager
+def _bars_on_a_terminal() -> Iterator[None]:
+    """Show huggingface_hub's bars of downloads only where lines may be redrawn, which is not so in CI."""
+    bars = huggingface_hub.utils
+    if is_live(sys.stderr) or bars.are_progress_bars_disabled():
+        yield
+        return
+    bars.disable_progress_bars()
+    try:
+        yield
+    finally:
+        bars.enable_progress_bars()
 
 
 @contextmanager

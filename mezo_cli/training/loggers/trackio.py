@@ -1,5 +1,6 @@
 """Keep scalars in Trackio's local database under RUN/trackio. Nothing is sent anywhere."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ class TrackioLogger:
         # The newest run of this name is resumed. The id keeps apart runs whose directories have the same name.
         name = f"{run.name}-{run.id[:6]}"
         config = {**run.config, "tags": run.tags}
-        off: Any = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        known = inspect.signature(trackio.init).parameters  # auto_log_cpu came with version 0.27
+        off: Any = {one: False for one in ("embed", "auto_log_gpu", "auto_log_cpu") if one in known}
         self._run: Any = trackio.init(project=run.project, name=name, config=config, resume="allow", **off)
         self.note = f"show it by: TRACKIO_DIR={run.folder} trackio show"
         self._check()
