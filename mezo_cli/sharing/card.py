@@ -31,6 +31,7 @@ class Card:
         summary: summary.json; empty if the run has not finished.
         base_terms: what the base model's own card says of its licence; "" if it is not known.
         adapter: whether an adapter is exported alone.
+        base_card: the file beside the card that is the base model's own card; "" if there is none.
         library: what loads it; "" for transformers, or peft for an adapter.
     """
 
@@ -45,6 +46,7 @@ class Card:
     summary: Mapping[str, Any]
     base_terms: str = ""
     adapter: bool = False
+    base_card: str = ""
     library: str = ""
 
 
@@ -191,8 +193,9 @@ def _versions(card: Card) -> str:
 def _terms(card: Card) -> str:
     known = f" Its card names the licence `{card.base_terms}`." if card.base_terms else ""
     where = f" (https://huggingface.co/{card.base})" if card.base_on_hub else ""
+    own = f" Its own card is in {card.base_card}." if card.base_card else ""
     return (
-        f"These weights are derived from `{card.base}`{where}: its terms apply to them.{known} The terms of the "
+        f"These weights are derived from `{card.base}`{where}: its terms apply to them.{known}{own} The terms of the "
         "training data may apply too."
     )
 

@@ -1,5 +1,6 @@
 """Write a folder that plain transformers (or peft) loads: model or adapter, tokenizer, model card."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -40,6 +41,7 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
             _copy_base(base, folder / BASE)
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
+        card = dataclasses.replace(card, base_card=BASE_CARD)
     source = Source(repo or ".", loaded.kind, loaded.adapter is not None, base_id, loaded.revision)
     snippet = write_snippet(source, session.encoder)
     how = f"With the packages `transformers` and `torch`{', and `peft`' if source.adapter else ''}"

@@ -18,7 +18,7 @@ from mezo_cli import load
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.runs import Run
-from mezo_cli.sharing.card import Card
+from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.model_folder import write_model_folder
 from mezo_cli.sharing.snippet import EXAMPLE
 from mezo_cli.training.prediction import predict
@@ -160,3 +160,22 @@ def test_a_push_that_is_refused(run: Path, hub: Hub, tmp_path: Path, monkeypatch
     assert f"no token for {hub.url}: log in by `hf auth login`, or set HF_TOKEN" in line
     assert not out.exists()
     assert not (tmp_path / "hub" / "models").exists()
+
+
+def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
+    config = build_config(["model=demo", "data=demo"])
+    for text, licence in (
+        ("---\nlicense: mit\n---\n# x", "mit"),
+        ("---\nlicense: [\n---\n", ""),
+        ("# x", ""),
+        (None, ""),
+    ):
+        if text is not None:
+            (tmp_path / "README.md").write_text(text)
+        else:
+            (tmp_path / "README.md").unlink()
+        assert read_terms(tmp_path) == licence
+    card = Card("x", config, 0, "demo", False, None, {}, [], {}, base_terms="mit", base_card="BASE_MODEL.md")
+    text = write_card(card, [])
+    assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
+    assert "Its card names the licence `mit`. Its own card is in BASE_MODEL.md." in text
