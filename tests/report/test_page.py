@@ -2,6 +2,7 @@
 
 import html
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -222,6 +223,7 @@ def test_without_a_folder_it_reads_outputs(tmp_path: Path, monkeypatch: pytest.M
     assert "outputs/day/run, finished" in page
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
     root = Path(__file__).parents[2]
     shown = subprocess.run(["make", "-n", "run", "VENV=env"], cwd=root, capture_output=True, text=True)
