@@ -39,6 +39,8 @@ def export(
         raise UserError("--private goes with --push")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: it exists and is not an empty folder")
+    if (out.parent / "run.json").exists():
+        raise UserError(f"--out {out}: {out.parent} is a run directory; choose another folder")
     if as_trajectory and checkpoint is not None:
         raise UserError(
             f"--checkpoint {checkpoint}: with --trajectory every step can be rebuilt: leave one of them out"

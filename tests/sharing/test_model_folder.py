@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import errno
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -140,11 +142,13 @@ def test_mistakes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--out", out, "--push", "me"], "--push me: give USER/NAME"),
         (["--out", out, "--push", "me/it"], "HF_HUB_OFFLINE is set"),
         (["--out", out, "--private"], "--private goes with --push"),
+        (["--out", run / "out"], "is a run directory; choose another folder"),
     ]
     for words, said in cases:
         assert said in error_line(mezo("export", run, *words))
     assert "no such folder" in error_line(mezo("export", run.parent / "nothing", "--out", out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert not (run / "out").exists()
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
 
 
@@ -160,6 +164,17 @@ def test_a_push_that_is_refused(run: Path, hub: Hub, tmp_path: Path, monkeypatch
     assert f"no token for {hub.url}: log in by `hf auth login`, or set HF_TOKEN" in line
     assert not out.exists()
     assert not (tmp_path / "hub" / "models").exists()
+
+
+def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    result = mezo("export", run, "--trajectory", "--out", tmp_path / "out")
+    assert result.code == 1
+    assert f"error: {tmp_path / 'out'}: cannot be written: No space left on device" in result.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
