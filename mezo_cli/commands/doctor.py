@@ -51,7 +51,10 @@ def _plan(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> P
         job = compose.compose_run(overrides, config_dir)
         Run.check_free(job.directory)
         return Plan([job.config], job.directory)
+    from mezo_cli.commands.sweep import make_record
+
     sweep = plan_sweep(overrides, config_dir)
+    make_record(sweep, config_dir)  # refuses a directory with another sweep
     if sweep.jobs is not None:
         return Plan([job.config for job in sweep.jobs], sweep.directory, is_sweep=True)
     parsed = compose.parse(sweep.overrides, find_choices(config_dir))

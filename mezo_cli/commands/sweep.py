@@ -29,7 +29,7 @@ from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
-from mezo_cli.config.sweep_plan import describe_job, plan_sweep
+from mezo_cli.config.sweep_plan import SweepPlan, describe_job, plan_sweep
 from mezo_cli.console import console_logging, format_duration, make_console, print_line
 from mezo_cli.errors import RunStopped, UserError
 from mezo_cli.runs import Run, find_runs, sweep_record
@@ -48,22 +48,32 @@ def sweep(overrides: Sequence[str], config_dir: str | None, retry_failed: bool =
     """
     with console_logging(make_console()):
         plan = plan_sweep(overrides, config_dir, _show_progress())
-        folder = plan.directory
-        record = SweepRecord(
-            overrides=[text for text in plan.overrides if not text.startswith("hydra.sweep.dir=")],
-            argv=list(sys.argv),
-            cwd=os.getcwd(),
-            config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
-            jobs=None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)],
-            retry_failed=retry_failed,
-        )
-        if sweep_record.exists(folder):
-            record = _continue(folder, record)
-        for job in plan.jobs or ():
-            if job_status(job.directory) != "missing":
-                _check_same_config(job.directory, job.config)
-        record.write(folder)
-    return _run_jobs(folder, record, plan.sweeper)
+        record = make_record(plan, config_dir, retry_failed)
+        record.write(plan.directory)
+    return _run_jobs(plan.directory, record, plan.sweeper)
+
+
+def make_record(plan: SweepPlan, config_dir: str | None, retry_failed: bool = False) -> SweepRecord:
+    """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written.
+
+    Raises:
+        UserError: when the directory contains a sweep over another grid, or a job's run with other settings.
+    """
+    folder = plan.directory
+    record = SweepRecord(
+        overrides=[text for text in plan.overrides if not text.startswith("hydra.sweep.dir=")],
+        argv=list(sys.argv),
+        cwd=os.getcwd(),
+        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
+        jobs=None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)],
+        retry_failed=retry_failed,
+    )
+    if sweep_record.exists(folder):
+        record = _continue(folder, record)
+    for job in plan.jobs or ():
+        if job_status(job.directory) != "missing":
+            _check_same_config(job.directory, job.config)
+    return record
 
 
 def resume(folder: Path, retry_failed: bool = False) -> int:

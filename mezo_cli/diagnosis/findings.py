@@ -88,6 +88,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.1 or share == 0 else f"{100 * share:.2g}%"
 
 
+def short(number: float) -> str:
+    """Return a number with two digits: 0.0035, 790, 1.2e+06."""
+    return f"{float(f'{number:.2g}'):g}"
+
+
 def count(n: int, what: str) -> str:
     """Return a number with its noun: `1 direction`, `32 directions`."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -44,6 +44,7 @@ class Estimate:
         batch_gain: E[g^2], the squared gradient of a batch: the noise of the batches included.
         curvature: mean of z.Hz, about the trace of H.
         curvature_floor: what rounding of the losses alone can make of the curvature.
+        loss: at theta, of one batch.
         lr: the best learning rate, with its standard error `lr_error` (jackknife over directions).
         directions: their number.
     """
@@ -54,6 +55,7 @@ class Estimate:
     batch_gain: float
     curvature: float
     curvature_floor: float
+    loss: float
     lr: float
     lr_error: float
     directions: int
@@ -104,6 +106,7 @@ def estimate(measured: Sequence[Measured], eps: float) -> Estimate | None:
         batch_gain=float((g**2).mean()),
         curvature=float(h.mean()),
         curvature_floor=rounding / math.sqrt(n),
+        loss=measured[0].loss,
         lr=gain / harm if harm else math.inf,
         lr_error=error,
         directions=n,

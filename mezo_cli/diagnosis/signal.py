@@ -8,7 +8,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import Section, count, percent
+from mezo_cli.diagnosis.findings import Section, count, percent, short
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, Estimate
 from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, Losses, measure, plan_points, projected_grads
 from mezo_cli.diagnosis.prepared import Prepared
@@ -24,7 +24,7 @@ MAX_ZEROS = 0.1
 FLOAT32_NOISE = 0.05  # of mean |g|; an eps at which float32 is worse does not serve as the slope
 GOOD = 0.2  # relative error up to which the run's own eps is kept
 TOO_LARGE = 2.0  # times the best lr: beyond it a step is expected to raise the loss
-TOO_SMALL = 0.01  # times the best lr
+LITTLE = 0.1  # of the loss: a run whose steps together are expected to lower it by less is too short or too slow
 
 Row = tuple[float, str, Agreement, float]  # eps, dtype, agreement with float32 at that eps, error against the slope
 
@@ -144,7 +144,7 @@ def judge_learning_rate(section: Section, found: Estimate | None, config: Config
         return
     lr, n = config.optimizer.lr, config.optimizer.samples
     figures = {**dataclasses.asdict(found), "lr": found.lr * n, "optimizer_lr": lr, "paper_grid": grid}
-    squared = f"|gradient|^2 {found.gain:.2g} +- {found.gain_error:.1g}, z.Hz {found.curvature:.2g}"
+    squared = f"|gradient|^2 {short(found.gain)} +- {short(found.gain_error)}, z.Hz {short(found.curvature)}"
     if not found.is_resolved:
         why = (
             "the gradient is not told from the noise of the batches"
@@ -164,9 +164,10 @@ def judge_learning_rate(section: Section, found: Estimate | None, config: Config
     if lr > TOO_LARGE * (best + error):
         advice = f"a step at this lr is expected to raise the loss: try optimizer.lr={best:.0e}"
         section.doubt("learning_rate", text, advice, **figures)
-    elif lr < TOO_SMALL * (best - error):
-        moved = f"at this rate the loss moves by {abs(change) * config.steps:.1g} in {config.steps:,} steps"
-        section.doubt("learning_rate", text, f"small steps: {moved}; try up to optimizer.lr={best:.0e}", **figures)
+    elif lr < best and -change * config.steps < LITTLE * found.loss:
+        falls = f"{short(-change * config.steps)} of {short(found.loss)} in {count(config.steps, 'step')}"
+        advice = f"at this rate the loss falls by {falls}: raise optimizer.lr, up to {best:.0e}, or steps"
+        section.doubt("learning_rate", text, advice, **figures)
     else:
         section.ok("learning_rate", text, **figures)
 
@@ -238,7 +239,10 @@ def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> 
     measured = len(projected_grads(losses, eps, "float32", [])[0])
     if measured < DIRECTIONS:
         section.cut.append(f"{measured} of {DIRECTIONS} directions for the learning rate")
+    short_of: dict[int, list[str]] = {}  # number of directions -> eps
     for one in sorted({*EPS, eps}):
         directions = min((row[2].directions for row in rows if row[0] == one), default=0)
+        short_of.setdefault(directions, []).append(f"{one:g}")
+    for directions, names in short_of.items():
         if directions < DIRECTIONS:
-            section.cut.append(f"{directions} of {DIRECTIONS} for eps {one:g}")
+            section.cut.append(f"{directions} of {DIRECTIONS} for eps {', '.join(names)}")

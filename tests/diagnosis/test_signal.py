@@ -94,9 +94,8 @@ def test_theta_stays_and_what_time_cut_is_named(roberta: Path) -> None:
     section = signal.check(given, Deadline(0.0))
     assert section.cut == [
         "1 of 32 directions for the learning rate",
-        "0 of 32 for eps 0.0001",
+        "0 of 32 for eps 0.0001, 0.01",
         "1 of 32 for eps 0.001",
-        "0 of 32 for eps 0.01",
     ]
     assert all(torch.equal(before[name], p) for name, p in given.session.params.tensors.items())
 
@@ -115,6 +114,7 @@ FOUND = Estimate(
     batch_gain=5.0,
     curvature=800.0,
     curvature_floor=0.1,
+    loss=0.7,
     lr=1e-3,
     lr_error=2e-4,
     directions=16,
@@ -126,12 +126,17 @@ def config(*words: str) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("lr", "verdict", "said"),
-    [(5e-4, OK, ""), (1e-6, DOUBT, "try up to optimizer.lr=1e-03"), (5e-3, DOUBT, "expected to raise the loss")],
+    ("lr", "steps", "verdict", "said"),
+    [
+        (5e-4, 100, OK, ""),
+        (1e-6, 100_000, OK, ""),
+        (1e-6, 100, DOUBT, "falls by 0.0004 of 0.7 in 100 steps: raise optimizer.lr, up to 1e-03, or steps"),
+        (5e-3, 100, DOUBT, "expected to raise the loss"),
+    ],
 )
-def test_the_run_s_learning_rate_is_judged(lr: float, verdict: str, said: str) -> None:
+def test_the_run_s_learning_rate_is_judged(lr: float, steps: int, verdict: str, said: str) -> None:
     section = Section("signal")
-    signal.judge_learning_rate(section, FOUND, config(f"optimizer.lr={lr}"))
+    signal.judge_learning_rate(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"))
     (found,) = section.findings
     assert found.verdict == verdict
     assert said in found.advice
@@ -140,9 +145,10 @@ def test_the_run_s_learning_rate_is_judged(lr: float, verdict: str, said: str) -
 
 
 def test_no_learning_rate_is_given_where_none_can_be_told() -> None:
+    plain = config()
     for unclear in (dataclasses.replace(FOUND, gain=0.5), dataclasses.replace(FOUND, curvature=-3.0), None):
         section = Section("signal")
-        signal.judge_learning_rate(section, unclear, config())
+        signal.judge_learning_rate(section, unclear, plain)
         assert section.findings[0].verdict == OK
         assert section.findings[0].figures.get("lr") is None
 
