@@ -279,7 +279,7 @@ WORDS = [
             ("replay MODEL --step 0 --out o", "no run"),
             ("replay nowhere", "option"),
             ("runs nowhere", "nowhere"),
-            ("runs a b", "argument|unexpected"),
+            ("runs a b", "one folder is listed"),
             ("compare nowhere", "nowhere"),
             ("compare .", "no runs"),
             ("compare . --paper --objectives", "--paper"),
