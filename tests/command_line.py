@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,9 @@ main()
 """
 
 
-def start_until(run: Path, step: int, *words: object, cwd: Path) -> subprocess.Popen[str]:
-    """Start `mezo words...` as `start` does, and return when it has stopped itself after the line of a step of `run`.
+@contextlib.contextmanager
+def stopped_at(run: Path, step: int, *words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start `mezo words...`, and yield its process when it has stopped itself after the line of a step of `run`.
 
     So that a signal reaches it there, however slow the machine is: send one, then SIGCONT.
     """
@@ -99,7 +100,12 @@ def start_until(run: Path, step: int, *words: object, cwd: Path) -> subprocess.P
     found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found is not None
     assert found.si_code == os.CLD_STOPPED, f"it ended before step {step}: {running.communicate()}"
-    return running
+    try:
+        yield running
+    finally:
+        if running.poll() is None:  # a test that fails leaves it stopped, and it would stay for ever
+            running.kill()
+            running.communicate()
 
 
 def process(*words: object, cwd: Path, timeout: float = 120, **extra: str) -> Result:

@@ -423,11 +423,15 @@ def find_runs(root: Path) -> list[Run]:
     """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first.
 
     Raises:
-        UserError: when the folder does not exist.
+        UserError: when the folder does not exist, or may not be read.
     """
     if not root.is_dir():
         siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
         raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
+    try:
+        os.scandir(root).close()
+    except OSError as error:  # `os.walk` finds nothing then
+        raise UserError(f"{root}: cannot be read: {error.strerror}") from error
     paths = []
     for folder, folders, files in os.walk(root):
         if _is_run(files):

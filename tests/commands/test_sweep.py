@@ -20,7 +20,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import loop, restore
 from mezo_cli.training import setup as session
-from tests.command_line import error_line, mezo, small, start_until
+from tests.command_line import error_line, mezo, small, stopped_at
 
 
 @pytest.fixture(autouse=True)
@@ -157,9 +157,8 @@ def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_p
     more = ["seed=1,2,3", "steps=20", "eval_every=10", "log_every=1"]
     assert mezo("train", *sweep(roberta, movies, tmp_path / "whole", *more)).code == 0
     words = sweep(roberta, movies, tmp_path / "cut", *more)
-    process = start_until(tmp_path / "cut" / "1", 3, "train", *words, cwd=tmp_path)
-    process.kill()
-    process.communicate(timeout=120)
+    with stopped_at(tmp_path / "cut" / "1", 3, "train", *words, cwd=tmp_path) as process:
+        process.kill()
     assert statuses(tmp_path / "cut") == {"0": "finished", "1": "interrupted"}
     first = (tmp_path / "cut" / "0" / "run.json").read_bytes()
     (tmp_path / "cut" / "2").mkdir()
@@ -266,10 +265,10 @@ def test_ctrl_c_stops_the_sweep_and_says_what_is_left(
 @pytest.mark.slow
 def test_a_real_ctrl_c_ends_the_job_in_hand(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "steps=20", "eval_every=0")
-    process = start_until(tmp_path / "sweep" / "0", 2, "train", *words, cwd=tmp_path)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGCONT)
-    out, err = process.communicate(timeout=120)
+    with stopped_at(tmp_path / "sweep" / "0", 2, "train", *words, cwd=tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "error: interrupted\n")
     assert "2 jobs are left; go on with: mezo resume sweep" in out
     assert statuses(tmp_path / "sweep") == {"0": "interrupted"}

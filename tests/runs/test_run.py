@@ -362,6 +362,14 @@ def test_a_running_run_cannot_be_claimed(tmp_path: Path) -> None:
 # --- damage ---
 
 
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert f"{tmp_path}: cannot be read: Permission denied" in error_line(mezo("runs", tmp_path))
+
+
 @pytest.mark.parametrize("field", ["data_fingerprint", "status", "stopped"])
 def test_a_changed_run_json_is_reported(tmp_path: Path, field: str) -> None:
     """Whatever the field: a changed fingerprint would look as if the data had changed."""

@@ -19,7 +19,7 @@ from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore, training_run
 from mezo_cli.training import setup as session
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small, start_until
+from tests.command_line import Result, error_line, mezo, small, stopped_at
 from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
@@ -390,12 +390,13 @@ def test_a_killed_process_is_resumed(
     mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start_until(run, int(number) % 10, "train", *small(roberta, movies, run, *MODES[mode]), cwd=tmp_path)
-    assert Run(run).status() == "running"
-    assert "is running" in error_line(mezo("resume", run))
-    process.send_signal(number)
-    process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=120)
+    words = small(roberta, movies, run, *MODES[mode])
+    with stopped_at(run, int(number) % 10, "train", *words, cwd=tmp_path) as process:
+        assert Run(run).status() == "running"
+        assert "is running" in error_line(mezo("resume", run))
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
     if number != signal.SIGKILL:
         assert err == "error: interrupted\n"
