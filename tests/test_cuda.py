@@ -59,7 +59,8 @@ class TestLm(OnGpu, objectives.Conformance):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_waits_for_the_device_once(name: str, tmp_path: Path) -> None:
+def test_a_step_waits_for_the_device_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")  # nothing is compiled while operations are counted
     host = take_steps(case_config(name, tmp_path, "cuda"))
     check_host(vars(host["step"]), waits=1, copies=1)
     check_host(vars(host["replay"]), waits=0, copies=0)

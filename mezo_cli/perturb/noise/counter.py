@@ -105,7 +105,7 @@ class CounterNoise:
         width, device, tile = prod(theta.shape[1:]), compute_device(theta.device), self._tile
         aligned = width % tile == 0 or tile % width == 0
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
-        max_rows = max(1, self._kernels.max_tiles // tiles_per_row)
+        max_rows = max(1, self._max_tiles(device) // tiles_per_row)
         columns = torch.arange(width, device=device)
         for start in range(0, len(rows), max_rows):
             some = rows[start : start + max_rows]
@@ -174,10 +174,14 @@ class CounterNoise:
             tiles = torch.cat([tiles, tiles[-1:]])
         cz = torch.zeros(len(tiles), self._tile, device=device)
         rest = (*key_tensors(direction, name, device), self._scaled(c, device))
-        max_tiles = self._kernels.max_tiles
+        max_tiles = self._max_tiles(device)
         for some, part in zip(tiles.split(max_tiles), cz.split(max_tiles), strict=True):
             self._kernels.add(part.view(-1), some, *rest)
         return cz[:count]
+
+    def _max_tiles(self, device: torch.device) -> int:
+        """Return the most tiles of one call of a kernel. Off the CPU the launches set it, not a cache."""
+        return self._kernels.max_tiles * (1 if device.type == "cpu" else 16)
 
     def _chunks(self, n: int, device: torch.device, start: int = 0) -> Iterator[tuple[int, int, int, Tensor]]:
         """Cut [0, n) into chunks: yield (begin, end, elements of the tiles that cover it, their numbers).
@@ -185,9 +189,7 @@ class CounterNoise:
         Element 0 is element `start` of the tensor, the first of a tile. A chunk has at least two tiles, because what
         is compiled for any number of tiles is not compiled for exactly one.
         """
-        max_elements = self._kernels.max_tiles * self._tile
-        if device.type != "cpu":
-            max_elements *= 16  # there the launches set the size, not a cache
+        max_elements = self._max_tiles(device) * self._tile
         for begin in range(0, n, max_elements):
             end = min(n, begin + max_elements)
             first = (start + begin) // self._tile
