@@ -28,6 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.fixture
+def installed_loggers() -> None:
+    """Skip the test where a logger's package is missing: its name is refused then."""
+    if MISSING:
+        pytest.skip(f"needs {', '.join(MISSING)}")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and the demo model that lies beside the repository (or in MEZO_SHARED)."""

@@ -208,6 +208,7 @@ def test_a_program_that_uses_hydra_itself_is_left_alone(tmp_path: Path) -> None:
         assert hydra.compose("schema").b == 2
 
 
+@pytest.mark.usefixtures("installed_loggers")
 def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
     """Hydra merges the files of a list; the names of all of them are kept, and a key wins over a choice."""
     (tmp_path / "logger").mkdir()
@@ -228,6 +229,7 @@ def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
         build_config(["logger=[tensorboard,old]"], folder)
 
 
+@pytest.mark.usefixtures("installed_loggers")
 def test_a_sweep_passes_several_loggers_on(tmp_path: Path) -> None:
     words = ["logger=[tensorboard,wandb]", "model=demo", "data=demo", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]
     plan = plan_sweep(words)
