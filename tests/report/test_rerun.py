@@ -30,6 +30,7 @@ OWN_TASK = [
     ],
     ids=["demo", "pairs", "own", "decoder"],
 )
+@pytest.mark.usefixtures("installed_loggers")
 def test_the_command_gives_the_same_config(overrides: Sequence[str]) -> None:
     config = build_config(overrides)
     mezo, train, *words = shlex.split(train_command(config))
