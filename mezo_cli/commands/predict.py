@@ -13,7 +13,8 @@ from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.errors import UserError, join
+from mezo_cli.report.render import check_output
 from mezo_cli.runs.files import write_atomically, write_error
 from mezo_cli.system import import_torch
 
@@ -50,7 +51,7 @@ def predict(
     if words and file is not None:
         raise UserError("--text and --file: give one of them")
     if out is not None:
-        _check_output(out)
+        check_output(out, _FORMATS)
     with console_logging(make_error_console()):
         opened = open_run(path, checkpoint, base)
         task = opened.config.task
@@ -167,16 +168,3 @@ _FORMATS: dict[str, Callable[[Sequence["Prediction"], TaskConfig], str]] = {
     ".json": _to_json,
     ".csv": _to_csv,
 }
-
-
-def _check_output(path: Path) -> None:
-    """Check that a file can be written at `path`, before a model is loaded."""
-    if path.suffix not in _FORMATS:
-        near = did_you_mean(path.suffix, _FORMATS)
-        raise UserError(f"--out {path}: the file extension sets the format; allowed are {join(_FORMATS)}{near}")
-    if path.is_dir():
-        raise UserError(f"--out {path}: this is a folder, not a file")
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}")
-    if (path.parent / "run.json").exists():
-        raise UserError(f"--out {path}: {path.parent} is a run directory; choose another folder")
