@@ -5,9 +5,11 @@ a header (which tensors are trained, from which weights, with which noise) and o
 
     step uint32 | lr float32 | projected_grad float32, one per sample | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes per step for one sample. Records at the end that a crash or a power cut left incomplete fail
-their checksums and are left out (`Trajectory.lost_records` counts them); a bad record with a sound one behind it is an
-error.
+little-endian, 16 bytes per step for one sample. Where theta is float32 the file has version 1. Version 2 adds theta's
+dtype and how an update is rounded to it to the header; the records are the same.
+
+Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
+(`Trajectory.lost_records` counts them); a bad record with a sound one behind it is an error.
 """
 
 import json
@@ -15,18 +17,20 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, join
 from mezo_cli.runs.files import name_in_errors, sync
 
 MAGIC = b"MEZOTRAJ"
-VERSION = 1
+VERSIONS = (1, 2)
+STORAGE = ("dtype", "rounding")  # fields of version 2 alone
+ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
 
@@ -39,6 +43,8 @@ class Header:
         fingerprint: sha256 of the initial weights.
         tensors: (name, shape) of the trainable tensors, in order.
         settings: the optimizer's settings and the number of steps of the run.
+        dtype: how theta is stored.
+        rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
     """
 
     fingerprint: str
@@ -49,6 +55,20 @@ class Header:
     weight_decay: float
     tensors: list[tuple[str, list[int]]]
     settings: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    rounding: str = "nearest"
+
+    @property
+    def version(self) -> int:
+        """The format version of its file: the oldest that has all of its fields."""
+        return 1 if self.dtype == "float32" else 2
+
+    def to_json(self) -> bytes:
+        """Return the fields that its version has, as JSON."""
+        values = asdict(self)
+        if self.version == 1:
+            values = {name: value for name, value in values.items() if name not in STORAGE}
+        return json.dumps(values, separators=(",", ":")).encode()
 
 
 def _record(samples: int) -> struct.Struct:
@@ -65,11 +85,11 @@ class Writer:
     """
 
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
-        packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
+        packed = zlib.compress(header.to_json(), 9)
         self._crc = zlib.crc32(packed) if crc is None else crc
         self._file, self._record, self._samples = file, _record(header.samples), header.samples
         if file.tell() == 0:
-            self._write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
+            self._write(_FIXED.pack(MAGIC, header.version, len(packed), self._crc) + packed)
 
     def append(self, step: int, projected_grads: list[float], lr: float) -> None:
         """Write the record of step `step` (from 0). If it drew fewer samples than the header's, the rest are 0."""
@@ -222,12 +242,28 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     if len(data) < _FIXED.size or data[:8] != MAGIC:
         raise UserError(f"{path} is damaged: it does not begin with a trajectory header")
     _, version, length, crc = _FIXED.unpack_from(data)
-    if version != VERSION:
-        raise UserError(f"{path}: format version {version}; this program reads version {VERSION}")
+    if version not in VERSIONS:
+        raise UserError(f"{path}: format version {version}; this program reads versions {join(map(str, VERSIONS))}")
     packed = data[_FIXED.size : _FIXED.size + length]
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
-    fields = json.loads(unpacked)
-    fields["tensors"] = [(name, list(shape)) for name, shape in fields["tensors"]]
-    return Header(**fields), _FIXED.size + length, crc
+    return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+
+
+def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
+    """Return the header with these values; refuse a field, a dtype or a rounding of a version to come."""
+    known = [item.name for item in fields(Header) if version > 1 or item.name not in STORAGE]
+    needed = [name for name in known if name != "settings"]
+    for name in values:
+        if name not in known:
+            raise UserError(f"{path}: its header has a field that this program does not know: {name}")
+    for name in needed:
+        if name not in values:
+            raise UserError(f"{path} is damaged: its header lacks {name}")
+    values["tensors"] = [(name, list(shape)) for name, shape in values["tensors"]]
+    header = Header(**values)
+    if (header.dtype, header.rounding) not in list(ROUNDINGS.items()):  # a list: values of the file may be unhashable
+        allowed = join(f"{dtype} ({rounding})" for dtype, rounding in ROUNDINGS.items())
+        raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")
+    return header

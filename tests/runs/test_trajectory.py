@@ -1,6 +1,11 @@
 """The trajectory file: a round trip, incomplete records are cut, damage is reported."""
 
+import dataclasses
+import json
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,3 +108,68 @@ def test_a_missing_or_empty_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(UserError, match="damaged"):
         trajectory.read(tmp_path / "empty")
+
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
+
+
+def unpack(path: Path) -> tuple[int, bytes, bytes]:
+    """Return version, header and records of a file."""
+    data = path.read_bytes()
+    _, version, length, _ = struct.unpack_from("<8sHII", data)
+    return version, zlib.decompress(data[18 : 18 + length]), data[18 + length :]
+
+
+def pack(path: Path, version: int, values: dict[str, Any]) -> None:
+    packed = zlib.compress(json.dumps(values).encode())
+    path.write_bytes(struct.pack("<8sHII", b"MEZOTRAJ", version, len(packed), zlib.crc32(packed)) + packed)
+
+
+@pytest.mark.parametrize("name", ["mezo", "momentum", "nspsa_linear", "adam_window"])
+def test_float32_runs_keep_writing_version_1(name: str, tmp_path: Path) -> None:
+    old = FIXTURES / name / "trajectory.bin"
+    past = trajectory.read(old)
+    with open(tmp_path / "t", "wb") as file:
+        writer = trajectory.Writer(file, past.header, past.crc)  # another zlib may compress differently
+        for step, grads, lr in past.records(0, len(past)):
+            writer.append(step, grads, lr)
+    assert unpack(tmp_path / "t") == unpack(old)
+    assert unpack(old)[0] == 1
+
+
+def test_theta_in_two_bytes_is_version_2(tmp_path: Path) -> None:
+    head = dataclasses.replace(header(), dtype="bfloat16", rounding="stochastic")
+    with open(tmp_path / "t", "wb") as file:
+        trajectory.Writer(file, head).append(0, [1.5], 1e-6)
+    version, values, _ = unpack(tmp_path / "t")
+    assert version == 2
+    assert json.loads(values).items() >= {"dtype": "bfloat16", "rounding": "stochastic"}.items()
+    past = trajectory.read(tmp_path / "t")
+    assert past.header == head
+    assert past.records(0, 1) == [(0, [1.5], float(np.float32(1e-6)))]
+    assert trajectory.count_steps(tmp_path / "t") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "changed", "line"),
+    [
+        (3, {}, "format version 3; this program reads versions 1, 2"),
+        (2, {"engine": "vllm"}, "a field that this program does not know: engine"),
+        (1, {"dtype": "bfloat16"}, "a field that this program does not know: dtype"),
+        (2, {"dtype": "float8"}, r"theta is stored as float8 \(stochastic\); this program knows float32"),
+        (2, {"rounding": "nearest"}, r"theta is stored as bfloat16 \(nearest\)"),
+        (2, {"dtype": ["bfloat16"]}, "theta is stored as"),
+        (2, {"rounding": None}, "damaged: its header lacks rounding"),
+        (1, {"seed": None}, "damaged: its header lacks seed"),
+    ],
+)
+def test_what_this_program_does_not_know_is_refused_by_name(
+    tmp_path: Path, version: int, changed: dict[str, Any], line: str
+) -> None:
+    stored = {"dtype": "bfloat16", "rounding": "stochastic"} if version > 1 else {}
+    values = {**json.loads(header().to_json()), **stored, **changed}
+    pack(tmp_path / "t", version, {name: value for name, value in values.items() if value is not None})
+    with pytest.raises(UserError, match=line):
+        trajectory.read(tmp_path / "t")
+    with pytest.raises(UserError, match=line):
+        trajectory.count_steps(tmp_path / "t")
