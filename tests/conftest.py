@@ -1,5 +1,6 @@
-"""Fixtures that every room's tests share."""
+"""Fixtures that the tests of all packages share."""
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -26,6 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs: the tests compare bits and messages of a CPU. Only `pytest -m cuda` sees them."""
     if config.getoption("markexpr") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_heap() -> None:
+    """Keep the garbage collector off what lives for ever: each run collects, and would look through all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
