@@ -223,6 +223,7 @@ class ModelConfig:
         revision: a branch, tag or commit on the hub; null: the newest.
         dtype: how the weights are stored.
         compute_dtype: the dtype of the forwards.
+        matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
     """
 
@@ -231,6 +232,7 @@ class ModelConfig:
     revision: str | None = None
     dtype: str = one_of("float32", "float32")
     compute_dtype: str = one_of("float32", "float32", "bfloat16")
+    matmul_precision: str = one_of("highest", "highest", "high")
     device: str = "auto"
 
 

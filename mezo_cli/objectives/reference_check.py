@@ -14,7 +14,7 @@ from mezo_cli.perturb.noise import Direction
 
 # The largest allowed difference, as a fraction of the largest score: rounding, and no more.
 TOLERANCE = {"cpu": 1e-4}
-DEFAULT_TOLERANCE = 1e-2  # a GPU may multiply in TF32
+DEFAULT_TOLERANCE = 1e-2  # a GPU adds in other orders
 # One bit in the middle of the mantissa: to flip it changes a weight by 1/16 to 1/8, and to flip it again restores it.
 FLIPPED_BITS = {
     torch.float32: (torch.int32, 1 << 19),

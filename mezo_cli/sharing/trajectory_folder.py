@@ -40,6 +40,7 @@ RUN_FIELDS = (
     "git_commit",
     "git_dirty",
     "device",
+    "matmul_precision",
     "task_version",
     "trainable",
     "weights_fingerprint",

@@ -50,7 +50,12 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     with explain_device_errors("before the first step", smaller_batches(config)):
         unreachable = session.exclude_unreachable(train_rows[0])
         device, trainable = system.device_name(session.loaded.device), session.trainable()
-        run.update(device=device, task_version=config.task.version, trainable=trainable)
+        run.update(
+            device=device,
+            matmul_precision=torch.get_float32_matmul_precision(),
+            task_version=config.task.version,
+            trainable=trainable,
+        )
         _log_model(session, unreachable)
         sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
         if resume_step is None and config.init == "linear_probe":

@@ -99,7 +99,8 @@ class Session:
 def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = False) -> Session:
     """Load the model, or a checkpoint of the run if given, and build the session.
 
-    With `trains`, a new run begins: the model's scores are then also checked with perturbed weights.
+    With `trains`, a new run begins: the model's scores are then also checked with perturbed weights. The precision of
+    matrix products is set for the whole process.
 
     Raises:
         UserError: when the model cannot be loaded or is not supported.
@@ -137,6 +138,7 @@ def _build_objective(
 
     The check runs on two short rows; if `perturbed`, also with perturbed weights.
     """
+    torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     objective_class, label_ids = OBJECTIVES.load(config.objective.name), encoder.label_ids
     rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
@@ -153,6 +155,7 @@ def _build_objective(
         if perturbed:
             check_perturbed(forward, objective, batch, torch.stack([flipped, reference]), name)
         forward.set_compute_dtype(loaded.compute_dtype)
+        torch.set_float32_matmul_precision(config.model.matmul_precision)
         objective.logits(batch)  # a model may not support this dtype
     # What the code of an unknown architecture may raise.
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:

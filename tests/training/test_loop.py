@@ -109,6 +109,7 @@ def test_run_json(done: Path) -> None:
     assert info["git_dirty"] in (True, False, None)
     assert info["weights_fingerprint"] == trajectory.read(done / "trajectory.bin").header.fingerprint
     assert info["model_revision"] is info["data_revision"] is None  # a folder and files, not the hub
+    assert info["matmul_precision"] == "highest"
     assert info["start"] <= info["end"]
 
 

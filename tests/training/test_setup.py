@@ -51,6 +51,22 @@ def test_every_name_of_the_schema_is_in_its_table_and_has_its_file(key: str, tab
         assert set(find_choices()[group]) == set(table)
 
 
+def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_the_highest(
+    roberta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    check = session.check_against_reference
+    monkeypatch.setattr(
+        session,
+        "check_against_reference",
+        lambda *args: (seen.append(torch.get_float32_matmul_precision()), check(*args)),
+    )
+    for wanted in ("high", "highest"):
+        session.prepare(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
+        assert torch.get_float32_matmul_precision() == wanted
+    assert seen == ["highest", "highest"]
+
+
 # --- the check at the start ---
 
 
