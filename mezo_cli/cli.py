@@ -43,6 +43,9 @@ Base = Annotated[
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+QuietTraining = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Print the directory, warnings and errors only: no bar, no table.")
+]
 ANY_RUN = "A run, a checkpoint in it, or a trajectory folder: a local one or hub:USER/REPO."
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
@@ -69,6 +72,7 @@ def train(
     cfg: Annotated[str | None, typer.Option("--cfg", help="Print the composed config (job) and stop.")] = None,
     config_dir: ConfigDir = None,
     retry_failed: RetryFailed = False,
+    quiet: QuietTraining = False,
 ) -> None:
     """Run one training, or a sweep with -m."""
     if cfg is not None and cfg not in ("job", "hydra", "all"):
@@ -80,13 +84,13 @@ def train(
     if multirun:
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed))
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed, quiet))
     from mezo_cli.commands import train as command
 
     if cfg is not None:
         command.show_config(overrides or [], config_dir, cfg)
     else:
-        command.train(overrides or [], config_dir)
+        command.train(overrides or [], config_dir, quiet)
 
 
 @app.command("eval")
@@ -119,11 +123,12 @@ def resume(
     from_sound_prefix: Annotated[
         bool, typer.Option("--from-sound-prefix", help="Of a run with damaged files: go back to before the damage.")
     ] = False,
+    quiet: QuietTraining = False,
 ) -> None:
     """Go on after a stop or a crash, to the same result as if it had never stopped."""
     from mezo_cli.commands import resume as command
 
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, from_sound_prefix))
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, from_sound_prefix, quiet))
 
 
 @app.command()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import IO, Any
 
 from rich.console import Console
@@ -23,6 +24,8 @@ from rich.text import Text
 from mezo_cli.system import discard_output
 
 log = logging.getLogger("mezo")
+
+_quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
 
 # Control characters (C0 without tab and line feed, DEL, C1), marks and overrides of the writing direction, line
 # separators, and the surrogates by which Python represents bytes of a file name that are not UTF-8.
@@ -219,7 +222,12 @@ class _Terminal:
 
 
 def is_live(stream: IO[str]) -> bool:
-    """Return whether a stream is a terminal whose lines may be redrawn: not one of CI, which keeps every line."""
+    """Return whether a stream is a terminal whose lines may be redrawn: not one of CI, which keeps every line.
+
+    A quiet command has no bars, so nothing is redrawn.
+    """
+    if _quiet.get():
+        return False
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return stream.isatty() and not in_ci and os.environ.get("TERM") != "dumb"
 
@@ -278,12 +286,24 @@ def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     log.propagate = False
+    token = _quiet.set(quiet)
     try:
         yield
     finally:
+        _quiet.reset(token)
         log.removeHandler(handler)
         log.setLevel(before[0])
         log.propagate = before[1]
+
+
+@contextmanager
+def training_output(quiet: bool) -> Iterator[Console]:
+    """Show the log of a training inside the block; yield the console for its bars and tables.
+
+    If `quiet`, warnings and errors go to standard error, and there are no bars.
+    """
+    with console_logging(make_error_console() if quiet else make_console(), quiet):
+        yield make_console()
 
 
 def format_duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere: parallel tests on few cores must not each take all of them.
@@ -34,6 +35,18 @@ def frozen_heap() -> None:
     """Keep the garbage collector off what lives for ever: each run collects, and would look through all of torch."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Let a sync in this process return at once. A test that observes syncs puts its own function over this one."""
+
+    def check(file: int) -> None:
+        os.fstat(file)  # a closed file still raises
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", check)
+        yield
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from mezo_cli.console import (
     make_table,
     printable,
     progress_reporter,
+    training_output,
 )
 from tests.command_line import small
 from tests.terminal import on_a_terminal
@@ -91,6 +92,23 @@ def test_ci_and_no_color_are_heeded(
         assert bool(re.search(r"\x1b\[(3[0-9]|38;)", seen)) == coloured
         assert ("step  2/40  loss 0.5000" in seen) == (not live)
         assert "step 40/40  dev accuracy  75.0%" in seen
+
+
+def test_a_quiet_training_has_no_bar_and_its_warnings_are_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, err = FakeTerminal(), FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    log = logging.getLogger("mezo")
+    with training_output(quiet=True) as console, progress_reporter(console, 40, 0) as progress:
+        assert not console_module.is_live(err)  # so downloads have no bars either
+        for step in range(1, 41):
+            progress.report_step(step, 0.5)
+        log.info("nothing")
+        log.warning("careful")
+    assert (out.getvalue(), err.getvalue().split()) == ("", ["careful"])
+    assert console_module.is_live(err)
 
 
 def test_a_long_evaluation_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.config.schema import Config
-from mezo_cli.console import format_duration
+from mezo_cli.console import format_duration, print_line
 from mezo_cli.runs import Run
 from mezo_cli.system import import_torch
 
@@ -30,6 +31,15 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
         summary = loop.train(config, run, console)
         _log_results(run, summary, config.task.metric)
     return summary
+
+
+def announce(path: Path, quiet: bool) -> None:
+    """Tell the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
+    if quiet:
+        print_line(relative(path))
+        sys.stdout.flush()
+    else:
+        log.info("run    %s", relative(path))
 
 
 def relative(path: Path) -> str:

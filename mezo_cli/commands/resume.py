@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mezo_cli.commands.change_end import apply_new_end, with_new_end
-from mezo_cli.commands.execute import execute
+from mezo_cli.commands.execute import announce, execute, relative
 from mezo_cli.commands.open_run import is_shared
 from mezo_cli.config.stored import read_config
-from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.console import print_line, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, completeness, sweep_record
 from mezo_cli.system import import_torch
@@ -17,7 +17,11 @@ log = logging.getLogger("mezo")
 
 
 def resume(
-    path: Path, overrides: Sequence[str] = (), retry_failed: bool = False, from_sound_prefix: bool = False
+    path: Path,
+    overrides: Sequence[str] = (),
+    retry_failed: bool = False,
+    from_sound_prefix: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Go on with a run or a sweep, and return the exit status; a finished run is left as it is.
 
@@ -26,6 +30,7 @@ def resume(
         overrides: of a run: when it ends, see change_end.py. With more steps a finished run goes on, too.
         retry_failed: of a sweep: run its failed jobs again.
         from_sound_prefix: of a run with damaged files: go back to the last step before the damage.
+        quiet: print the directory, warnings and errors only.
 
     Raises:
         UserError: for a directory that holds neither.
@@ -37,7 +42,7 @@ def resume(
 
         if from_sound_prefix:
             raise UserError(f"--from-sound-prefix: {path} is a sweep; name one of its runs")
-        return sweep.resume(path, retry_failed)
+        return sweep.resume(path, retry_failed, quiet)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_shared(path):
@@ -48,7 +53,7 @@ def resume(
     if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
-        print_line(f"{path} is finished{how}: there is nothing to resume")
+        print_line(relative(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return 0
     if not from_sound_prefix:
         _check_end(run)
@@ -62,8 +67,9 @@ def resume(
             recovery.cut_to_sound_prefix(config, run)
         apply_new_end(run, config, new)
 
-    console = make_console()
-    with console_logging(console):
+    with training_output(quiet) as console:
+        if quiet:
+            announce(run.path.absolute(), quiet)
         execute(run, new, console, prepare)
     return 0
 

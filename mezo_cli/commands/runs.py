@@ -138,7 +138,8 @@ def _progress(
     lines = run.evaluation_metrics()
     problem = f"{info.get('error')}" if status == "failed" else completeness.missing_lines(run, plan, done, lines)
     dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
-    return max((line["step"] for line in lines), default=0), {"dev": max(dev, default=None), "test": None}, problem
+    step = max((line["step"] for line in lines), default=0)
+    return max(step, done), {"dev": max(dev, default=None), "test": None}, problem
 
 
 def _score(run: Run, scores: Any, metric: str) -> float | None:

@@ -24,13 +24,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from mezo_cli import report
-from mezo_cli.commands.execute import execute, relative
+from mezo_cli.commands.execute import announce, execute, relative
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, describe_job, plan_sweep
-from mezo_cli.console import console_logging, format_duration, make_console, print_line
+from mezo_cli.console import format_duration, print_line, training_output
 from mezo_cli.errors import RunStopped, UserError
 from mezo_cli.runs import Run, find_runs, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
@@ -40,20 +40,26 @@ log = logging.getLogger("mezo")
 PROGRESS_EVERY = 5.0  # seconds between lines while jobs are validated
 
 
-def sweep(overrides: Sequence[str], config_dir: str | None, retry_failed: bool = False) -> int:
+def sweep(
+    overrides: Sequence[str], config_dir: str | None, retry_failed: bool = False, quiet: bool = False
+) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed.
+
+    If `quiet`, the sweep's directory, warnings and errors are printed, and nothing else.
 
     Raises:
         UserError: when a job is not valid, or the directory contains a sweep over another grid; no job is started then.
     """
-    with console_logging(make_console()):
+    with training_output(quiet):
         plan = plan_sweep(overrides, config_dir, _show_progress())
-        record = make_record(plan, config_dir, retry_failed)
+        record = dataclasses.replace(make_record(plan, config_dir), retry_failed=retry_failed, quiet=quiet)
         record.write(plan.directory)
+        if quiet:
+            announce(plan.directory, quiet)
     return _run_jobs(plan.directory, record, plan.sweeper)
 
 
-def make_record(plan: SweepPlan, config_dir: str | None, retry_failed: bool = False) -> SweepRecord:
+def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
     """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written.
 
     Raises:
@@ -66,7 +72,6 @@ def make_record(plan: SweepPlan, config_dir: str | None, retry_failed: bool = Fa
         cwd=os.getcwd(),
         config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
         jobs=None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)],
-        retry_failed=retry_failed,
     )
     if sweep_record.exists(folder):
         record = _continue(folder, record)
@@ -76,7 +81,7 @@ def make_record(plan: SweepPlan, config_dir: str | None, retry_failed: bool = Fa
     return record
 
 
-def resume(folder: Path, retry_failed: bool = False) -> int:
+def resume(folder: Path, retry_failed: bool = False, quiet: bool = False) -> int:
     """Go on with the sweep in `folder`; return the exit status.
 
     Raises:
@@ -87,7 +92,7 @@ def resume(folder: Path, retry_failed: bool = False) -> int:
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
-        return sweep(overrides, record.config_dir, retry_failed)
+        return sweep(overrides, record.config_dir, retry_failed, quiet)
 
 
 def run_job(node: DictConfig) -> float:
@@ -97,9 +102,9 @@ def run_job(node: DictConfig) -> float:
     """
     hydra = HydraConfig.get()
     folder, number = Path(hydra.sweep.dir), int(hydra.job.num)
-    record, console = sweep_record.read(folder), make_console()
+    record = sweep_record.read(folder)
     path = record.directories(folder).get(number, Path(hydra.runtime.output_dir))
-    with console_logging(console):
+    with training_output(record.quiet) as console:
         _announce(folder, record, number, list(hydra.overrides.task))
         try:
             config = compose.config_of(node)
@@ -176,7 +181,7 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
         raise UserError(
             f"{folder} contains a sweep over another grid: {what}; repeat its command, or name another hydra.sweep.dir"
         )
-    return dataclasses.replace(stored, retry_failed=new.retry_failed)
+    return stored
 
 
 def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper) -> int:
@@ -195,7 +200,7 @@ def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper) -> in
         with compose.hydra_session() as hydra:
             hydra.multirun(config_name=compose.MAIN, task_function=run_job, overrides=overrides)
     except KeyboardInterrupt:
-        with console_logging(make_console()):
+        with training_output(record.quiet):
             left = sum(status != "finished" for _, status in _statuses(folder, record).values())
             log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative(folder)))
         raise
@@ -206,11 +211,11 @@ def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper) -> in
 
 def _conclude(folder: Path, record: SweepRecord) -> int:
     """Show the comparison of the finished jobs, then the failed ones; return the exit status."""
-    statuses, console = _statuses(folder, record), make_console()
+    statuses = _statuses(folder, record)
     finished = sum(status == "finished" for _, status in statuses.values())
-    with console_logging(console):
+    with training_output(record.quiet) as console:
         log.info("%d of %d jobs finished", finished, len(statuses))
-        if finished:
+        if finished and not record.quiet:
             log.info("")
             report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
     for number, (path, status) in statuses.items():

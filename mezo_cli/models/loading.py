@@ -42,6 +42,7 @@ class LoadedModel:
         fresh_rows: name -> row numbers, of parameters of which only these rows differ from the base checkpoint.
         adapter: the `adapters.Adapter` that is trained; None when the whole model is.
         revision: the commit on the hub that was loaded; None for a local folder.
+        new_head: what is new in a classification head that was drawn from the seed; empty if there is none.
     """
 
     model: Any
@@ -53,6 +54,7 @@ class LoadedModel:
     fresh_rows: dict[str, list[int]] = field(default_factory=dict)
     adapter: Any = None
     revision: str | None = None
+    new_head: str = ""
 
     @property
     def uses_token_type_ids(self) -> bool:
@@ -105,7 +107,7 @@ def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int)
     }
     fresh = sorted({*report["missing_keys"], *mismatched})
     check_unused(report["unexpected_keys"], model, config.path)
-    _check_missing(fresh, mismatched, model, kind, config.path)
+    new_head = _check_missing(fresh, mismatched, model, kind, config.path)
     check_dtypes(weight_files(folder, config.path), model, config.path)
     if kind.has_classifier:
         _name_classes(model, stored, labels, fresh, config.path)
@@ -113,7 +115,8 @@ def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int)
     tokenizer.model_max_length = _max_length(tokenizer, model, kind)
     model.eval()
     dtype = DTYPES[config.compute_dtype]
-    return LoadedModel(model.to(device), tokenizer, kind, device, dtype, fresh, revision=hub_commit(folder))
+    revision = hub_commit(folder)
+    return LoadedModel(model.to(device), tokenizer, kind, device, dtype, fresh, revision=revision, new_head=new_head)
 
 
 def load_tokenizer(config: ModelConfig, kind: ModelKind) -> Any:
@@ -163,15 +166,17 @@ def _check_decoder(stored: Any, path: str) -> None:
         )
 
 
-def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, kind: ModelKind, path: str) -> None:
-    """Refuse weights that are missing or have another shape, except those of a classification head and of poolers."""
+def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, kind: ModelKind, path: str) -> str:
+    """Refuse weights that are missing or have another shape, except those of a classification head and of poolers.
+
+    Returns:
+        The names of a new head's tensors, with the shapes of those that do not fit; empty if there is no new head.
+    """
     body = f"{model.base_model_prefix}."
     missing = [key for key in fresh if "pooler" not in key and (not kind.has_classifier or key.startswith(body))]
     if not missing:
-        if fresh and kind.has_classifier:
-            why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
-            log.warning("a new classification head, drawn from the seed: %s%s", join(fresh), why and f" ({why})")
-        return
+        why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
+        return f"{join(fresh)}{why and f' ({why})'}" if fresh and kind.has_classifier else ""
     first = missing[0]
     if first in mismatched:
         raise UserError(f"model.path={path}: {first} does not fit its config.json: {mismatched[first]}")

@@ -109,12 +109,14 @@ def read_run(path: Path) -> Entry:
     run = Run.open(path)
     config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
     summary = run.read_summary() if status == "finished" else {}
-    steps = [line["step"] for line in run.metrics()] if status != "finished" else [summary.get("steps", 0)]
+    steps = [summary.get("steps", 0)]
+    if status != "finished":
+        steps = [completeness.recorded_steps(run), *(line["step"] for line in run.metrics())]
     scores = {split: _scores(path, summary, split, config.task.metric) for split in ("dev", "train", "test")}
     if summary and scores["dev"] is None:
         raise UserError(f"{path / 'summary.json'} is damaged: it lacks dev")
     start, error, fingerprint = (info.get(name) for name in ("start", "error", "data_fingerprint"))
-    return Entry(run, config, status, error, str(start), fingerprint, max(steps, default=0), summary, **scores)
+    return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, **scores)
 
 
 def _scores(path: Path, summary: Mapping[str, Any], split: str, metric: str) -> Scores | None:

@@ -15,13 +15,14 @@ from mezo_cli.report.series import Histogram
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = "_.-:=+*#"  # for an encoding without the blocks
+WIDTH = 80  # of every line but the commands, which are there to be copied
 SPARK = 24  # characters of a sparkline
 EXAMPLES = 3  # right and wrong test rows each
 
 
 def show_details(run: RunDetails, console: Console) -> None:
     """Print what a run was, its result, its curves as sparklines, some test rows, its settings and commands."""
-    width = min(console.width, 100)
+    width = min(console.width, WIDTH)
 
     def say(text: str, indent: str = "") -> None:
         lines = textwrap.wrap(printable(" ".join(text.split())), width, initial_indent=indent, subsequent_indent=indent)
@@ -39,7 +40,7 @@ def show_details(run: RunDetails, console: Console) -> None:
     for table in (_results(run), _curves(run, _blocks(console))):
         if table.row_count:
             console.print()
-            console.print(table)
+            console.print(table, width=width)
     console.print()
     if run.examples.message:
         say(f"test rows  {run.examples.message}")
@@ -54,7 +55,7 @@ def show_details(run: RunDetails, console: Console) -> None:
     for title, pairs in (("settings that differ from the defaults", _settings(run)), ("where it ran", run.facts())):
         console.print()
         console.print(plain_text(title))
-        console.print(_pairs(pairs))
+        console.print(_pairs(pairs), width=width)
     console.print()
     for name, command in run.commands():
         console.print(plain_text(f"{name.lower()}:  {command}"), soft_wrap=True)

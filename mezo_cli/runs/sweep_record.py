@@ -32,7 +32,8 @@ class SweepRecord:
     cwd: str  # its working directory: relative paths in the overrides start here
     config_dir: str | None
     jobs: list[SweepJob] | None
-    retry_failed: bool = False  # of the process that runs it now
+    retry_failed: bool = False  # of the process that runs it now, as is:
+    quiet: bool = False
 
     def write(self, folder: Path) -> None:
         """Write the record into the sweep's directory.

@@ -143,7 +143,7 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
 
 def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> Session:
     _check_reached(run, past, step)
-    session = prepare(config)
+    session = prepare(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
     models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
     return _replay(session, run, past, 0, step)

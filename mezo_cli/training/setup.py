@@ -1,5 +1,6 @@
 """Build what a run needs from its config: model, trainable parameters, objective, optimizer, input encoder."""
 
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -28,6 +29,8 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.system import is_device_error
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+
+log = logging.getLogger("mezo")
 
 
 @dataclass
@@ -96,11 +99,18 @@ class Session:
         return {"count": count, "share": count / count_parameters(self.loaded.model), "names": names}
 
 
-def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = False) -> Session:
+def prepare(
+    config: Config, checkpoint: Path | None = None, *, trains: bool = False, restores: bool = False
+) -> Session:
     """Load the model, or a checkpoint of the run if given, and build the session.
 
-    With `trains`, a new run begins: the model's scores are then also checked with perturbed weights. The precision of
-    matrix products is set for the whole process.
+    The precision of matrix products is set for the whole process.
+
+    Args:
+        config: of the run.
+        checkpoint: the folder of one of its checkpoints.
+        trains: a new run begins: the model's scores are then also checked with perturbed weights.
+        restores: the caller loads the run's own head, so nothing is said about a new one.
 
     Raises:
         UserError: when the model cannot be loaded or is not supported.
@@ -111,6 +121,8 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
         objective_class = OBJECTIVES.load(config.objective.name)
         kind = objective_class.model_kind
         loaded = models.load(source, kind, task.labels, config.seed)
+        if loaded.new_head and checkpoint is None and not restores:
+            log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
         if config.init == "linear_probe" and not kind.has_classifier and config.peft.name != "head":
             models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
         adapters.attach(loaded, config.peft, config.model, config.seed)

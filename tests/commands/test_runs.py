@@ -46,6 +46,14 @@ def test_the_scores_are_those_of_the_metric_that_picked_the_checkpoint(
     assert closing[2].split() == ["dev", "best", score, accuracy, loss, str(summary["best"]["step"])]
 
 
+def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
+    """Every step is recorded in the trajectory; metrics.jsonl has the logged and the evaluated ones."""
+    shutil.copytree(RUNS / "mezo-interrupted", tmp_path / "run")
+    assert max(line["step"] for line in Run(tmp_path / "run").metrics()) == 6
+    assert rows(mezo("runs", tmp_path))["run"][-3] == "7/12"
+    assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
+
+
 def test_before_the_end_it_is_the_best_so_far(tmp_path: Path) -> None:
     shutil.copytree(RUNS / "mezo-interrupted", tmp_path / "run")
     best = max(line["accuracy"] for line in Run(tmp_path / "run").evaluations("dev"))

@@ -39,9 +39,10 @@ def test_lines_fit_eighty_columns(run: Path) -> None:
     """But for the commands, which are there to be copied."""
     file = io.StringIO()
     show_details(read_details(read_run(run)), Console(file=file, width=80))
-    shown = file.getvalue().split("run again:")[0]
-    assert "20.0% zero" in shown
-    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    for said in (file.getvalue(), mezo("show", run).out):  # a pipe has room for more
+        shown = said.split("run again:")[0]
+        assert "20.0% zero" in shown
+        assert max(map(len, shown.splitlines()[1:])) <= 80  # the first one is the directory
 
 
 def test_json_holds_one_document(run: Path) -> None:

@@ -20,7 +20,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import loop, restore
 from mezo_cli.training import setup as session
-from tests.command_line import error_line, mezo, small, stopped_at
+from tests.command_line import Result, error_line, mezo, small, stopped_at
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +102,7 @@ def test_a_finished_sweep_is_left_as_it_is(roberta: Path, movies: Path, tmp_path
     words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2")
     assert mezo("train", *words).code == 0
     before = files(tmp_path / "sweep")
+    assert mezo("train", "-q", *words) == Result(0, "sweep\n", "")
     for again in (["train", *words], ["resume", tmp_path / "sweep"]):
         said = mezo(*again)
         assert said.code == 0, said

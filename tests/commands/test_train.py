@@ -9,7 +9,7 @@ import pytest
 from mezo_cli import runs
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.runs import Run
-from tests.command_line import error_line, mezo, small, start
+from tests.command_line import Result, error_line, mezo, small, start
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,19 @@ def test_a_reader_that_went_away_does_not_stop_a_run(roberta: Path, movies: Path
     assert Run(tmp_path / "run").info()["status"] == "finished"
     assert "test at best" in (tmp_path / "run" / "train.log").read_text()
     assert "Traceback" not in process.stderr.read()
+
+
+def test_quiet_prints_the_directory_and_warnings_only(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = small(roberta, movies, tmp_path / "run", "objective=cls", "steps=1")
+    said = mezo("train", "-q", *words)
+    assert (said.code, said.out) == (0, "run\n")
+    assert said.err.startswith("a new classification head")
+    assert said.err.count("\n") == 1
+    assert "test at best" in (tmp_path / "run" / "train.log").read_text()
+    assert mezo("resume", "-q", tmp_path / "run") == Result(0, "run\n", "")  # finished: nothing to do
+    assert mezo("resume", "-q", tmp_path / "run", "steps=2") == Result(0, "run\n", "")
+    assert Run(tmp_path / "run").read_summary()["steps"] == 2
+    assert "already holds a run" in error_line(mezo("train", "-q", *words))
 
 
 def test_a_run_of_the_users_own_task_needs_their_folder_no_more(roberta: Path, movies: Path, tmp_path: Path) -> None:

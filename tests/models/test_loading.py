@@ -143,7 +143,7 @@ def test_a_head_of_another_size_is_replaced_with_a_warning(tmp_path: Path, caplo
     three = load(folder, "cls", ["a", "b", "c"])
     assert three.fresh == ["classifier.out_proj.bias", "classifier.out_proj.weight"]
     assert three.model.config.num_labels == 3
-    assert "classifier.out_proj.weight: [2, 32] in the checkpoint, [3, 32] here" in caplog.text
+    assert "classifier.out_proj.weight: [2, 32] in the checkpoint, [3, 32] here" in three.new_head
 
 
 def test_classes_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def make_curves(
     """
     config = make_config({"steps": 40, "eval_every": 10, "log_every": 1, **(settings or {})})
     run, labels, steps = (
-        Run.create(path, to_yaml(config), ["mezo", "train", "steps=40"]),
+        Run.create(path, to_yaml(config), ["mezo", "train", "steps=40", f"data.dir={'a/long/path' * 9}"]),
         config.task.labels,
         config.steps,
     )

@@ -5,6 +5,7 @@ bits. What is compared exactly does not depend on the CPU: weights that a replay
 import hashlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +37,46 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interrupted runs, resumed to their end."""
-    folder = tmp_path_factory.mktemp("resumed") / "runs"
-    shutil.copytree(RUNS, folder)
+@dataclass(frozen=True)
+class Resumed:
+    """An interrupted run, resumed to its end; `live` has the weights after each step of that training."""
+
+    name: str
+    run: Path
+    live: dict[int, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module", params=EXPECTED)
+def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """The interrupted run of one method after the other."""
+    made = Resumed(request.param, tmp_path_factory.mktemp("resumed") / "run", {})
+    shutil.copytree(RUNS / f"{made.name}-interrupted", made.run)
+    evaluate_and_save = TrainingRun.evaluate_and_save
+
+    def remember(state: TrainingRun, session: Session, *args: Any) -> None:
+        evaluate_and_save(state, session, *args)
+        made.live[state.step] = weights_of(session)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
-        for name in EXPECTED:
-            result = mezo("resume", folder / f"{name}-interrupted")
-            assert result.code == 0, result
-    return folder
+        patch.setattr(TrainingRun, "evaluate_and_save", remember)
+        result = mezo("resume", made.run)
+    assert result.code == 0, result
+    return made
 
 
 def stored_lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def weights_of(session: Session) -> dict[str, bytes]:
+    """Return the bytes of the trainable tensors."""
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in session.params.tensors.items()}
+
+
 def trained_weights(run: Path, name: str) -> dict[str, bytes]:
     """Return the bytes of the trainable tensors at `best`, `last` or a step."""
-    session = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), name)
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in session.params.tensors.items()}
+    return weights_of(restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), name))
 
 
 def test_there_is_a_finished_and_an_interrupted_run_for_each_method() -> None:
@@ -106,9 +126,8 @@ def test_replay_gives_the_same_bits(name: str, step: str, runs: Path, tmp_path: 
     assert hashlib.sha256(weights).hexdigest() == EXPECTED[name][step]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_an_interrupted_run_is_resumed_and_what_it_had_stays(name: str, resumed: Path) -> None:
-    before, after = RUNS / f"{name}-interrupted", resumed / f"{name}-interrupted"
+def test_an_interrupted_run_is_resumed_and_what_it_had_stays(resumed: Resumed) -> None:
+    before, after = RUNS / f"{resumed.name}-interrupted", resumed.run
     trajectory = (before / "trajectory.bin").read_bytes()
     assert (after / "trajectory.bin").read_bytes().startswith(trajectory)
     lines = stored_lines(before)
@@ -120,30 +139,15 @@ def test_an_interrupted_run_is_resumed_and_what_it_had_stays(name: str, resumed:
     assert [line["step"] for line in run.evaluations("dev")] == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_its_last_step_before_the_interruption_has_the_finished_runs_weights(name: str, resumed: Path) -> None:
+def test_its_last_step_before_the_interruption_has_the_finished_runs_weights(resumed: Resumed) -> None:
     for step in ("5", str(INTERRUPTED_AT)):
-        assert trained_weights(resumed / f"{name}-interrupted", step) == trained_weights(RUNS / name, step)
+        assert trained_weights(resumed.run, step) == trained_weights(RUNS / resumed.name, step)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_resumed_run_replays_to_the_weights_it_ended_with(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(RUNS / f"{name}-interrupted", run)
-    live: dict[int, dict[str, bytes]] = {}
-    evaluate_and_save = TrainingRun.evaluate_and_save
-
-    def remember(state: TrainingRun, session: Session, *args: Any) -> None:
-        evaluate_and_save(state, session, *args)
-        live[state.step] = {name: tensor.detach().numpy().tobytes() for name, tensor in session.params.tensors.items()}
-
-    monkeypatch.setattr(TrainingRun, "evaluate_and_save", remember)
-    assert mezo("resume", run).code == 0
-    assert list(live) == list(range(INTERRUPTED_AT, STEPS + 1))
+def test_a_resumed_run_replays_to_the_weights_it_ended_with(resumed: Resumed) -> None:
+    assert list(resumed.live) == list(range(INTERRUPTED_AT, STEPS + 1))
     for step in (INTERRUPTED_AT, 10, STEPS):
-        assert trained_weights(run, str(step)) == live[step]
+        assert trained_weights(resumed.run, str(step)) == resumed.live[step]
 
 
 def test_a_run_directory_of_then_is_not_taken_for_an_empty_one(runs: Path) -> None:

@@ -440,7 +440,11 @@ def test_a_growing_number_of_samples_is_counted_exactly(whole: Callable[[str], P
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
 def test_replay_writes_the_same_bits(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
-    assert mezo("replay", run, "--step", "6", "--out", out).code == 0
+    said = mezo("replay", run, "--step", "6", "--out", out)
+    assert said.code == 0
+    new_head = "a new classification head, drawn from the seed: classifier.dense.bias"
+    assert (new_head in (run / "train.log").read_text()) == (mode == "cls")
+    assert "new classification head" not in said.out + said.err  # it is read from start.safetensors
     assert (out / "model.safetensors").read_bytes() == (run / "checkpoints/last/model.safetensors").read_bytes()
     made = read_config(run / "config.yaml")
     near, far = restore.load_step(made, Run(run), 4), restore.replay_from_base(made, Run(run), 4)
