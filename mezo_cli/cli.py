@@ -158,11 +158,12 @@ def predict(
     base: Base = None,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .jsonl, .json or .csv file instead.")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the labels only: no log and no bar.")] = False,
 ) -> None:
     """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
     from mezo_cli.commands import predict as command
 
-    command.predict(run, text or [], file, checkpoint, base, as_json, out)
+    command.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
 
 
 @app.command()
@@ -235,11 +236,12 @@ def compare(
 def show(
     run: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only.")] = False,
 ) -> None:
     """Show one run: what it was, its result, its curves, its settings."""
     from mezo_cli.commands import show as command
 
-    command.show(run, as_json)
+    command.show(run, as_json, quiet)
 
 
 @app.command()
@@ -273,13 +275,14 @@ def doctor(
     seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks, after loading.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the doubts only.")] = False,
 ) -> None:
     """Check a set-up before training: label words, data, what is tuned, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor as command
 
-    command.doctor(overrides or [], multirun, seconds, as_json, config_dir)
+    command.doctor(overrides or [], multirun, seconds, as_json, config_dir, quiet)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mezo_cli.objectives.base import Objective
 from mezo_cli.runs import Run
 from tests.command_line import environment, mezo, small
 from tests.doc_blocks import files
@@ -45,6 +46,13 @@ def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=installed.parent, env=environment(PYTHONPATH=path), capture_output=True, text=True
     )
+
+
+def test_all_that_an_objective_may_define_is_on_the_page() -> None:
+    names = [name for name in vars(Objective) if not name.startswith("_")]
+    assert "lay_out" in names
+    page = PAGE.read_text()
+    assert [name for name in names if f"`{name}" not in page and f" {name}(" not in page] == []
 
 
 def test_a_task_is_one_file(folder: Path, roberta: Path, movies: Path, tmp_path: Path) -> None:

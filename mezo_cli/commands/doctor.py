@@ -12,9 +12,9 @@ from rich.console import Console
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.schema import Config
-from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.config.sweep_plan import describe_job, plan_sweep
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.diagnosis.findings import DOUBT, Finding, Section
+from mezo_cli.diagnosis.findings import DOUBT, Finding, Section, count
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.runs import Run
 from mezo_cli.system import device_name, import_torch
@@ -26,13 +26,28 @@ WIDTH = 80
 INDENT = 9  # of the text behind the verdict
 
 
-def doctor(overrides: Sequence[str], multirun: bool, seconds: float, as_json: bool, config_dir: str | None) -> None:
+def doctor(
+    overrides: Sequence[str],
+    multirun: bool,
+    seconds: float,
+    as_json: bool,
+    config_dir: str | None,
+    quiet: bool = False,
+) -> None:
     """Examine the run, or the first job of the sweep, and print the findings. Nothing is written.
+
+    Args:
+        overrides: of the command line.
+        multirun: they are those of a sweep.
+        seconds: for the checks, after loading.
+        as_json: print one JSON document.
+        config_dir: the user's config folder.
+        quiet: print the doubts only.
 
     Raises:
         UserError: for whatever `train` would refuse, in its words.
     """
-    with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console()):
+    with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
         plan = _plan(overrides, multirun, config_dir)
         import_torch()
         from mezo_cli.diagnosis.prepared import prepare_run
@@ -41,6 +56,8 @@ def doctor(overrides: Sequence[str], multirun: bool, seconds: float, as_json: bo
         sections = _examine(prepared, splits, plan, seconds)
         if as_json:
             print_line(json.dumps(_document(prepared, plan, list(sections)), indent=2))
+        elif quiet:
+            _show_doubts(sections)
         else:
             _show(prepared, plan, sections, seconds)
 
@@ -56,7 +73,8 @@ def _plan(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> P
     sweep = plan_sweep(overrides, config_dir)
     make_record(sweep, config_dir)  # refuses a directory with another sweep
     if sweep.jobs is not None:
-        return Plan([job.config for job in sweep.jobs], sweep.directory, is_sweep=True)
+        first = describe_job([job.overrides for job in sweep.jobs], 0)
+        return Plan([job.config for job in sweep.jobs], sweep.directory, is_sweep=True, first=first)
     parsed = compose.parse(sweep.overrides, find_choices(config_dir))
     plain = [one.text for one in parsed if not one.sweeps and not one.name.startswith("hydra")]
     return Plan([compose.build_config(plain, config_dir)], sweep.directory, is_sweep=True, is_adaptive=True)
@@ -79,6 +97,7 @@ def _document(prepared: "Prepared", plan: Plan, sections: list[Section]) -> dict
         "model": config.model.path,
         "device": device_name(prepared.session.loaded.device),
         "jobs": len(plan.jobs),
+        "measured_on": plan.first or None,
         "loading_seconds": round(prepared.seconds, 3),
         "doubts": _doubts(sections),
         "checks": [section.record() for section in sections],
@@ -93,7 +112,11 @@ def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds
         f" {device_name(prepared.session.loaded.device)}; loaded in {prepared.seconds:.0f} s"
     )
     if plan.is_sweep:
-        _wrap(f"a sweep of {len(plan.jobs):,} jobs: the cost is that of all, the rest is about the first one")
+        label = f" ({plan.first})" if plan.first else ""
+        _wrap(
+            f"a sweep of {count(len(plan.jobs), 'job')}: everything is measured on job 1{label}; forwards, time and"
+            " bytes are added up over all jobs"
+        )
     done = []
     for section in sections:
         done.append(section)
@@ -110,6 +133,17 @@ def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds
             _wrap(text, "  ")
     doubts = _doubts(done)
     print_line(f"{doubts} doubt{'' if doubts == 1 else 's'}" if doubts else "no doubts")
+
+
+def _show_doubts(sections: Iterator[Section]) -> None:
+    """Print the doubts of each section as it is done."""
+    for section in sections:
+        doubts = [finding for finding in section.findings if finding.verdict == DOUBT]
+        if doubts:
+            print_line(section.title)
+        for finding in doubts:
+            _show_finding(finding)
+        sys.stdout.flush()
 
 
 def _show_finding(finding: Finding) -> None:

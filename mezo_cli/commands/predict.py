@@ -33,6 +33,7 @@ def predict(
     base: Path | None,
     as_json: bool,
     out: Path | None,
+    quiet: bool = False,
 ) -> None:
     """Predict rows with the weights of a run, and print or write label and probabilities.
 
@@ -44,6 +45,7 @@ def predict(
         base: of a trajectory folder: the folder of its base model.
         as_json: print one JSON document.
         out: write the rows to this file instead.
+        quiet: print the labels only, or nothing but the document or the file that was asked for.
 
     Raises:
         UserError: for a run or rows that cannot be read, and a file that cannot be written; nothing is left there.
@@ -52,7 +54,7 @@ def predict(
         raise UserError("--text and --file: give one of them")
     if out is not None:
         check_output(out, _FORMATS)
-    with console_logging(make_error_console()):
+    with console_logging(make_error_console(), quiet):
         opened = open_run(path, checkpoint, base)
         task = opened.config.task
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
@@ -62,7 +64,7 @@ def predict(
         session = opened.load()
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
-            found = _answer_lines(session) if stream else _predict(session, rows or _read_lines(task))
+            found = _answer_lines(session, quiet) if stream else _predict(session, rows or _read_lines(task))
     cut = sum(one.cut for one in found)
     if cut:
         verb = "was" if cut == 1 else "were"
@@ -78,9 +80,10 @@ def predict(
     if as_json:
         print_line(json.dumps(_document(opened, found), indent=2))
     elif out is not None:
-        print_line(f"wrote {len(found)} rows to {out}")
+        if not quiet:
+            print_line(f"wrote {len(found)} rows to {out}")
     elif not stream:
-        _print(found)
+        _print(found, quiet)
 
 
 # --- rows ---
@@ -100,18 +103,18 @@ def _predict(session: "Session", rows: list[Example]) -> list["Prediction"]:
         return predict_rows(session, rows, report)
 
 
-def _answer_lines(session: "Session") -> list["Prediction"]:
+def _answer_lines(session: "Session", quiet: bool) -> list["Prediction"]:
     """Print the prediction of each line of standard input when it has come."""
     from mezo_cli.training.prediction import predict as predict_rows
 
     task = session.config.task
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and not quiet:
         fields = f", its {join(task.columns)} separated by tabs" if len(task.columns) > 1 else ""
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
     found = []
     for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
         found += predict_rows(session, [row])
-        _print(found[-1:])
+        _print(found[-1:], quiet)
         sys.stdout.flush()
     if not found:
         raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
@@ -121,12 +124,18 @@ def _answer_lines(session: "Session") -> list["Prediction"]:
 # --- output ---
 
 
-def _print(found: Sequence["Prediction"]) -> None:
-    """Print a line per row: the label, the probability of each label, the texts; cut to the terminal's width."""
+def _print(found: Sequence["Prediction"], quiet: bool) -> None:
+    """Print a line per row: the label, the probability of each label, the texts; cut to the terminal's width.
+
+    If `quiet`, the label alone.
+    """
     width = make_console().width if sys.stdout.isatty() else None
     labels = list(found[0].probabilities)
     longest = max(map(len, labels))
     for one in found:
+        if quiet:
+            print_line(one.predicted)
+            continue
         scores = "  ".join(f"{label} {probability:.4f}" for label, probability in one.probabilities.items())
         text = " | ".join(" ".join(text.split()) for text in one.columns.values())
         line = f"{one.predicted:{longest}}  {scores}  {text}"

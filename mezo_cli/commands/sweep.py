@@ -40,9 +40,7 @@ log = logging.getLogger("mezo")
 PROGRESS_EVERY = 5.0  # seconds between lines while jobs are validated
 
 
-def sweep(
-    overrides: Sequence[str], config_dir: str | None, retry_failed: bool = False, quiet: bool = False
-) -> int:
+def sweep(overrides: Sequence[str], config_dir: str | None, retry_failed: bool = False, quiet: bool = False) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed.
 
     If `quiet`, the sweep's directory, warnings and errors are printed, and nothing else.

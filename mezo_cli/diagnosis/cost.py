@@ -4,23 +4,24 @@ import dataclasses
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mezo_cli import system
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.console import format_duration
 from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.diagnosis.checkpoint_sizes import checkpoint_bytes, checkpoint_sizes, still_optimizer, tensor_bytes
 from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import Section
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.loading import DTYPES
-from mezo_cli.optim import Optimizer, optimizer_class
+from mezo_cli.optim import optimizer_class
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.setup import Session
 
@@ -62,8 +63,7 @@ def check(prepared: Prepared, plan: Plan, deadline: Deadline) -> Section:
     row_seconds = _evaluation_seconds(session, prepared.dev)
     own = costs.get(session.config.model.compute_dtype)
     _report_plan(section, prepared, plan, own, row_seconds)
-    size = checkpoint_bytes(session, own.state_bytes if own else 0)
-    judge_disk(section, plan, size, shutil.disk_usage(_existing(plan.directory)).free)
+    judge_disk(section, plan, _sizes(section, prepared, plan, own, deadline), _free_disk(plan.directory))
     if session.config.steps and session.optimizer.replayable:
         judge_kernels(section, *session.params.noise.describe_kernels())
     return section
@@ -75,7 +75,7 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, StepCost]
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
     """
     config = prepared.config
-    optimizer = _still_optimizer(config)
+    optimizer = still_optimizer(config)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)
     sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
     times: dict[str, list[float]] = {}
@@ -102,34 +102,30 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, StepCost]
     }
 
 
-def _still_optimizer(config: Config) -> Optimizer:
-    """Return the run's optimizer with lr 0."""
-    still = dataclasses.replace(config.optimizer, settings={**config.optimizer.settings, "lr": 0.0})
-    return optimizer_class(config.optimizer)(still, config.seed, config.steps)
-
-
-def judge_disk(section: Section, plan: Plan, checkpoint: int, free: int) -> None:
+def judge_disk(section: Section, plan: Plan, sizes: Sequence[int], free: int) -> None:
     """Compare what the plan writes with the free disk.
 
     Args:
         section: gets the finding.
         plan: the jobs.
-        checkpoint: bytes of one checkpoint of the first job.
+        sizes: bytes of one checkpoint of each job.
         free: bytes.
     """
-    jobs = [job_bytes(job, checkpoint) for job in plan.jobs]
-    swap = checkpoint if any(job.checkpoint == "full" for job in plan.jobs) else 0  # the old one is removed after it
-    need = sum(jobs) + swap
+    jobs = [job_bytes(job, size) for job, size in zip(plan.jobs, sizes, strict=True)]
+    full = [size for job, size in zip(plan.jobs, sizes, strict=True) if job.checkpoint == "full"]
+    need = sum(jobs) + max(full, default=0)  # the old checkpoint is removed after the new one is written
     kinds = " and ".join(sorted({job.checkpoint for job in plan.jobs}))
     of_jobs = f"{len(plan.jobs):,} jobs" if plan.is_sweep else "the run"
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    each = least if least == most else f"{least} to {most}"
     text = (
-        f"disk: {of_jobs} will take {format_bytes(need)} (checkpoint={kinds}; a checkpoint has"
-        f" {format_bytes(checkpoint)}, best and last are kept), {format_bytes(free)} are free"
+        f"disk: {of_jobs} will take {format_bytes(need)} (checkpoint={kinds}; a checkpoint has {each}, best and last"
+        f" are kept), {format_bytes(free)} are free"
     )
     advice = "choose another disk (hydra.run.dir, hydra.sweep.dir)"
-    if "full" in kinds and optimizer_class(plan.config.optimizer).replayable:
+    if full and optimizer_class(plan.config.optimizer).replayable:
         advice = f"use checkpoint=trajectory, which writes no weights, or {advice}"
-    section.judge("disk", need > DISK * free, text, advice, bytes=need, checkpoint_bytes=checkpoint, free_bytes=free)
+    section.judge("disk", need > DISK * free, text, advice, bytes=need, checkpoint_bytes=max(sizes), free_bytes=free)
 
 
 def judge_kernels(section: Section, kind: str, reason: str) -> None:
@@ -163,14 +159,6 @@ def number_of_evaluations(config: Config) -> int:
     return 1 + regular + ends_between
 
 
-def checkpoint_bytes(session: Session, state: int) -> int:
-    """Return the bytes of one checkpoint: the model's weights, or the adapter's, and the optimizer's state."""
-    parameters = dict(session.loaded.model.named_parameters())
-    if session.loaded.adapter is not None:
-        parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-    return state + sum(p.numel() * p.element_size() for p in parameters.values())
-
-
 def format_bytes(size: float) -> str:
     """Return a size as text: 21.6 MB, 1.42 GB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -201,17 +189,6 @@ def _evaluation_seconds(session: Session, rows: list[TokenizedExample]) -> float
 def _synchronize(session: Session) -> None:
     if session.loaded.device.type == "cuda":
         torch.cuda.synchronize(session.loaded.device)
-
-
-def tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a structure of dicts, lists and objects of torch's optimizers."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(tensor_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(tensor_bytes, value))
-    return tensor_bytes(value.state) if isinstance(value, torch.optim.Optimizer) else 0
 
 
 def _judge_speed(section: Section, costs: dict[str, StepCost], config: Config) -> None:
@@ -249,6 +226,8 @@ def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost
             passes[key] = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).passes(job.steps)
         one = passes[key]
         forwards += one["forwards"]
+        if job.init == "linear_probe":
+            forwards += -(-len(prepared.train) // job.batch_size)
         backwards += one["backwards"]
         evaluations += number_of_evaluations(job)
         rows = number_of_evaluations(job) * len(prepared.dev) + final
@@ -286,6 +265,19 @@ def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost
         section.ok("plan", text, **figures)
 
 
-def _existing(path: Path) -> Path:
-    """Return the nearest folder above a path that exists."""
-    return next(one for one in (path, *path.parents) if one.is_dir())
+def _sizes(section: Section, prepared: Prepared, plan: Plan, own: StepCost | None, deadline: Deadline) -> list[int]:
+    """Return the bytes of a checkpoint of each job; a job that was not loaded is taken to be like the first one."""
+    first = checkpoint_bytes(prepared.session, own.state_bytes if own else 0)
+    found = checkpoint_sizes(plan, first, prepared.seconds, deadline)
+    for number, reason in found.failed.items():
+        text = f"job {number + 1} of {len(plan.jobs):,} cannot start: {reason}"
+        section.doubt("job", text, "correct its settings, or leave it out: the other jobs would run", job=number + 1)
+    unknown = found.of_jobs.count(None)
+    if unknown:
+        section.cut.append(f"the checkpoints of {unknown:,} jobs, which are taken to be as large as those of job 1")
+    return [first if size is None else size for size in found.of_jobs]
+
+
+def _free_disk(path: Path) -> int:
+    """Return the free bytes of the disk that a path is on; it need not exist."""
+    return shutil.disk_usage(next(one for one in (path, *path.parents) if one.is_dir())).free

@@ -32,12 +32,14 @@ class Plan:
         directory: of the run or of the sweep.
         is_sweep: whether `-m` was given.
         is_adaptive: a sweeper proposes the jobs as it goes, so that their number is not known.
+        first: the overrides by which the first job differs from the others; empty if there is one job.
     """
 
     jobs: Sequence[Config]
     directory: Path
     is_sweep: bool = False
     is_adaptive: bool = False
+    first: str = ""
 
     @property
     def config(self) -> Config:

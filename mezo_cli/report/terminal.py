@@ -61,6 +61,13 @@ def show_details(run: RunDetails, console: Console) -> None:
         console.print(plain_text(f"{name.lower()}:  {command}"), soft_wrap=True)
 
 
+def show_result(run: RunDetails, console: Console) -> None:
+    """Print the warnings about a run, and its result."""
+    for text in run_warnings(run):
+        console.print(plain_text(f"! {text}"), soft_wrap=True)
+    console.print(_results(run), width=min(console.width, WIDTH))
+
+
 def _blocks(console: Console) -> str:
     try:
         BLOCKS.encode(console.encoding)

@@ -99,9 +99,7 @@ class Session:
         return {"count": count, "share": count / count_parameters(self.loaded.model), "names": names}
 
 
-def prepare(
-    config: Config, checkpoint: Path | None = None, *, trains: bool = False, restores: bool = False
-) -> Session:
+def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = False, restores: bool = False) -> Session:
     """Load the model, or a checkpoint of the run if given, and build the session.
 
     The precision of matrix products is set for the whole process.

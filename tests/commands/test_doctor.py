@@ -59,8 +59,20 @@ def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: 
     assert found["shared_rows"]["figures"]["splits"]["test_in_train"]["rows"] == 1
     assert found["empty_texts"]["verdict"] == "doubt"
     assert any(check["cut"] for check in document["checks"])
+    assert document["measured_on"] == "seed=1 optimizer.lr=0.0001"
     plan = found["plan"]["figures"]
     assert (plan["jobs"], plan["steps"], plan["forwards"]) == (6, 120, 240)
+
+
+def test_quiet_prints_the_doubts_and_a_sweep_says_what_is_measured(roberta: Path, movies: Path) -> None:
+    given = words(roberta, movies, "data.train_size=8", "--seconds", "0.2")
+    said = mezo("doctor", "-q", *given)
+    assert said.code == 0, said
+    starts = {line[:9].strip() for line in said.out.splitlines() if line not in CHECKS}
+    assert starts == {"doubt", ""}
+    assert said.out.count("         -> ") >= said.out.count("  doubt  ") > 0
+    told = " ".join(mezo("doctor", "-m", *given, "seed=3,4").out.split())
+    assert "a sweep of 2 jobs: everything is measured on job 1 (seed=3); forwards, time and bytes are added" in told
 
 
 def refused(*given: object) -> tuple[str, str]:

@@ -169,6 +169,13 @@ def test_csv_output(run: Path, loaded: LoadedRun, tmp_path: Path) -> None:
     )
 
 
+def test_quiet_prints_the_labels_only(run: Path, loaded: LoadedRun, tmp_path: Path) -> None:
+    words = [word for text in TEXTS for word in ("--text", text)]
+    labels = "".join(f"{one.predicted}\n" for one in loaded.predict(TEXTS))
+    assert mezo("predict", run, "-q", *words) == Result(0, labels, "")
+    assert mezo("predict", run, "-q", *words, "--out", tmp_path / "out.csv") == Result(0, "", "")
+
+
 def test_text_reaches_the_terminal_escaped(run: Path) -> None:
     result = mezo("predict", run, "--text", "a\x1b[31m b")
     assert "\\x1b[31m" in result.out

@@ -9,6 +9,7 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.diagnosis import cost, tuned
+from mezo_cli.diagnosis.checkpoint_sizes import checkpoint_bytes, checkpoint_sizes
 from mezo_cli.diagnosis.cost import number_of_evaluations
 from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
@@ -157,7 +158,7 @@ def test_the_bytes_of_a_run_are_those_that_it_writes(roberta: Path, movies: Path
     given = small(roberta, movies, run, "steps=1")
     assert mezo("train", *given).code == 0
     written = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
-    weights = cost.checkpoint_bytes(prepared(roberta).session, 0)
+    weights = checkpoint_bytes(prepared(roberta).session, 0)
     assert written == pytest.approx(2 * weights, rel=0.05)
     assert cost.job_bytes(build_config(given), weights) == pytest.approx(written, rel=0.1)
 
@@ -167,6 +168,34 @@ def test_jobs_that_cost_differently_are_named(tmp_path: Path) -> None:
     assert same.differing_settings() == []
     other = Plan([*same.jobs, config("batch_size=8", "optimizer.noise=rademacher")], tmp_path)
     assert sorted(other.differing_settings()) == ["batch_size", "optimizer.noise"]
+
+
+def test_forwards_and_bytes_of_every_job_are_its_own(roberta: Path, tmp_path: Path) -> None:
+    given = prepared(roberta)
+    more = [[], ["optimizer.samples=3"], ["peft=lora"], ["optimizer=mezo_adam"], ["init=linear_probe", "probe_c=1"]]
+    jobs = [given.config, *(config(f"model.path={roberta}", "batch_size=8", "steps=20", *words) for words in more)]
+    jobs.append(config(f"model.path={tmp_path}/none", "steps=20"))
+    section = cost.check(given, Plan(jobs, tmp_path / "sweep", is_sweep=True), Deadline(60.0))
+    found = named(section)
+    assert found["plan"].figures["forwards"] == 6 * 2 * 20 + 2 * 2 * 20 + 3 + 40  # 24 rows: the probe has 3 batches
+    weights, scalars = checkpoint_bytes(given.session, 0), given.session.params.count
+    lora = checkpoint_bytes(prepared(roberta, "peft=lora").session, 0)
+    sizes = checkpoint_sizes(Plan(jobs, tmp_path, is_sweep=True), weights, 0.0, Deadline(60.0)).of_jobs
+    head = given.session.loaded.model.lm_head.decoder
+    decoder = head.weight.nbytes + head.bias.nbytes  # the probe unties it
+    assert sizes == [weights, weights, weights, lora, weights + 8 * scalars, weights + decoder, 0]
+    expected = sum(cost.job_bytes(job, size or 0) for job, size in zip(jobs, sizes, strict=True)) + max(map(int, sizes))
+    assert found["disk"].figures["bytes"] == expected
+    assert found["job"].verdict == DOUBT
+    assert found["job"].text.startswith("job 7 of 7 cannot start: model.path=")
+
+
+def test_without_time_to_load_them_jobs_are_taken_to_be_like_the_first(roberta: Path, tmp_path: Path) -> None:
+    given = prepared(roberta, "steps=0")
+    jobs = [given.config, config(f"model.path={roberta}", "steps=0", "peft=lora")]
+    section = cost.check(given, Plan(jobs, tmp_path / "sweep", is_sweep=True), Deadline(0.0))
+    assert section.cut == ["the checkpoints of 1 jobs, which are taken to be as large as those of job 1"]
+    assert f"a checkpoint has {cost.format_bytes(checkpoint_bytes(given.session, 0))}," in named(section)["disk"].text
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("compiled", OK), ("eager", DOUBT), ("guarded", DOUBT), ("none", DOUBT)])
