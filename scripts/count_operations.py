@@ -22,7 +22,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are no installed package
 
-from bench_step import LABELS, SHAPES, rows_of
+from step_works import LABELS, SHAPES, rows_of
 
 from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.mlm import MaskedLabelScorer

@@ -1,0 +1,116 @@
+"""scripts/bench_step.py and the records of docs/machines/, from which the tables of docs/step.md are made."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.scripts.load import load_script
+
+ROOT = Path(__file__).resolve().parents[2]
+CPUINFO = """processor\t: 0
+cpu family\t: 6
+model\t\t: 207
+model name\t: INTEL(R) XEON(R) PLATINUM 8581C
+flags\t\t: fpu avx avx2 avx512f avx512_bf16
+processor\t: 1
+flags\t\t: fpu avx avx2 avx512f avx512_bf16
+"""
+
+
+@pytest.fixture(scope="module")
+def machine_record() -> ModuleType:
+    return load_script("machine_record")
+
+
+@pytest.fixture(scope="module")
+def tables(machine_record: ModuleType) -> ModuleType:
+    load_script("step_works")
+    return load_script("make_step_tables")
+
+
+def one_result(batch: str = "16x32", seconds: float = 2.0) -> dict[str, Any]:
+    def spread() -> dict[str, float]:
+        return {"min": seconds - 0.5, "median": seconds, "max": seconds + 1.0}
+
+    ratios = {"reference_over_this": None, "this_over_floor": spread()}
+    rows = [
+        {"name": "floor fp32", "seconds": spread(), **ratios},
+        {"name": "ours fp32 gaussian", "seconds": spread(), **ratios, "reference_over_this": spread()},
+    ]
+    known = {"shape": "large", "batch": batch, "tokens": 512, "rounds": 3, "rows": rows, "threads": 1, "device": "cpu"}
+    peaks = {"floor fp32": 1_000_000, "ours fp32 gaussian": 1_250_000}
+    origin = {"commit": "0123456789", "dirty": False, "versions": {"torch": "2.13"}, "date": "2026-11-22"}
+    return {**known, **origin, "load": [1.0, 2.0], "command": "python scripts/bench_step.py", "peaks": peaks}
+
+
+def test_the_page_has_the_tables_of_the_records(tables: ModuleType) -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.load_records(), "docs/machines/ is empty"
+    assert tables.updated(page) == page, f"docs/step.md is out of date: run `{tables.COMMAND}` and commit it"
+
+
+def test_readme_names_the_range_of_the_records(tables: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"([\d.]+) to ([\d.]+) times as fast as the reference, ([\d.]+) .*? to ([\d.]+) ", text)
+    assert found is not None
+    fastest, floor = (float(found[1]), float(found[2])), (float(found[3]), float(found[4]))
+    for name, record in tables.load_records().items():
+        for result in record["results"]:
+            if (result["shape"], result["batch"]) == ("large", "16x32"):
+                row = next(row for row in result["rows"] if row["name"] == "ours fp32 gaussian")
+                assert fastest[0] - 0.05 <= row["reference_over_this"]["median"] <= fastest[1] + 0.05, name
+                assert floor[0] - 0.005 <= row["this_over_floor"]["median"] <= floor[1] + 0.005, name
+
+
+def test_the_cpu_and_its_instruction_sets_are_read(machine_record: ModuleType) -> None:
+    name, sets = machine_record.read_cpuinfo(CPUINFO)
+    assert name == "INTEL(R) XEON(R) PLATINUM 8581C, family 6 model 207"
+    assert sets == ["avx", "avx2", "avx512f", "avx512_bf16"]
+    assert machine_record.read_cpuinfo("processor\t: 0\nFeatures\t: fp asimd sve\n") == ("", ["asimd", "sve"])
+
+
+def test_results_of_other_batches_are_kept_and_those_of_another_machine_refused(
+    machine_record: ModuleType, tmp_path: Path
+) -> None:
+    import torch
+
+    machine, path = machine_record.describe(torch.device("cpu")), tmp_path / "a.json"
+    machine_record.write(path, machine_record.merge(path, machine, [one_result("16x32", 2.0), one_result("64x32")]))
+    merged = machine_record.merge(path, machine, [one_result("16x32", 3.0)])
+    assert [(r["batch"], r["rows"][0]["seconds"]["median"]) for r in merged["results"]] == [("16x32", 3), ("64x32", 2)]
+    with pytest.raises(ValueError, match="another machine"):
+        machine_record.merge(path, machine | {"cpu": "Z80"}, [])
+    damaged = one_result()
+    del damaged["commit"], damaged["rows"][1]["seconds"]["max"]
+    with pytest.raises(ValueError, match=r"b\.json lacks results\.commit, ours fp32 gaussian\.max"):
+        machine_record.merge(tmp_path / "b.json", machine, [damaged])
+
+
+def test_a_table_has_the_spread_of_each_ratio_and_the_peak(tables: ModuleType) -> None:
+    lines = list(tables.result_lines(one_result()))
+    assert lines[0].startswith("RoBERTa-large's shape, 16 x 32, 512 tokens: 3 rounds, 1 thread, cpu, load 1.0 to 2.0")
+    assert lines[-1] == (
+        "| ours fp32 gaussian | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 1.25 |"
+    )
+
+
+@pytest.mark.slow
+def test_the_bench_shows_progress_and_writes_a_record(tmp_path: Path, machine_record: ModuleType) -> None:
+    words = ["--shapes", "tiny", "--batches", "2x8", "--rounds", "2", "--only", "ours fp32 gaussian"]
+    command = [sys.executable, "scripts/bench_step.py", *words, "--memory", "--out", str(tmp_path / "here.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "round 2 of 2, 2 of 2: ours fp32 gaussian" in done.stderr
+    record = machine_record.check(json.loads((tmp_path / "here.json").read_text()), "here.json")
+    (result,) = record["results"]
+    assert [row["name"] for row in result["rows"]] == ["floor fp32", "ours fp32 gaussian"]
+    assert result["rounds"] == 2
+    ratio = result["rows"][1]["this_over_floor"]
+    assert 0 < ratio["min"] <= ratio["median"] <= ratio["max"]
+    assert set(result["peaks"]) == {"floor fp32", "ours fp32 gaussian"}
