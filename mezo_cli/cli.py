@@ -30,9 +30,7 @@ def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Settings, e.g. task=rte optimizer.lr=1e-5", autocompletion=_complete
-    ),
+    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. task=rte optimizer.lr=1e-5", autocompletion=_complete),
 ]
 ConfigDir = Annotated[str | None, typer.Option("--config-dir", help="A folder with your own task/, model/... YAMLs.")]
 Checkpoint = Annotated[
@@ -117,7 +115,7 @@ def evaluate(
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or sweep directory.", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="When it ends: steps, patience, max_seconds.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="When it ends: steps, patience, max_seconds.")
     ] = None,
     retry_failed: RetryFailed = False,
     from_sound_prefix: Annotated[
@@ -198,7 +196,7 @@ def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or 
 def runs(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DIR] [KEY=VALUE]...", help="Where to look, else outputs; settings to filter by."),
+        typer.Argument(metavar="DIR|KEY=VALUE", help="Where to look, else outputs; settings to filter by."),
     ] = None,
     status: Annotated[str | None, typer.Option("--status", help="Only these: finished, failed, ...")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="A column (test: best first), or a setting's key.")] = None,

@@ -8,8 +8,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
+from mezo_cli import cli
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.keys import all_keys
 from mezo_cli.errors import UserError
@@ -60,6 +62,16 @@ def test_the_installed_command_leads_to_main(here: Path) -> None:
     assert (said.returncode, said.stderr) == (2, "error: nowhere: no such folder\n")
 
 
+@pytest.mark.parametrize("command", ["", *typer.main.get_command(cli.app).commands])  # type: ignore[attr-defined]
+def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = mezo(*command.split(), "--help")
+    assert said.code == 0
+    assert max(map(len, said.out.splitlines())) <= 80
+    usage = next(line for line in said.out.splitlines() if "Usage: " in line)
+    assert "[[" not in usage
+
+
 # --- mistakes: exit 2, one line, nothing run, nothing left ---
 
 
@@ -89,8 +101,8 @@ def test_the_installed_command_leads_to_main(here: Path) -> None:
         (["train", "--cfg", "job", "steps=ten"], "whole number"),
         (["data", "task=nosuch"], "allowed: cola"),
         (["eval", "nowhere"], "nowhere: no such folder"),
-        (["resume", "nowhere"], "nowhere holds no run"),
-        (["replay", "nowhere", "--step", "0", "--out", "out"], "nowhere holds no run"),
+        (["resume", "nowhere"], "nowhere: no such run directory"),
+        (["replay", "nowhere", "--step", "0", "--out", "out"], "nowhere: no such run directory"),
         (["runs", "nowhere"], "nowhere: no such folder"),
     ],
 )

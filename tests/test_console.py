@@ -23,6 +23,7 @@ from tests.command_line import small
 from tests.terminal import on_a_terminal
 
 
+@pytest.mark.slow
 def test_a_terminal_has_a_bar(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run", "steps=12", "eval_every=6")]
     code, seen = on_a_terminal(words, tmp_path)

@@ -31,6 +31,7 @@ def test_everything_a_run_needs_is_inside(installed: Path) -> None:
     assert not any("tests" in name or name.endswith(".pyc") for name in inside)
 
 
+@pytest.mark.slow
 def test_it_composes_and_reads_the_demo_from_another_folder(installed: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed)}
     words = [sys.executable, "-m", "mezo_cli", "data", "experiment=demo"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
-from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, checkpoints
 from mezo_cli.system import import_torch
 
@@ -84,10 +84,8 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
         return Opened(shared.run, shared.config, wanted, f"{shared.name} {wanted}", shared)
     if base is not None:
         raise UserError(f"--base {base}: it goes with a trajectory folder; a run has its own model.path")
-    if not path.is_dir():
-        siblings = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such folder{did_you_mean(path.name, siblings)} (`mezo runs` lists the runs)")
-    inside = None if (path / "config.yaml").is_file() else checkpoints.find_run(path)
+    is_run = (path / "config.yaml").is_file() or not path.is_dir()
+    inside = None if is_run else checkpoints.find_run(path)
     if inside is not None and checkpoint is not None:
         raise UserError(
             f"--checkpoint {checkpoint}: {path} is the checkpoint '{path.name}' of {inside} already; the option goes "

@@ -56,6 +56,8 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
     filters = []
     for word in words:
         key, _, value = word.partition("=")
+        if key == "status":
+            raise UserError(f"'{word}': it is no setting; give --status {value}")
         check_key(key)
         if key in groups():
             key = f"{key}.names" if key == "logger" else f"{key}.name"

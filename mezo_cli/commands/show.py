@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from mezo_cli.console import make_console, print_line
-from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.report.details import read_details
 from mezo_cli.report.read import read_run
 from mezo_cli.report.terminal import document, show_details, show_result
@@ -16,9 +15,6 @@ def show(run: Path, as_json: bool, quiet: bool = False) -> None:
     Raises:
         UserError: when there is no run, or one of its files is damaged.
     """
-    if not run.is_dir():
-        near = [path.name for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
-        raise UserError(f"{run}: no such run directory{did_you_mean(run.name, near)} (`mezo runs` lists the runs)")
     details = read_details(read_run(run))
     if as_json:
         print_line(json.dumps(document(details), indent=2, allow_nan=False))

@@ -123,6 +123,14 @@ def check_text(value: Any, where: str, column: str) -> None:
         raise UserError(f"{where}: column '{column}' contains {bad}")
 
 
+def near_column(wanted: str, columns: Sequence[str]) -> str:
+    """Return the end of an error line about a missing column: the nearest one, or that the separator is another."""
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+        if len(columns) == 1 and wanted in columns[0].split(separator):
+            return f" (its fields are separated by {name}: a .csv needs commas, a .tsv tabs)"
+    return did_you_mean(wanted, columns)
+
+
 def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
     """Return the table with the task's text columns and the label index of every row. Labels are mapped by name.
 
@@ -134,7 +142,7 @@ def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
     for column in [*task.columns, task.label_column]:
         index = table.find_column(column, task.rename)
         if index is None:
-            near = did_you_mean(column, table.columns)
+            near = near_column(column, table.columns)
             hint = f"to use a column of another name: +task.rename.ITS_NAME={column}"
             raise UserError(
                 f"{table.path}: no column '{column}', which task '{task.name}' needs; "

@@ -7,7 +7,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, read_table
-from mezo_cli.data.table import check_text
+from mezo_cli.data.table import check_text, near_column
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -86,7 +86,7 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
     for column in task.columns:
         index = table.find_column(column, task.rename)
         if index is None:
-            near = did_you_mean(column, table.columns)
+            near = near_column(column, table.columns)
             raise UserError(
                 f"{path}: no column '{column}', which task '{task.name}' reads; the columns are: "
                 f"{join(table.columns)}{near}"

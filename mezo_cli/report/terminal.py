@@ -36,7 +36,7 @@ def show_details(run: RunDetails, console: Console) -> None:
     if run.prompt is not None:
         console.print()
         say(f"prompt  {run.prompt}")
-        say("        " + ", ".join(f"{word} = {label}" for label, word in run.label_words()))
+        say(", ".join(f"{word} = {label}" for label, word in run.label_words()), "        ")
     for table in (_results(run), _curves(run, _blocks(console))):
         if table.row_count:
             console.print()

@@ -122,6 +122,11 @@ class Run:
             UserError: when there is no run, or its config.yaml was damaged or edited.
         """
         run = cls(path)
+        if not path.is_dir():
+            near = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+            raise UserError(
+                f"{path}: no such run directory{did_you_mean(path.name, near)} (`mezo runs` lists the runs)"
+            )
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} holds no run: there is no config.yaml (`mezo runs` lists the runs)")
         if not (path / "run.json").exists() and run._is_free():

@@ -189,6 +189,7 @@ def test_text_reaches_the_terminal_escaped(run: Path) -> None:
 def files(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "header.csv").write_text("sentence\n")
+    (tmp_path / "excel.csv").write_text("id;sentence\n1;a\n")
     (tmp_path / "other.csv").write_text("sentense,id\nx,1\n")
     (tmp_path / "number.jsonl").write_text('{"sentence": "a"}\n{"sentence": 3}\n')
     (tmp_path / "bytes.tsv").write_bytes(b"sentence\n\xff\n")
@@ -207,6 +208,7 @@ def files(tmp_path: Path) -> Iterator[Path]:
             ["--file", "other.csv"],
             "no column 'sentence', which task 'sst2' reads; the columns are: sentense, id (did you",
         ),
+        (["--file", "excel.csv"], "the columns are: id;sentence (its fields are separated by semicolons: a .csv needs"),
         (["--file", "number.jsonl"], "number.jsonl:2: column 'sentence' is the int 3, not a text"),
         (["--file", "bytes.tsv"], "bytes.tsv:2: byte 0xff is not UTF-8"),
         (["--file", "notes.txt"], "the file extension sets the format"),
@@ -235,7 +237,9 @@ def test_no_text_on_standard_input(run: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_runs_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
-    assert "no such folder (did you mean 'run'?)" in error_line(mezo("predict", run.parent / "ru", "--text", "a"))
+    assert "no such run directory (did you mean 'run'?)" in error_line(
+        mezo("predict", run.parent / "ru", "--text", "a")
+    )
     assert "holds no run" in error_line(mezo("predict", tmp_path, "--text", "a"))
     line = error_line(mezo("predict", run / "checkpoints" / "best", "--checkpoint", "3", "--text", "a"))
     assert "is the checkpoint 'best'" in line

@@ -178,6 +178,7 @@ def test_json(some: Path) -> None:
     [
         (["tsk=sst2"], "unknown key 'tsk' (did you mean 'task'?)"),
         (["lr=1e-3"], "unknown key 'lr' (did you mean 'optimizer.lr'?)"),
+        (["status=failed"], "it is no setting; give --status failed"),
         (["task.hub=x"], "task.hub is a group of keys"),
         (["seed=many"], "seed is a number, not 'many'"),
         (["--status", "fialed"], "(did you mean 'failed'?)"),

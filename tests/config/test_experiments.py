@@ -96,6 +96,7 @@ def test_every_paper_experiment_is_tested_here() -> None:
     assert {name.removeprefix("paper/") for name in files() if name.startswith("paper/")} == set(PAPER)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(PAPER))
 def test_it_is_the_papers_setting_for_every_task_and_k(name: str) -> None:
     own, _ = PAPER[name]
@@ -107,6 +108,7 @@ def test_it_is_the_papers_setting_for_every_task_and_k(name: str) -> None:
             assert {key: value(made, key) for key in wanted} == wanted
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(PAPER))
 def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> None:
     _, lrs = PAPER[name]

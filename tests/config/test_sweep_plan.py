@@ -50,6 +50,7 @@ def test_a_sweep_counts_its_jobs() -> None:
     assert len(jobs_of(["steps=1"])) == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "words",
     [

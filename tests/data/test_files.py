@@ -163,6 +163,7 @@ def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_
         ("sentence\tlabel\na\t0\nb\t1\tc\n", ["train.tsv:3", "3 fields, expected 2"]),
         ("sentence\tlabel\na\t0\n\nb\t1\n", ["train.tsv:3", "1 field, expected 2"]),
         ("text\tlabel\na\t0\n", ["train.tsv: no column 'sentence'", "text, label", "task.rename"]),
+        ("sentence,label\na,0\n", ["its fields are separated by commas: a .csv needs commas, a .tsv tabs"]),
         ("sentences\tlabel\na\t0\n", ["did you mean 'sentences'"]),
         ("sentence\tlabel\tlabel\na\t0\t0\n", ["'label' occurs 2 times"]),
         ("sentence\tlabel\na\t0\nb\tpositiv\n", ["train.tsv:3", "'positiv'", "negative, positive", "mean 'positive'"]),

@@ -146,7 +146,7 @@ def test_mistakes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     for words, said in cases:
         assert said in error_line(mezo("export", run, *words))
-    assert "no such folder" in error_line(mezo("export", run.parent / "nothing", "--out", out))
+    assert "no such run directory" in error_line(mezo("export", run.parent / "nothing", "--out", out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
     assert not (run / "out").exists()
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]

@@ -67,6 +67,7 @@ def result(run: Path) -> dict[str, Any]:
 # --- more steps ---
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, train: Train) -> None:
     words = [*MODES[mode], "log_every=3"]
@@ -82,28 +83,29 @@ def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, trai
     assert "is finished: there is nothing to resume" in mezo("resume", run, "steps=6").out
 
 
-def test_a_change_of_the_config_can_be_interrupted_anywhere(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("stop", range(2, 9))  # the first call is that of claiming the run
+def test_a_change_of_the_config_can_be_interrupted_anywhere(stop: int, train: Train) -> None:
     words = ["checkpoint=trajectory", "log_every=3"]
-    whole = train(*words)
-    for stop in range(2, 9):  # the first is that of claiming the run
-        run, calls = train(*words, "steps=3", copy=f"cut {stop}"), [0]
+    whole, run, calls = train(*words), train(*words, "steps=3", copy=f"cut {stop}"), 0
 
-        def cut(plain: Callable[..., Any], calls: list[int] = calls, stop: int = stop) -> Callable[..., Any]:
-            def called(*words: Any, **named: Any) -> Any:
-                calls[0] += 1
-                if calls[0] == stop:
-                    raise KeyboardInterrupt
-                return plain(*words, **named)
+    def cut(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*words: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise KeyboardInterrupt
+            return plain(*words, **named)
 
-            return called
+        return called
 
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, name in ((config_change.os, "replace"), (config_change, "_rewrite_header")):
-                patch.setattr(owner, name, cut(getattr(owner, name)))
-            assert mezo("resume", run, "steps=6").code == 130
-        assert Run.open(run).status() == "interrupted"
-        assert mezo("resume", run, "steps=6").code == 0
-        assert result(run) == result(whole)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((config_change.os, "replace"), (config_change, "_rewrite_header")):
+            patch.setattr(owner, name, cut(getattr(owner, name)))
+        assert mezo("resume", run, "steps=6").code == 130
+    assert Run.open(run).status() == "interrupted"
+    assert mezo("resume", run, "steps=6").code == 0
+    assert result(run) == result(whole)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ def test_patience_is_counted_across_an_interruption(train: Train, monkeypatch: p
 # --- max_seconds ---
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
 def test_max_seconds_stops_a_run_that_goes_on_later(mode: str, train: Train) -> None:
     whole = train(*MODES[mode])

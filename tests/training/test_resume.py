@@ -374,7 +374,7 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
 # --- real signals, to a process of its own ---
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)  # kills: tests/campaign
 @pytest.mark.parametrize(
     ("mode", "number"),
     [
