@@ -3,23 +3,26 @@
     python scripts/bench_noise.py [--threads 2] [--rounds 15] [--json FILE]
 
 The median and the best of the rounds are printed. On a shared machine compare only figures of one run. The last table
-is one pass over the tensors of roberta-large, one tensor at a time, as in a training step.
+is one pass over the tensors of roberta-large: perturbed one tensor at a time, updated all at once.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import Direction, Noise, make_noise
+from mezo_cli.perturb.noise.spans import Segment, Span, tiles_of
 
 SHAPES = ((1024, 1024), (1024, 4096), (50265, 1024))
 KINDS = ("gaussian", "rademacher")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Z = Direction(seed=1, step=2)
 
 
@@ -50,10 +53,18 @@ def interleaved(work: dict[str, Callable[[], object]], rounds: int) -> dict[str,
     return seconds
 
 
+def lay_out(tensors: list[tuple[str, int]], noise: Noise) -> list[Span]:
+    """Return a span per tensor, in one segment of flat storage."""
+    total = sum(tiles_of(size, noise.tile) for _, size in tensors)
+    segment = Segment(torch.randn(total * noise.tile), [(name, (size,)) for name, size in tensors], noise.tile)
+    ends = segment.ends.tolist()
+    return [Span(segment, first, last) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+
+
 def single(shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
     """Time every operation on one matrix."""
     theta = torch.randn(shape)
-    outs = {"fp32": torch.empty(shape), "bf16": torch.empty(shape, dtype=torch.bfloat16)}
+    outs = {name: torch.empty(shape, dtype=dtype) for name, dtype in DTYPES.items()}
     work: dict[str, Callable[[], object]] = {
         "copy fp32": lambda: outs["fp32"].copy_(theta),
         "copy bf16": lambda: outs["bf16"].copy_(theta),
@@ -61,38 +72,40 @@ def single(shape: tuple[int, int], rounds: int) -> dict[str, list[float]]:
     }
     for kind in KINDS:
         noise = make_noise(kind)
-        for short, out in outs.items():
-            work[f"{kind} perturb {short}"] = lambda n=noise, o=out: n.perturb(Z, "w", theta, 1e-3, o)  # type: ignore[misc]
-        work[f"{kind} update"] = lambda n=noise: n.update_("w", theta, [(Z, 1e-9)], [1.0])  # type: ignore[misc]
-        work[f"{kind} update, decay"] = lambda n=noise: n.update_("w", theta, [(Z, 1e-9)], [0.999999])  # type: ignore[misc]
-        terms = [(Direction(1, step), 1e-9) for step in range(16)]
-        work[f"{kind} 16 updates"] = lambda n=noise, t=terms: n.update_("w", theta, t, [1.0] * 16)  # type: ignore[misc]
+        (span,) = lay_out([("w", theta.numel())], noise)
+        for short, dtype in DTYPES.items():
+            out = torch.empty(span.numel, dtype=dtype)
+            work[f"{kind} perturb {short}"] = lambda n=noise, s=span, o=out: n.perturb(Z, s, 1e-3, o)  # type: ignore[misc]
+        update = lambda n, s, terms, decay: n.update_(s, s.theta, terms, [decay] * len(terms))  # noqa: E731
+        one, many = [(Z, 1e-9)], [(Direction(1, step), 1e-9) for step in range(16)]
+        work[f"{kind} update"] = partial(update, noise, span, one, 1.0)
+        work[f"{kind} update, decay"] = partial(update, noise, span, one, 0.999999)
+        work[f"{kind} 16 updates"] = partial(update, noise, span, many, 1.0)
     return interleaved(work, rounds)
 
 
 def whole_model(rounds: int) -> dict[str, list[float]]:
     """Time one pass over roberta-large; perturbed weights go to one scratch buffer."""
-    tensors: list[tuple[str, Tensor]] = [(name, torch.randn(size)) for name, size in roberta_large()]
-    largest = max(theta.numel() for _, theta in tensors)
-    scratch = {"fp32": torch.empty(largest), "bf16": torch.empty(largest, dtype=torch.bfloat16)}
+    spans = {kind: lay_out(roberta_large(), make_noise(kind)) for kind in KINDS}
+    largest = max(span.numel for of_kind in spans.values() for span in of_kind)
+    scratch = {name: torch.empty(largest, dtype=dtype) for name, dtype in DTYPES.items()}
 
     def copy(out: Tensor) -> None:
-        for _, theta in tensors:
-            out[: theta.numel()].copy_(theta)
+        for span in spans["gaussian"]:
+            out[: span.numel].copy_(span.theta)
 
     def normal() -> None:
-        for _, theta in tensors:
-            scratch["fp32"][: theta.numel()].normal_()
+        for span in spans["gaussian"]:
+            scratch["fp32"][: span.numel].normal_()
 
     def perturb(kind: str, out: Tensor) -> None:
         noise = make_noise(kind)
-        for name, theta in tensors:
-            noise.perturb(Z, name, theta, 1e-3, out[: theta.numel()])
+        for span in spans[kind]:
+            noise.perturb(Z, span, 1e-3, out[: span.numel])
 
     def update(kind: str) -> None:
-        noise = make_noise(kind)
-        for name, theta in tensors:
-            noise.update_(name, theta, [(Z, 1e-9)], [1.0])
+        whole = spans[kind][0].segment.whole
+        make_noise(kind).update_(whole, whole.theta, [(Z, 1e-9)], [1.0])
 
     work: dict[str, Callable[[], object]] = {"torch normal_": normal}
     for short, out in scratch.items():

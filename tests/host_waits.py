@@ -1,6 +1,7 @@
 """Count where the host waits for a device, and what it copies to it, by the line of the code that does it."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class HostWaits(TorchDispatchMode):
     Attributes:
         operations: the number of operations on tensors of the device.
         launches: of these, those whose result is not a view of an argument.
+        names: how often each operation was dispatched on tensors of the device, by name.
     """
 
     def __init__(self, read: Callable[[torch.Size], Any] | None = None) -> None:
@@ -43,6 +45,7 @@ class HostWaits(TorchDispatchMode):
         self.waits: list[str] = []
         self.copies: list[str] = []
         self.operations = self.launches = 0
+        self.names: Counter[str] = Counter()
         self._read = read
         self._tolist = [mock.patch.object(kind, "tolist", lambda x: self.tolist(x)) for kind in (Tensor, FakeTensor)]
         self._plain_tolist = Tensor.tolist
@@ -64,6 +67,7 @@ class HostWaits(TorchDispatchMode):
         on_device = any(x.device.type != "cpu" for x in given)
         if on_device and not name.startswith("prim::"):
             self.operations += 1
+            self.names[name] += 1
             self.launches += not is_view(function)
             indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in INDEXING else []
             if name in WAITING or any(x.dtype in (torch.bool, torch.uint8) for x in indices):

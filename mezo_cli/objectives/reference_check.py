@@ -1,6 +1,6 @@
 """Check at every start that an objective's scores are those of the model's own forward, also with perturbed weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise.spans import Span
 
 # The largest allowed difference, as a fraction of the largest score: rounding, and no more.
 TOLERANCE = {"cpu": 1e-4}
@@ -91,16 +92,19 @@ def flip_weights(model: nn.Module) -> Iterator[None]:
 class _FlippedBits:
     """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element."""
 
-    def perturb(self, direction: Direction, name: str, theta: Tensor, c: float, *outs: Tensor) -> None:
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write the flipped weights for a positive sign, theta for the other."""
-        for out, sign in zip(outs, (c, -c), strict=False):
-            out.copy_(_flip_(theta.clone()) if sign > 0 else theta)
+        self._write(span.theta, c, outs)
 
     def perturb_rows(
         self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
         """Do the same for some rows."""
-        self.perturb(direction, name, theta[rows], c, *outs)
+        self._write(theta[rows], c, outs)
+
+    def _write(self, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
+        for out, sign in zip(outs, (c, -c), strict=False):
+            out.copy_(_flip_(theta.clone()) if sign > 0 else theta)
 
 
 def _flip_(theta: Tensor) -> Tensor:

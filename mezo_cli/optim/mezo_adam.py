@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.mezo_momentum import MezoMomentum, Update, decay_and_subtract
+from mezo_cli.optim.moments import Moment
 from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, WINDOW
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mezo_cli.perturb.params import Params
 
 
@@ -35,13 +34,13 @@ class MezoAdam(MezoMomentum):
 
     title = "MeZO-Adam"
     settings = (*Mezo.settings, BETA1, BETA2, ADAM_EPS, WINDOW)
-    buffers = ("_m", "_v")
+    moments = ("_m", "_v")
     scalars = ("_next", "_scalar_v", "_power1", "_power2")
 
     def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
         self._scalar_v = 0.0  # the second moment, where it is one number
-        self._v: dict[str, Tensor] = {}  # flat, elsewhere
+        self._v = Moment()  # elsewhere
         self._power1 = self._power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
 
     @classmethod
@@ -79,18 +78,16 @@ class MezoAdam(MezoMomentum):
             super().step_params(params, updates, write)
             return
         b1, b2, eps = self.beta, self.config.beta2, self.config.adam_eps
-        for name, start, theta in params.blocks():
-            part = slice(start, start + len(theta))
-            m = self.buffer(self._m, params, name)[part]
-            v = self.buffer(self._v, params, name)[part]
-            estimate, step = torch.empty_like(theta), torch.empty_like(theta)
+        for span in params.blocks():
+            m, v = self._m.of(span), self._v.of(span)
+            estimate, step = torch.empty_like(m), torch.empty_like(m)
             for update in updates:
-                params.noise.update_(name, estimate.zero_(), update.terms, [1.0] * len(update.terms), start)
+                params.noise.update_(span, estimate.zero_(), update.terms, [1.0] * len(update.terms))
                 m.mul_(b1).add_(torch.mul(estimate, 1 - b1, out=step))
                 v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
                 if write:
                     torch.mul(v, update.correction, out=step).sqrt_().add_(eps)
-                    decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
+                    decay_and_subtract(span.theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
 
 
 def second_moment_is_scalar(config: OptimizerConfig) -> bool:

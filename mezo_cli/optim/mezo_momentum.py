@@ -22,6 +22,7 @@ from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.moments import Moment
 from mezo_cli.optim.settings import MOMENTUM, WINDOW
 from mezo_cli.perturb.noise import Direction
 
@@ -46,14 +47,14 @@ class MezoMomentum(Mezo):
 
     title = "MeZO-momentum"
     settings = (*Mezo.settings, MOMENTUM, WINDOW)
-    buffers: ClassVar[tuple[str, ...]] = ("_m",)  # attributes: parameter name -> tensor
+    moments: ClassVar[tuple[str, ...]] = ("_m",)  # attributes, each a `Moment`
     scalars: ClassVar[tuple[str, ...]] = ("_next",)  # attributes: numbers
 
     def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
         self.beta = to_float32(self.moment_decay())
         self._next = 0  # the next step
-        self._m: dict[str, Tensor] = {}  # flat; empty with a window
+        self._m = Moment()  # unused with a window
         self._recent: deque[Update] = deque(maxlen=(config.window or 1) - 1)  # the steps that a window still needs
 
     def moment_decay(self) -> float:
@@ -97,14 +98,13 @@ class MezoMomentum(Mezo):
         """Update m by each update in order and, with `write`, theta."""
         import torch
 
-        for name, start, theta in params.blocks():
-            m = self.buffer(self._m, params, name)[start : start + len(theta)]
-            step = torch.empty_like(theta)
+        for span in params.blocks():
+            m, step = self._m.of(span), torch.empty_like(span.theta)
             for update in updates:
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
-                params.noise.update_(name, m, update.terms, decays, start)
+                params.noise.update_(span, m, update.terms, decays)
                 if write:
-                    decay_and_subtract(theta, torch.mul(m, update.rate, out=step), update.decay)
+                    decay_and_subtract(span.theta, torch.mul(m, update.rate, out=step), update.decay)
 
     def _step_params_by_window(self, params: "Params", updates: list[Update], number: int) -> None:
         """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
@@ -117,32 +117,21 @@ class MezoMomentum(Mezo):
                 chain += [(direction, c * share * updates[i].rate) for direction, c in past.terms]
                 share *= self.beta
             chains.append((chain[::-1], updates[i].decay))  # the smallest terms first
-        for name, start, theta in params.blocks():
-            step = torch.empty_like(theta)
+        for span in params.blocks():
+            step = torch.empty_like(span.theta)
             for chain, decay in chains:
-                params.noise.update_(name, step.zero_(), chain, [1.0] * len(chain), start)
-                decay_and_subtract(theta, step, decay)
-
-    def buffer(self, buffers: "dict[str, Tensor]", params: "Params", name: str) -> "Tensor":
-        """Return a tensor's flat buffer; a new one is zero."""
-        import torch
-
-        theta = params.tensors[name].data.view(-1)
-        if name not in buffers:
-            buffers[name] = torch.zeros_like(theta)
-        elif buffers[name].device != theta.device:  # it was read from a file
-            buffers[name] = buffers[name].to(theta.device)
-        return buffers[name]
+                params.noise.update_(span, step.zero_(), chain, [1.0] * len(chain))
+                decay_and_subtract(span.theta, step, decay)
 
     def save_state(self, path: Path) -> None:
-        """Write buffers and scalars as safetensors named `m:PARAMETER`. With a window there is nothing to write."""
+        """Write moments and scalars as safetensors named `m:PARAMETER`. With a window there is nothing to write."""
         import safetensors.torch
         import torch
 
         tensors = {
-            f"{kind.strip('_')}:{name}": buffer.cpu()
-            for kind in self.buffers
-            for name, buffer in getattr(self, kind).items()
+            f"{kind.strip('_')}:{name}": tensor
+            for kind in self.moments
+            for name, tensor in getattr(self, kind).tensors().items()
         }
         if tensors:
             tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
@@ -165,10 +154,10 @@ class MezoMomentum(Mezo):
             raise UserError(f"{path} is damaged: it does not hold the state of {self.config.name} at step {step}")
         for name, value in zip(self.scalars, values, strict=True):
             setattr(self, name, type(getattr(self, name))(value))
-        for kind in self.buffers:
+        for kind in self.moments:
             prefix = f"{kind.strip('_')}:"
             found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            getattr(self, kind).update(found)
+            getattr(self, kind).load(found)
 
 
 def decay_and_subtract(theta: "Tensor", step: "Tensor", decay: float) -> None:

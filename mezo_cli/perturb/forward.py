@@ -8,7 +8,7 @@ them while they are still in cache. An embedding draws z only for the rows of it
 So the update is the only write to theta, a step takes one pass over theta and two forwards, and the peak of
 memory is that of a forward plus the largest module. The same patch rounds the weights to the compute dtype.
 
-z is drawn by `params.noise.perturb` and `perturb_rows`, for one tensor at a time, as its module runs.
+z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `perturb_rows`, as the module runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
+from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
 
@@ -60,6 +61,8 @@ class PerturbedForward:
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
+        self._plans: dict[tuple[nn.Module, bool, torch.dtype], ModulePlan] = {}
+        self._planned_for = params.tensors  # the plans are for these trainable tensors
         self._patch(model)
 
     # --- what to compute ---
@@ -83,9 +86,10 @@ class PerturbedForward:
             self._perturbation = Perturbation(direction, eps, signs)
             if len(signs) == 1:  # no patched forward reads these: the whole tensor is replaced
                 for name, theta in outside.items():
-                    out = torch.empty_like(theta)
-                    self.params.noise.perturb(direction, name, theta, self._perturbation.coefficient, out)
-                    self.params.tensors[name].data = out
+                    span = self.params.span(name)
+                    out = torch.empty(span.numel, dtype=theta.dtype, device=theta.device)
+                    self.params.noise.perturb(direction, span, self._perturbation.coefficient, out)
+                    self.params.tensors[name].data = out[: theta.numel()].view(theta.shape)
             with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
                 yield
         finally:
@@ -153,6 +157,7 @@ class PerturbedForward:
         with self.using_compute_dtype(torch.float32), torch.enable_grad():  # the graph would keep all rounded copies
             unreachable = self.params.select_reachable(run())
         self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
+        self._plans = {}
         return unreachable
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
@@ -162,6 +167,7 @@ class PerturbedForward:
         memory and time. Embeddings stay as they are: only rows of them are read.
         """
         self.compute_dtype = dtype
+        self._plans = {}
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in self._own_parameters(module).values():
@@ -191,14 +197,14 @@ class PerturbedForward:
             value = (p.data if rows is None else p.data[rows]).to(dtype)
             return torch.stack([value, value]) if self._paired else value
         direction, c = self._perturbation.direction, self._perturbation.coefficient
-        whole = rows is None or p.dim() == 1
-        shape = p.shape if rows is None or whole else (len(rows), *p.shape[1:])
-        outs = torch.empty(self.num_signs, *shape, dtype=dtype, device=p.device)
-        if whole:
-            self.params.noise.perturb(direction, name, p.data, c, *outs)
+        if rows is None or p.dim() == 1:
+            span = self.params.span(name)
+            outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
+            self.params.noise.perturb(direction, span, c, *outs)
+            outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
             outs = outs if rows is None else outs[:, rows]
         else:
-            assert rows is not None
+            outs = torch.empty(self.num_signs, len(rows), *p.shape[1:], dtype=dtype, device=p.device)
             self.params.noise.perturb_rows(direction, name, p.data, rows, c, *outs)
         return outs if self._paired else outs[0]
 
@@ -242,17 +248,35 @@ class PerturbedForward:
             self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
             rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if p.dtype != self.compute_dtype}
             return swap_params(module, rounded, original_forward, args, kwargs)
-        perturbed = [key for key, p in own.items() if self._is_perturbed(p)]
-        own = {key: p for key, p in own.items() if key in perturbed or p.dtype != self.compute_dtype}
-        if not own:
+        plan = self._plan(module, own)
+        if plan.is_empty:
             return original_forward(*args, **kwargs)
-        num_signs = self.num_signs if perturbed else 1
-        size, device = num_signs * sum(p.numel() for p in own.values()), next(iter(own.values())).device
-        with self.scratch.allocate(size, self.compute_dtype, device) as buffer:
-            copies = self._write_perturbed(own, buffer, num_signs)
+        num_signs = self.num_signs if plan.spans else 1
+        with self.scratch.allocate(plan.size(num_signs), self.compute_dtype, plan.device) as buffer:
+            copies = plan.copies(buffer, num_signs)
+            self._write(plan)
             if num_signs == 1:
                 return swap_params(module, copies[0], original_forward, args, kwargs)
             return self._run_pair(module, copies, original_forward, args, kwargs)
+
+    def _plan(self, module: nn.Module, own: dict[str, nn.Parameter]) -> ModulePlan:
+        """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""
+        if self._planned_for is not self.params.tensors:
+            self._plans, self._planned_for = {}, self.params.tensors
+        of = module, self._perturbation is not None, self.compute_dtype
+        if of not in self._plans:
+            names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
+            rounded = {key: p for key, p in own.items() if key not in names and p.dtype != self.compute_dtype}
+            self._plans[of] = ModulePlan(self.params, names, rounded)
+        return self._plans[of]
+
+    def _write(self, plan: ModulePlan) -> None:
+        """Write the parameters of a plan as each sign sees them."""
+        for span, outs in plan.perturbed:
+            assert self._perturbation is not None
+            self.params.noise.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
+        for p, out in plan.rounded:
+            out.copy_(p.data)
 
     def _own_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
@@ -261,22 +285,6 @@ class PerturbedForward:
             inside = {id(p) for child in module.children() for p in child.parameters()}
             own = {key: p for key, p in own.items() if id(p) not in inside}
         return own
-
-    def _write_perturbed(self, own: dict[str, nn.Parameter], buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
-        """Write the parameters as each sign sees them to `buffer`; return name -> tensor, one dict per sign."""
-        copies: list[dict[str, Tensor]] = [{} for _ in range(num_signs)]
-        for key, p in own.items():
-            outs = [part.view(p.shape) for part in buffer[: num_signs * p.numel()].chunk(num_signs)]
-            buffer = buffer[num_signs * p.numel() :]
-            for copy, out in zip(copies, outs, strict=True):
-                copy[key] = out
-            if self._perturbation is not None and self._is_perturbed(p):
-                direction, c = self._perturbation.direction, self._perturbation.coefficient
-                self.params.noise.perturb(direction, self._names[id(p)], p.data, c, *outs)
-            else:
-                for out in outs:
-                    out.copy_(p.data)
-        return copies
 
     def _run_pair(
         self,

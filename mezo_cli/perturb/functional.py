@@ -18,6 +18,7 @@ class ScratchBuffer:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._parts: dict[tuple[int, int, torch.dtype], Tensor] = {}  # of the buffer
         self.used = 0  # bytes; more than one allocation where a module with parameters calls another
 
     @property
@@ -27,14 +28,16 @@ class ScratchBuffer:
 
     @contextmanager
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-        """Yield an uninitialized tensor of `size` elements; it is free again at exit."""
+        """Yield an uninitialized tensor of `size` elements, the same one at every step; it is free again at exit."""
         start = self.used
         self.used += -(-size * dtype.itemsize // CACHE_LINE) * CACHE_LINE
         if self._buffer.numel() < self.used or self._buffer.device != device:
             # Views into the old buffer stay valid: they hold its storage.
-            self._buffer = torch.empty(self.used, dtype=torch.uint8, device=device)
+            self._buffer, self._parts = torch.empty(self.used, dtype=torch.uint8, device=device), {}
+        if (start, size, dtype) not in self._parts:
+            self._parts[start, size, dtype] = self._buffer[start : start + size * dtype.itemsize].view(dtype)
         try:
-            yield self._buffer[start : start + size * dtype.itemsize].view(dtype)
+            yield self._parts[start, size, dtype]
         finally:
             self.used = start
 

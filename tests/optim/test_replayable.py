@@ -70,7 +70,9 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
     session, start = _READY[model]
     put(session, start)
     config = build_config([f"model.path={model}", "data=demo", *COMMON, *words])
-    session.params.noise = make_noise(config.optimizer.noise)
+    selected = list(session.params.tensors)
+    session.forward.params = fresh = params.Params(session.loaded.model, make_noise(config.optimizer.noise))
+    fresh.tensors = {name: fresh.tensors[name] for name in selected}
     if config.optimizer.noise != "torch":
         session.params.noise.block = block  # type: ignore[misc]
     optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)

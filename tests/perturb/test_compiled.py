@@ -14,7 +14,9 @@ from mezo_cli.perturb.noise import Direction, Noise, gaussian, make_noise, radem
 from mezo_cli.perturb.noise.compiled import Kernel, describe_kernels
 from tests import tiny
 from tests.command_line import mezo, small
+from tests.perturb.flat import perturb, update_
 
+ROOT = Path(__file__).resolve().parents[2]
 Z = Direction(seed=42, step=7)
 KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
 CHUNK = max(kernels.tile * kernels.max_tiles for kernels in KERNELS.values())
@@ -32,11 +34,11 @@ def test_eager_and_compiled_give_the_same_bits(noise: Noise, n: int, monkeypatch
     for flag in ("0", "1"):
         monkeypatch.setenv("MEZO_EAGER", flag)
         out, low, updated = torch.empty(n), torch.empty(n, dtype=torch.bfloat16), theta.clone()
-        noise.perturb(Z, "w", theta, 1e-3, out)
-        noise.perturb(Z, "w", theta, 1e-3, low)
+        perturb(noise, Z, "w", theta, 1e-3, out)
+        perturb(noise, Z, "w", theta, 1e-3, low)
         pair = torch.empty(n), torch.empty(n)
-        noise.perturb(Z, "w", theta, 1e-3, *pair)
-        noise.update_("w", updated, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
+        perturb(noise, Z, "w", theta, 1e-3, *pair)
+        update_(noise, "w", updated, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
         results.append((out, low, *pair, updated))
     for compiled, plain in zip(*results, strict=True):
         assert torch.equal(compiled, plain)
@@ -49,7 +51,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(noise: Noise) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             updated = theta.clone()
-            noise.update_("w", updated, [(Z, 0.1)], [0.99])
+            update_(noise, "w", updated, [(Z, 0.1)], [0.99])
             results.append(updated)
     finally:
         torch.set_num_threads(before)
@@ -78,20 +80,23 @@ def test_without_a_compiler_the_bits_are_the_same_and_one_warning_says_that_it_i
     code = """
 import torch
 from mezo_cli.perturb.noise import Direction, make_noise
+from tests.perturb.flat import update_
 theta = torch.zeros(3000)
 for kind in ("gaussian", "rademacher"):
     noise = make_noise(kind)
-    noise.update_("w", theta, [(Direction(1, 2), 0.5)], [1.0])
+    update_(noise, "w", theta, [(Direction(1, 2), 0.5)], [1.0])
 assert noise.describe_kernels()[0] == "eager"
 print(float(theta.double().sum()))
 """
     environment = {**os.environ, "CXX": "/no/such/compiler", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: the noise is not compiled, and 10 to 30 times slower: ") == 1, done.stderr
     theta = torch.zeros(3000)
     for kind in KERNELS:
-        make_noise(kind).update_("w", theta, [(Direction(1, 2), 0.5)], [1.0])
+        update_(make_noise(kind), "w", theta, [(Direction(1, 2), 0.5)], [1.0])
     assert float(done.stdout) == float(theta.double().sum())
 
 
@@ -102,7 +107,8 @@ def fresh_kernel() -> Kernel:
 def added(kernel: Kernel) -> torch.Tensor:
     theta = torch.linspace(-2, 2, 3 * kernel.tile)
     c = torch.tensor(0.25)
-    kernel(theta, torch.arange(5, 8), torch.tensor([1, 2]), torch.tensor([3, 4]), c)
+    keys = torch.tensor([1, 1 << 40, -7])
+    kernel(theta, torch.arange(5, 8, dtype=torch.int32), keys, torch.tensor([3, 4]), c)
     return theta
 
 

@@ -12,6 +12,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import CACHE_LINE
 from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise.spans import tiles_of
 from mezo_cli.perturb.params import Params
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
 
@@ -138,7 +139,7 @@ def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> N
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     layer = ours.loaded.model.roberta.encoder.layer[0]
     largest = max(layer.intermediate.dense, layer.output.dense, key=lambda module: module.weight.numel())
-    size = sum(p.numel() for p in largest.parameters()) * 4
+    size = sum(tiles_of(p.numel(), ours.params.noise.tile) for p in largest.parameters()) * ours.params.noise.tile * 4
     with torch.no_grad():
         for step in range(3):
             with ours.forward.perturbed(Direction(1, step), 1e-3):

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.noise import NOISES, Direction, Noise, counter, gaussian, make_noise, rademacher
+from mezo_cli.perturb.noise import NOISES, Direction, Noise, counter, gaussian, make_noise, rademacher, spans
 from mezo_cli.perturb.noise.gaussian import gaussian_table
 from mezo_cli.perturb.noise.philox import philox, stream_key
+from mezo_cli.perturb.noise.spans import Segment, tiles_of
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
 from tests.command_line import environment
+from tests.perturb.flat import lay_out, perturb, update_
 
 Z = Direction(seed=42, step=7)
 KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
@@ -109,7 +111,7 @@ def test_perturb_is_theta_plus_the_rounded_product(noise: Noise, n: int, dtype: 
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n))
     out = torch.full((n,), torch.nan, dtype=dtype)
     before = theta.clone()
-    noise.perturb(Z, "w", theta, 1e-3, out)
+    perturb(noise, Z, "w", theta, 1e-3, out)
     z = z32(noise, Z, "w", n)
     assert torch.equal(out, (theta + torch.tensor(1e-3) * z).to(dtype))
     assert torch.equal(theta, before)
@@ -124,7 +126,7 @@ def test_perturb_rows_equals_the_rows_of_perturb(noise: Noise, width: int, dtype
     rows = torch.cat([torch.tensor([0, 599, 0]), torch.randint(600, (400,), generator=generator)])
     whole = torch.empty(600, width, dtype=dtype)
     out = torch.empty(len(rows), width, dtype=dtype)
-    noise.perturb(Z, "e", theta, -2e-3, whole)
+    perturb(noise, Z, "e", theta, -2e-3, whole)
     noise.perturb_rows(Z, "e", theta, rows, -2e-3, out)
     assert torch.equal(out, whole[rows])
     noise.perturb_rows(Z, "e", theta, rows[:0], -2e-3, out[:0])
@@ -141,9 +143,9 @@ def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: in
         step = (torch.tensor(c) * z32(noise, direction, "w", n)).double()
         expected = (expected.double() * float(np.float32(decay)) + step).float()
     at_once, one_by_one = theta.clone(), theta.clone()
-    noise.update_("w", at_once, terms, decays)
+    update_(noise, "w", at_once, terms, decays)
     for term, decay in zip(terms, decays, strict=True):
-        noise.update_("w", one_by_one, [term], [decay])
+        update_(noise, "w", one_by_one, [term], [decay])
     assert torch.equal(at_once, expected)
     assert torch.equal(one_by_one, expected)
 
@@ -151,19 +153,19 @@ def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: in
 def test_the_order_of_terms_is_kept(noise: Noise) -> None:
     terms = [(Direction(1, 0), 1.0), (Direction(1, 1), 2.0)]
     one, other = torch.ones(300), torch.ones(300)
-    noise.update_("w", one, terms, [1.0, 0.5])
-    noise.update_("w", other, terms[::-1], [1.0, 0.5])
+    update_(noise, "w", one, terms, [1.0, 0.5])
+    update_(noise, "w", other, terms[::-1], [1.0, 0.5])
     assert not torch.equal(one, other)
 
 
 def test_parameters_that_want_gradients_and_inference_mode_are_fine(counted: Noise) -> None:
     theta = torch.nn.Parameter(torch.randn(512, 3))
     out = torch.empty(512, 3)
-    counted.perturb(Z, "w", theta, 1e-3, out)
+    perturb(counted, Z, "w", theta, 1e-3, out)
     with torch.inference_mode():
         inside = torch.empty(512, 3)
-        counted.perturb(Z, "w", theta, 1e-3, inside)
-        counted.update_("w", theta, [(Z, 1e-3)], [1.0])
+        perturb(counted, Z, "w", theta, 1e-3, inside)
+        update_(counted, "w", theta, [(Z, 1e-3)], [1.0])
     assert torch.equal(inside, out)
     assert torch.equal(theta, out)
 
@@ -242,25 +244,25 @@ def test_a_new_kind_is_one_module_and_one_row(monkeypatch: pytest.MonkeyPatch) -
     noise, theta, out, out_minus = make_noise("uniform"), torch.randn(70, 1000), *torch.empty(2, 70, 1000)
     z = noise.z(Z, "w", theta.shape, "cpu").view(theta.shape)
     assert abs(z.double().square().mean() - 1) < 0.01
-    noise.perturb(Z, "w", theta, 1e-3, out, out_minus)
+    perturb(noise, Z, "w", theta, 1e-3, out, out_minus)
     assert torch.equal(out, theta + torch.tensor(1e-3) * z)
     assert torch.equal(out_minus, theta - torch.tensor(1e-3) * z)
     noise.perturb_rows(Z, "w", theta, torch.tensor([69, 3]), 1e-3, out_minus[:2])
     assert torch.equal(out_minus[:2], out[[69, 3]])
-    noise.update_("w", theta, [(Z, 1e-3)], [1.0])
+    update_(noise, "w", theta, [(Z, 1e-3)], [1.0])
     assert torch.equal(theta, out)
 
 
 def test_the_cache_of_scaled_tables_stays_small() -> None:
     noise = make_noise("gaussian")
     theta = torch.zeros(256)
-    noise.update_("w", theta, [(Direction(1, step), float(step + 1)) for step in range(100)], [1.0] * 100)
+    update_(noise, "w", theta, [(Direction(1, step), float(step + 1)) for step in range(100)], [1.0] * 100)
     assert gaussian.scaled_table.cache_info().currsize <= 64
 
 
 def test_noise_for_mps_is_computed_on_the_cpu() -> None:
-    assert counter.compute_device(torch.device("mps")) == torch.device("cpu")
-    assert counter.compute_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert spans.compute_device(torch.device("mps")) == torch.device("cpu")
+    assert spans.compute_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -268,16 +270,17 @@ def test_results_computed_on_another_device_are_copied_back(kind: str, monkeypat
     """`cpu:0`, which is not equal to `cpu`, takes the place of the other device."""
     noise, theta, rows = make_noise(kind), torch.randn(300, 40), torch.tensor([299, 3])
     plus, minus = torch.empty(300, 40), torch.empty(300, 40)
-    noise.perturb(Z, "w", theta, 1e-3, plus, minus)
-    monkeypatch.setattr(counter, "compute_device", lambda device: torch.device("cpu", 0))
+    perturb(noise, Z, "w", theta, 1e-3, plus, minus)
+    for module in (counter, spans):
+        monkeypatch.setattr(module, "compute_device", lambda device: torch.device("cpu", 0))
     out, out_minus = torch.empty(300, 40), torch.empty(300, 40)
-    noise.perturb(Z, "w", theta, 1e-3, out, out_minus)
+    perturb(noise, Z, "w", theta, 1e-3, out, out_minus)
     assert torch.equal(out, plus)
     assert torch.equal(out_minus, minus)
     noise.perturb_rows(Z, "w", theta, rows, 1e-3, out[:2], out_minus[:2])
     assert torch.equal(out[:2], plus[rows])
     assert torch.equal(out_minus[:2], minus[rows])
-    noise.update_("w", theta, [(Z, 1e-3)], [1.0])
+    update_(noise, "w", theta, [(Z, 1e-3)], [1.0])
     assert torch.equal(theta, plus)
 
 
@@ -288,9 +291,9 @@ def test_results_computed_on_another_device_are_copied_back(kind: str, monkeypat
 def test_out_minus_is_the_perturbation_by_minus_c(kind: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     noise, theta = make_noise(kind), torch.randn(shape)
     plus, minus, out, out_minus = (torch.empty(shape, dtype=dtype) for _ in range(4))
-    noise.perturb(Z, "w", theta, 1e-2, plus)
-    noise.perturb(Z, "w", theta, -1e-2, minus)
-    noise.perturb(Z, "w", theta, 1e-2, out, out_minus)
+    perturb(noise, Z, "w", theta, 1e-2, plus)
+    perturb(noise, Z, "w", theta, -1e-2, minus)
+    perturb(noise, Z, "w", theta, 1e-2, out, out_minus)
     assert torch.equal(out, plus)
     assert torch.equal(out_minus, minus)
     if len(shape) == 2:
@@ -299,3 +302,48 @@ def test_out_minus_is_the_perturbation_by_minus_c(kind: str, dtype: torch.dtype,
         noise.perturb_rows(Z, "w", theta, rows, 1e-2, out, out_minus)
         assert torch.equal(out, plus[rows])
         assert torch.equal(out_minus, minus[rows])
+
+
+@pytest.mark.parametrize("kind", NOISES.names)
+def test_a_span_of_several_tensors_has_the_bits_of_each(kind: str) -> None:
+    """And so have its parts: z depends on the name and the element, not on where they are stored."""
+    noise = make_noise(kind)
+    shapes = {"a": (7, 33), "b": (5,), "c": (90, 100), "d": (1,)}
+    thetas = {name: torch.randn(shape) for name, shape in shapes.items()}
+    sizes = [tiles_of(theta.numel(), noise.tile) * noise.tile for theta in thetas.values()]
+    flat = torch.zeros(sum(sizes))
+    for part, theta in zip(flat.split(sizes), thetas.values(), strict=True):
+        part[: theta.numel()] = theta.view(-1)
+    whole = Segment(flat, list(shapes.items()), noise.tile).whole
+    assert [(p.name, p.numel, p.start) for p in whole.pieces] == [(n, t.numel(), 0) for n, t in thetas.items()]
+    out, terms = torch.empty(whole.numel), [(Z, 0.5), (Direction(42, 8), -0.25)]
+    noise.perturb(Z, whole, 1e-2, out)
+    for place, part in whole.split(3 * noise.tile):
+        assert part.theta.data_ptr() == flat[place].data_ptr()
+        assert part.last - part.first >= 2
+        noise.update_(part, part.theta, terms, [0.9, 1.0])
+    for piece in whole.pieces:
+        here = slice(piece.offset, piece.offset + piece.numel)
+        theta = thetas[piece.name]
+        alone = torch.empty_like(theta)
+        perturb(noise, Z, piece.name, theta, 1e-2, alone)
+        assert torch.equal(out[here].view(theta.shape), alone)
+        update_(noise, piece.name, theta, terms, [0.9, 1.0])
+        assert torch.equal(flat[here].view(theta.shape), theta)
+
+
+@given(tiles=st.integers(2, 40), size=st.integers(1, 12))
+def test_a_span_is_cut_without_gaps_into_parts_of_two_tiles_or_more(tiles: int, size: int) -> None:
+    whole = Segment(torch.zeros(tiles * 4), [("w", (tiles * 4,))], 4).whole
+    parts = whole.split(4 * size)
+    assert [part.first for _, part in parts] + [tiles] == [0, *(part.last for _, part in parts)]
+    assert all(2 <= part.last - part.first <= max(2, size) + 1 for _, part in parts)
+    assert torch.cat([part.tiles for _, part in parts]).tolist() == list(range(tiles))
+
+
+def test_storage_for_another_noise_and_another_dtype_are_refused() -> None:
+    span = lay_out(MADE["gaussian"], "w", torch.zeros(300))
+    with pytest.raises(ValueError, match="tiles of 256 elements, not of 4096"):
+        MADE["rademacher"].update_(span, span.theta, [(Z, 1.0)], [1.0])
+    with pytest.raises(TypeError, match="float16"):
+        MADE["gaussian"].update_(span, span.theta.half(), [(Z, 1.0)], [1.0])

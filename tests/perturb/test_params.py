@@ -1,10 +1,14 @@
 """The trainable tensors: their selection, their update, and their blocks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
+from mezo_cli.perturb import storage
 from mezo_cli.perturb.noise import Direction, gaussian, make_noise
 from mezo_cli.perturb.params import Params, graph_leaves
 
@@ -44,7 +48,7 @@ def test_a_long_update_makes_each_scaled_table_once() -> None:
     parts.update(terms, [1.0] * len(terms))
     assert gaussian.scaled_table.cache_info().misses == len(terms)  # not once for each of the three tensors
     for name, p in whole.tensors.items():
-        whole.noise.update_(name, p.data, terms, [1.0] * len(terms))
+        whole.noise.update_(whole.span(name), whole.span(name).theta, terms, [1.0] * len(terms))
         assert torch.equal(p, parts.tensors[name])
 
 
@@ -55,12 +59,50 @@ def test_an_update_by_blocks_has_the_bits_of_an_update(kind: str) -> None:
     before = {name: p.detach().clone() for name, p in whole.tensors.items()}
     whole.update(terms, decays)
     sizes: dict[str, int] = dict.fromkeys(parts.tensors, 0)
-    for name, start, theta in parts.blocks():
-        assert start == sizes[name]
-        sizes[name] += theta.numel()
-        parts.noise.update_(name, theta, terms, decays, start)
+    for span in parts.blocks():
+        for piece in span.pieces:
+            assert piece.start == sizes[piece.name]
+            sizes[piece.name] += piece.numel
+        parts.noise.update_(span, span.theta, terms, decays)
     assert sizes == {name: p.numel() for name, p in parts.tensors.items()}
     for name, p in whole.tensors.items():
         assert torch.equal(p, parts.tensors[name])
         z = [whole.noise.z(direction, name, p.shape, "cpu").view(p.shape) for direction, _ in terms]
         torch.testing.assert_close(p.detach(), 0.9 * before[name] + 0.5 * z[0] - 0.25 * z[1])
+
+
+def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() -> None:
+    layers = model()
+    before = {name: p.detach().clone() for name, p in layers.named_parameters()}
+    params = Params(layers, make_noise("gaussian"))
+    assert all(torch.equal(p, before[name]) for name, p in layers.named_parameters())
+    (left, right) = params.spans(params.tensors)[:1], params.spans(["0.weight", "1.bias"])
+    assert [piece.name for piece in left[0].pieces] == list(params.tensors)
+    assert [[piece.name for piece in span.pieces] for span in right] == [["0.weight"], ["1.bias"]]
+    for name, p in params.tensors.items():
+        assert p.data_ptr() == params.span(name).theta.data_ptr()
+        assert p.untyped_storage().nbytes() == p.nbytes  # what transformers and safetensors look at when they save
+        p.data.add_(1)
+        assert torch.equal(params.span(name).theta[: p.numel()], (before[name] + 1).view(-1))
+
+
+def test_a_large_tensor_stays_where_it_is_and_a_module_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "SEGMENT", 1 << 13)
+    layers = nn.ModuleDict({"table": nn.Embedding(64, 256), **{f"l{i}": nn.Linear(64, 50) for i in range(3)}})
+    address = layers["table"].weight.data_ptr()
+    params = Params(layers, make_noise("gaussian"))
+    assert layers["table"].weight.data_ptr() == address
+    segments = [[name for name, _ in span.segment.tensors] for span in params.spans(params.tensors)]
+    assert segments == [["table.weight"], ["l0.weight", "l0.bias", "l1.weight", "l1.bias"], ["l2.weight", "l2.bias"]]
+
+
+def test_saved_weights_take_no_copy_of_the_model(
+    roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = AutoModelForMaskedLM.from_pretrained(roberta)
+    Params(stock, make_noise("gaussian"))
+    monkeypatch.setattr(torch.Tensor, "clone", lambda *_, **__: pytest.fail("a tensor was copied"))
+    stock.save_pretrained(tmp_path)
+    monkeypatch.undo()
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in stock.state_dict().items())

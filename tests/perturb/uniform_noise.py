@@ -9,10 +9,10 @@ from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 SCALE = (3 / (1 - 2**-16)) ** 0.5  # levels (2 i - 255) / 256 have the variance (1 - 2^-16) / 3
 
 
-def draw(tiles: Tensor, key: Tensor, step_sample: Tensor, levels: Tensor) -> Tensor:
+def draw(tiles: Tensor, keys: Tensor, step_sample: Tensor, levels: Tensor) -> Tensor:
     """Draw c z: for each 8 bits of a word the entry of `levels`, float32 [T, 4, 4, LANES]."""
     shifts = torch.arange(4, dtype=torch.int32, device=tiles.device).view(4, 1) * 8
-    return levels[(random_words(tiles, key, step_sample) >> shifts) & 0xFF]
+    return levels[(random_words(tiles, keys, step_sample) >> shifts) & 0xFF]
 
 
 def levels(c: float, device: torch.device) -> Tensor:

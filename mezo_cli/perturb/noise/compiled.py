@@ -1,4 +1,7 @@
-"""Compile a kernel and check it against its eager form; without a compiler, run the eager form."""
+"""Compile a kernel and check it against its eager form; without a compiler, run the eager form.
+
+Every call of a kernel is one call of the operator `mezo::noise`, so profilers and counters see one operation.
+"""
 
 import inspect
 import logging
@@ -25,7 +28,8 @@ class Kernel:
 
     Args:
         function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, float32, then the
-            outputs), then the tile numbers (int64 [T]), then tensors whose sizes do not depend on T.
+            outputs), then the numbers (int32 [T]) and keys (int64 [T]) of the tiles, then tensors whose sizes do not
+            depend on T.
         arrays: 1 for theta <- f(theta), one more per output.
         tile: elements per tile.
         max_tiles: tiles per call at most, on a CPU.
@@ -38,20 +42,27 @@ class Kernel:
     def __init__(self, function: Function, arrays: int, tile: int, max_tiles: int) -> None:
         self.function, self.arrays, self.tile, self.max_tiles = function, arrays, tile, max_tiles
         self.compiled: dict[Any, Function] = {}  # by device, dtype and number of threads
+        self._number = len(_ALL)
+        _ALL.append(self)
 
     def __call__(self, *tensors: Tensor) -> None:
         """Run the kernel; all tensors are on one device."""
-        last = tensors[self.arrays - 1]
-        run = self.compiled.get((last.device, last.dtype, torch.get_num_threads()))
-        if run is None or _eager():
-            run = self._prepare(*tensors)
-        run(*tensors)
+        if self.find(*tensors) is self.function:
+            self._prepare(*tensors)  # here, because an operator is no place to compile in
+        torch.ops.mezo.noise(self._number, tensors[: self.arrays], tensors[self.arrays :])
 
-    def _prepare(self, *tensors: Tensor) -> Function:
-        """Return the compiled and checked function, or the eager one with a line in the log."""
-        if Kernel.compiler_error is not None or _eager():
+    def find(self, *tensors: Tensor) -> Function:
+        """Return the compiled function, or the eager one while there is none."""
+        if _eager():
             return self.function
-        last, rest = tensors[self.arrays - 1], tensors[self.arrays + 1 :]
+        last = tensors[self.arrays - 1]
+        return self.compiled.get((last.device, last.dtype, torch.get_num_threads()), self.function)
+
+    def _prepare(self, *tensors: Tensor) -> None:
+        """Compile and check the function; if that fails, say so in the log."""
+        if Kernel.compiler_error is not None or _eager():
+            return
+        last, rest = tensors[self.arrays - 1], tensors[self.arrays + 2 :]
         try:
             compiled = self._compile(last, rest)
             actual, expected = self._example(CHECKED_TILES, last), self._example(CHECKED_TILES, last)
@@ -62,9 +73,8 @@ class Kernel:
         except Exception as error:  # a compiler fails in many ways, for which torch has no common type
             Kernel.compiler_error = _first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
-            return self.function
+            return
         self.compiled[last.device, last.dtype, torch.get_num_threads()] = compiled
-        return compiled
 
     def _compile(self, last: Tensor, rest: tuple[Tensor, ...]) -> Function:
         # The compiler decides by the sizes of its first example whether to use threads: give it the largest.
@@ -79,10 +89,11 @@ class Kernel:
             return compiled
 
     def _example(self, count: int, last: Tensor) -> list[Tensor]:
-        """Return arrays of `count` tiles with some values, and the tile numbers."""
+        """Return arrays of `count` tiles with some values, and the numbers and keys of the tiles."""
         theta = torch.linspace(-1, 1, count * self.tile, device=last.device)
         outs = [torch.empty_like(theta, dtype=last.dtype) for _ in range(self.arrays - 1)]
-        return [theta, *outs, torch.arange(count, device=last.device)]
+        numbers = torch.arange(count, dtype=torch.int32, device=last.device)
+        return [theta, *outs, numbers, numbers.long() * -0x61C8864680B583EB]  # any keys, of 64 bits
 
     def compile_guarded(self, *tensors: Tensor) -> Function:
         """Compile by `torch.compile` alone."""
@@ -129,6 +140,23 @@ class Kernel:
             code(*[tensors[i] if i >= 0 else size * count if i == -1 else size for i, size in slots])
 
         return unguarded
+
+
+_ALL: list[Kernel] = []  # the operator takes the number of a kernel: its arguments are tensors and numbers
+
+
+def _run(number: int, arrays: list[Tensor], rest: list[Tensor]) -> None:
+    _ALL[number].find(*arrays)(*arrays, *rest)
+
+
+def _run_eager(number: int, arrays: list[Tensor], rest: list[Tensor]) -> None:
+    _ALL[number].function(*arrays, *rest)
+
+
+_LIBRARY = torch.library.Library("mezo", "DEF")
+_LIBRARY.define("noise(int kernel, Tensor(a!)[] arrays, Tensor[] rest) -> ()")
+_LIBRARY.impl("noise", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("mezo::noise", _run_eager, lib=_LIBRARY)
 
 
 def describe_kernels() -> tuple[str, str]:

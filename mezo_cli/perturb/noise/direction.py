@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from mezo_cli.perturb.noise.spans import Span
+
 
 class Direction(NamedTuple):
     """The name of one z of a run: its seed, the step (from 0), and the sample (n-SPSA draws several per step)."""
@@ -19,9 +21,15 @@ class Direction(NamedTuple):
 
 
 class Noise(Protocol):
-    """A kind of noise: z is a function of (direction, tensor name, element index) and of nothing else."""
+    """A kind of noise: z is a function of (direction, tensor name, element index) and of nothing else.
+
+    Attributes:
+        kind: its name.
+        tile: elements per tile of the flat storage that it works on (`spans`).
+    """
 
     kind: str
+    tile: int
 
     def describe_kernels(self) -> tuple[str, str]:
         """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
@@ -40,25 +48,16 @@ class Noise(Protocol):
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
 
-    def perturb(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
-    ) -> None:
+    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
         """Write out = theta + c z and, if given, out_minus = theta - c z, of the same z (an antithetic pair).
 
         c z is rounded to float32, then the sum is, then it is rounded to out's dtype.
 
         Args:
             direction: names z.
-            name: the tensor's name in the model.
-            theta: float32, contiguous, any shape.
+            span: of theta, float32.
             c: the coefficient, rounded to float32.
-            out: float32 or bfloat16, contiguous, as many elements as theta; may not overlap it.
+            out: float32 or bfloat16 [span.numel], contiguous; may not overlap theta.
             out_minus: like out.
         """
 
@@ -72,7 +71,7 @@ class Noise(Protocol):
         out: Tensor,
         out_minus: Tensor | None = None,
     ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]]: rows of `perturb`'s results, bit for bit.
+        """Write out[i] = theta[rows[i]] + c z[rows[i]]: rows of what `perturb` writes, bit for bit.
 
         Args:
             direction: names z.
@@ -84,17 +83,11 @@ class Noise(Protocol):
             out_minus: like out; if given, it becomes theta[rows[i]] - c z[rows[i]].
         """
 
-    @property
-    def block(self) -> int:
-        """Number of elements that `update_` works best on; a block may begin at every multiple of it."""
+    def block_size(self, device: torch.device) -> int:
+        """Return how many elements an optimizer with buffers should update at once."""
 
     def update_(
-        self,
-        name: str,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        start: int = 0,
+        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place.
 
@@ -102,9 +95,8 @@ class Noise(Protocol):
         its sum with the exact product decay theta is taken in float64 and rounded to float32.
 
         Args:
-            name: the tensor's name in the model.
-            theta: float32, contiguous, any shape: the tensor, or a block of it.
+            span: names the elements of z.
+            theta: float32 [span.numel]: the span's own theta, or a buffer of an optimizer.
             terms: (direction, coefficient), in order.
             decays: one per term.
-            start: index in the tensor of theta's first element: 0, or a multiple of `block`.
         """

@@ -13,10 +13,10 @@ from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 CODES = 1 << 16  # entries of the table
 
 
-def draw(tiles: Tensor, key: Tensor, step_sample: Tensor, table: Tensor) -> Tensor:
+def draw(tiles: Tensor, keys: Tensor, step_sample: Tensor, table: Tensor) -> Tensor:
     """Draw c z: for each 16 bits of a word the entry of `table` (float32 [65536]), float32 [T, 4, 2, LANES]."""
     shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
-    codes = (random_words(tiles, key, step_sample) >> shifts) & 0xFFFF
+    codes = (random_words(tiles, keys, step_sample) >> shifts) & 0xFFFF
     # not table[codes]: the compiled code of an embedding does not check for negative indices, and takes 0.6 of the time
     return torch.nn.functional.embedding(codes, table.view(-1, 1)).squeeze(-1)
 

@@ -21,7 +21,7 @@ from mezo_cli.perturb.noise.philox import MASK, philox
 
 LANES = 32  # a vector register holds 32 bfloat16 values
 
-# (tiles, key, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
+# (tiles, keys, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -37,16 +37,17 @@ class KernelSet:
     decay: Kernel  # theta <- decay theta + c z
 
 
-def random_words(tiles: Tensor, key: Tensor, step_sample: Tensor) -> Tensor:
+def random_words(tiles: Tensor, keys: Tensor, step_sample: Tensor) -> Tensor:
     """Return the random words of some tiles, int32 [T, 4, 1, LANES].
 
     Args:
-        tiles: tile numbers, int64 [T].
-        key: `philox.stream_key`, int64 [2].
+        tiles: the number of each tile in its tensor, int32 [T].
+        keys: `spans.packed_key` of its tensor, int64 [T].
         step_sample: step and sample of the direction, int64 [2].
     """
-    block = tiles.view(-1, 1) * LANES + torch.arange(LANES, device=tiles.device)
-    words = philox(block & MASK, block >> 32, step_sample[0], step_sample[1], key[0], key[1])
+    block = tiles.to(torch.int64).view(-1, 1) * LANES + torch.arange(LANES, device=tiles.device)
+    key = keys.view(-1, 1)
+    words = philox(block & MASK, block >> 32, step_sample[0], step_sample[1], key, key >> 32)
     return torch.stack([word.to(torch.int32) for word in words])[:, :, None].transpose(0, 1)
 
 
@@ -59,8 +60,8 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int) -> KernelSet:
         max_tiles: tiles per call on a CPU.
     """
 
-    def perturb(theta: Tensor, out: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
-        cz = draw(tiles, key, step_sample, scaled)
+    def perturb(theta: Tensor, out: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
+        cz = draw(tiles, keys, step_sample, scaled)
         out.view(cz.shape).copy_(theta.view(cz.shape) + cz)
 
     def perturb_pair(
@@ -68,24 +69,24 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int) -> KernelSet:
         out: Tensor,
         out_minus: Tensor,
         tiles: Tensor,
-        key: Tensor,
+        keys: Tensor,
         step_sample: Tensor,
         scaled: Tensor,
     ) -> None:
-        cz = draw(tiles, key, step_sample, scaled)
+        cz = draw(tiles, keys, step_sample, scaled)
         view = theta.view(cz.shape)
         out.view(cz.shape).copy_(view + cz)
         out_minus.view(cz.shape).copy_(view - cz)
 
-    def add(theta: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
-        cz = draw(tiles, key, step_sample, scaled)
+    def add(theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
+        cz = draw(tiles, keys, step_sample, scaled)
         view = theta.view(cz.shape)
         view.copy_(view + cz)
 
     def decay(
-        theta: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor, scaled: Tensor, decay_factor: Tensor
+        theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, decay_factor: Tensor
     ) -> None:
-        cz = draw(tiles, key, step_sample, scaled)
+        cz = draw(tiles, keys, step_sample, scaled)
         view = theta.view(cz.shape)
         view.copy_(view.double() * decay_factor + cz.double())
 

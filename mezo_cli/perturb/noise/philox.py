@@ -20,7 +20,7 @@ def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tenso
 
     Args:
         c0, c1, c2, c3: the counter's words, int64 with zero high halves; they broadcast with each other and the key.
-        k0, k1: the key's words, likewise.
+        k0, k1: the key's words, likewise; only their low halves are read.
     """
     for r in range(ROUNDS):
         # Products wrap at 64 bits and >> repeats the sign, so high halves are arbitrary. Only c0 and c2, which are

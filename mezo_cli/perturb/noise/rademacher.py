@@ -9,10 +9,10 @@ from mezo_cli.perturb.noise.counter import CounterNoise, round_to_float32
 from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 
 
-def draw(tiles: Tensor, key: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
+def draw(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
     """Draw c z: +c for a set bit, else -c (c: float32 []), float32 [T, 4, 32, LANES]."""
     shifts = torch.arange(32, dtype=torch.int32, device=tiles.device).view(32, 1)
-    return torch.where((random_words(tiles, key, step_sample) >> shifts) & 1 != 0, c, -c)
+    return torch.where((random_words(tiles, keys, step_sample) >> shifts) & 1 != 0, c, -c)
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.counter import compute_device
 from mezo_cli.perturb.noise.direction import Direction
+from mezo_cli.perturb.noise.spans import Piece, Span, compute_device
 
 
 class TorchNoise:
@@ -22,7 +22,7 @@ class TorchNoise:
     """
 
     kind = "torch"
-    block = 1 << 62  # a tensor is drawn whole
+    tile = 16  # elements: a cache line
 
     def __init__(self) -> None:
         self._seed: int | None = None
@@ -55,21 +55,18 @@ class TorchNoise:
         whole = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float32).view(-1)
         return whole[start : prod(shape) if stop is None else stop].to(device)
 
+    def block_size(self, device: torch.device) -> int:
+        """Return more than any tensor has: a tensor is drawn whole."""
+        return 1 << 62
+
     @torch.no_grad()
-    def perturb(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
-    ) -> None:
+    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
         """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
-        cz = self._scaled_z(direction, name, theta, c)
-        out.copy_(theta + cz)
-        if out_minus is not None:
-            out_minus.copy_(theta - cz)
+        for piece in span.pieces:
+            part, cz = _part(piece), self._scaled_z(direction, piece, span.theta.device, c)
+            out[part] = span.theta[part] + cz
+            if out_minus is not None:
+                out_minus[part] = span.theta[part] - cz
 
     @torch.no_grad()
     def perturb_rows(
@@ -83,31 +80,31 @@ class TorchNoise:
         out_minus: Tensor | None = None,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]]; z is drawn for the whole tensor: see `Noise.perturb_rows`."""
-        cz = self._scaled_z(direction, name, theta, c)[rows]
+        whole = Piece(name, tuple(theta.shape), 0, theta.numel(), 0)
+        cz = self._scaled_z(direction, whole, theta.device, c).view(theta.shape)[rows]
         out.copy_(theta[rows] + cz)
         if out_minus is not None:
             out_minus.copy_(theta[rows] - cz)
 
     @torch.no_grad()
     def update_(
-        self,
-        name: str,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        start: int = 0,
+        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
-        if start:
-            raise ValueError(f"a tensor is drawn whole, not from element {start} on")
-        for (direction, coefficient), decay in zip(terms, decays, strict=True):
-            cz = self._scaled_z(direction, name, theta, coefficient)
-            if np.float32(decay) == 1.0:
-                theta.add_(cz)  # the same bits: a float32 sum does not change when it is taken in float64 first
-            else:
-                device = compute_device(theta.device)
-                theta.copy_(theta.to(device).double() * np.float32(decay).item() + cz.to(device).double())
+        for piece in span.pieces:
+            target = theta[_part(piece)]
+            for (direction, coefficient), decay in zip(terms, decays, strict=True):
+                cz = self._scaled_z(direction, piece, theta.device, coefficient)
+                if np.float32(decay) == 1.0:
+                    target.add_(cz)  # the same bits: a float32 sum does not change when it is taken in float64 first
+                else:
+                    device = compute_device(theta.device)
+                    target.copy_(target.to(device).double() * np.float32(decay).item() + cz.to(device).double())
 
-    def _scaled_z(self, direction: Direction, name: str, theta: Tensor, c: float) -> Tensor:
-        z = self.z(direction, name, theta.shape, "cpu").view(theta.shape)
-        return (z * torch.tensor(c, dtype=torch.float32)).to(theta.device)
+    def _scaled_z(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
+        z = self.z(direction, piece.name, piece.shape, "cpu", piece.start, piece.start + piece.numel)
+        return (z * torch.tensor(c, dtype=torch.float32)).to(device)
+
+
+def _part(piece: Piece) -> slice:
+    return slice(piece.offset, piece.offset + piece.numel)

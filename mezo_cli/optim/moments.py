@@ -1,0 +1,48 @@
+"""A moment of an optimizer: one number per element of theta, in flat storage like theta."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mezo_cli.perturb.noise.spans import Segment, Span
+
+
+class Moment:
+    """A buffer like theta, zero at first; memory is taken when a span of it is first asked for."""
+
+    def __init__(self) -> None:
+        self._flat: dict[Segment, Tensor] = {}
+        self._views: dict[Span, Tensor] = {}
+        self._loaded: dict[str, Tensor] = {}  # from a file, until their segment is asked for
+
+    def of(self, span: "Span") -> "Tensor":
+        """Return the part for a span of theta, [span.numel], to be written in place."""
+        if span not in self._views:
+            self._views[span] = span.of(self._segment(span.segment))
+        return self._views[span]
+
+    def _segment(self, segment: "Segment") -> "Tensor":
+        import torch
+
+        if segment not in self._flat:
+            self._flat[segment] = flat = torch.zeros_like(segment.flat)
+            for piece in segment.whole.pieces:
+                if piece.name in self._loaded:
+                    flat[piece.offset : piece.offset + piece.numel] = self._loaded.pop(piece.name).to(flat.device)
+        return self._flat[segment]
+
+    def load(self, tensors: "dict[str, Tensor]") -> None:
+        """Take over what `tensors` returned."""
+        self._flat, self._views, self._loaded = {}, {}, tensors
+
+    def tensors(self) -> "dict[str, Tensor]":
+        """Return parameter name -> its part, flat, on the CPU: of the tensors that have been asked for."""
+        names = {piece.name for span in self._views for piece in span.pieces}
+        found = {
+            piece.name: flat[piece.offset : piece.offset + piece.numel].cpu()
+            for segment, flat in self._flat.items()
+            for piece in segment.whole.pieces
+            if piece.name in names
+        }
+        return self._loaded | found

@@ -1,0 +1,86 @@
+"""Move the trainable tensors of a model into flat storage, of which they are views from then on."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.perturb.noise.spans import Segment, tiles_of
+
+# Elements of a segment (128 MB in float32). A launch over one takes far longer than to start it. While a segment is
+# filled its tensors exist twice on a GPU, so it is a small part of a large model.
+SEGMENT = 1 << 25
+
+
+def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list[Segment]:
+    """Make the tensors views of flat storage, in their order; their values stay.
+
+    The tensors of one module are in one segment, so that one call perturbs all of them. A large tensor that fills whole
+    tiles stays where it is. Others are moved one by one, and their old memory is freed.
+
+    Args:
+        tensors: name -> parameter.
+        tile: elements per tile.
+    """
+    return [_fill({name: tensors[name] for name in names}, tile) for names in _share_out(tensors, tile)]
+
+
+def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
+    """Yield the names of each segment's tensors."""
+    names: list[str] = []
+    taken, kind = 0, None
+    for (_, *of_group), group in groupby(
+        tensors, lambda n: (n.rpartition(".")[0], tensors[n].dtype, tensors[n].device)
+    ):
+        for part in _without_large(list(group), tensors, tile):
+            size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in part)
+            if _stays(tensors[part[0]], tile):
+                size = SEGMENT  # nothing else goes with it
+            if names and (taken + size > SEGMENT or of_group != kind):
+                yield names
+                names, taken = [], 0
+            names, taken, kind = names + part, taken + size, of_group
+    if names:
+        yield names
+
+
+def _without_large(group: list[str], tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
+    """Yield the large tensors of a group alone, and the others together."""
+    large = [name for name in group if _stays(tensors[name], tile)]
+    yield from ([name] for name in large)
+    rest = [name for name in group if name not in large]
+    if rest:
+        yield rest
+
+
+def _stays(p: Tensor, tile: int) -> bool:
+    """Return whether a tensor is a segment of its own, where it is: to copy it would take much memory for a moment."""
+    return 2 * p.numel() >= SEGMENT and p.numel() % tile == 0 and p.is_contiguous()
+
+
+def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
+    """Return a segment of these tensors."""
+    shapes = [(name, tuple(p.shape)) for name, p in tensors.items()]
+    first = next(iter(tensors.values())).data
+    if len(tensors) == 1 and _stays(first, tile):
+        return Segment(first.view(-1), shapes, tile)
+    total = sum(tiles_of(p.numel(), tile) for p in tensors.values()) * tile
+    flat, begin = torch.empty(total, dtype=first.dtype, device=first.device), 0
+    for p in tensors.values():
+        end = begin + tiles_of(p.numel(), tile) * tile
+        view = flat[begin : begin + p.numel()].view(p.shape)
+        view.copy_(p.data)
+        flat[begin + p.numel() : end].zero_()
+        p.data = _with_own_storage(view)
+        begin = end
+    return Segment(flat, shapes, tile)
+
+
+def _with_own_storage(view: Tensor) -> Tensor:
+    """Return a tensor over the memory of `view` that torch takes for one of its own.
+
+    transformers' `save_pretrained` copies all tensors that are parts of one storage, which would take the memory of a
+    second model.
+    """
+    return torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
