@@ -1,12 +1,16 @@
 """Count the operations that a step dispatches, against two plain forwards of the same packed batch.
 
     python scripts/count_operations.py 16x32 64x32
+    python scripts/count_operations.py 64x32 --paired-tokens 1024    a forward per sign
 
-It prints a Markdown table. Nothing is computed: the tensors live on the fake device of the tests, and a model of
-RoBERTa-large's shape takes no memory. `launches` are the operations that are not views: on a GPU each starts a kernel.
+It prints a Markdown table, or with --json a list. Nothing is computed: the tensors live on the fake device of the
+tests, and a model of RoBERTa-large's shape takes no memory. `launches` are the operations that are not views: on a GPU
+each starts a kernel.
 """
 
 import argparse
+import itertools
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -48,12 +52,21 @@ def count(work: Callable[[], Any]) -> Counts:
     return Counts(host.operations, host.launches, host.names["mezo::noise"])
 
 
-def measure(shape: str, spec: str) -> list[tuple[str, Counts]]:
-    """Return what is counted: two plain forwards, a step, and its update alone."""
-    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **SHAPES[shape])
-    model = RobertaForMaskedLM(config).eval()
-    to_fake(model)
+def measure(shape: str, spec: str, layers: int, paired_tokens: int | None) -> dict[str, Counts]:
+    """Return what is counted: two plain forwards, a step, and its update alone.
+
+    Args:
+        shape: a key of `SHAPES`.
+        spec: the batch, as `16x32`.
+        layers: their number.
+        paired_tokens: as `model.paired_tokens`; None: the device's.
+    """
+    size = SHAPES[shape] | {"num_hidden_layers": layers}
+    model = RobertaForMaskedLM(RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **size))
+    to_fake(model.eval())
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    if paired_tokens is not None:
+        forward.paired_tokens = paired_tokens
     objective = MaskedLabelScorer(model, forward, LABELS)
     batch = collate(rows_of(spec), 1, DEVICE, False, objective.lay_out)
     optimizer = Mezo(make_config("mezo"), seed=0, steps=9)
@@ -71,7 +84,7 @@ def measure(shape: str, spec: str) -> list[tuple[str, Counts]]:
         "its update": lambda: optimizer.apply_updates(forward.params, [(2, [1.0], 1e-6)]),
     }
     count(partial(optimizer.step, forward, loss, 0))  # makes the keys of the tensors, once per run
-    return [(name, count(work)) for name, work in works.items()]
+    return {name: count(work) for name, work in works.items()}
 
 
 def main() -> None:
@@ -79,16 +92,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("batches", nargs="*", default=["16x32", "64x32"])
     parser.add_argument("--shape", choices=SHAPES, default="large")
+    parser.add_argument("--layers", type=int, nargs="+", help="instead of the shape's")
+    parser.add_argument("--paired-tokens", type=int, help="as model.paired_tokens")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    print("| batch | work | operations | launches | of these, noise kernels | launches / two plain forwards |")
-    print("|---|---|---|---|---|---|")
-    for spec in args.batches:
+    if not args.json:
+        print("| batch | work | operations | launches | of these, noise kernels | launches / two plain forwards |")
+        print("|---|---|---|---|---|---|")
+    found = []
+    for layers, spec in itertools.product(args.layers or [SHAPES[args.shape]["num_hidden_layers"]], args.batches):
         with fake_device(), torch.no_grad():
-            rows = measure(args.shape, spec)
-        for name, counts in rows:
-            ratio = counts.launches / rows[0][1].launches
-            cells = [spec, name, *counts, f"{ratio:.2f}"]
-            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            counted = measure(args.shape, spec, layers, args.paired_tokens)
+        found.append({"layers": layers, "batch": spec, "works": {k: c._asdict() for k, c in counted.items()}})
+        for name, counts in counted.items():
+            ratio = counts.launches / counted["two plain forwards"].launches
+            if not args.json:
+                print(f"| {spec} | {name} | {' | '.join(map(str, counts))} | {ratio:.2f} |", flush=True)
+    if args.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,8 @@ def _key(name: str, setting: Setting, owner: str) -> Key:
 
 def _type(hint: Any) -> str:
     kind = plain_type(hint)
-    base = {str: "text", int: "whole number", float: "number", list: "list of texts", dict: "texts by name"}
+    base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+    base |= {list: "list of texts", dict: "texts by name"}
     shown = base[typing.get_origin(kind) or kind]
     return shown if kind is hint else f"{shown} or null"
 
@@ -122,7 +123,9 @@ def _value(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as it is written on the command line: `null`, `1e-5`."""
+    """Return a value as it is written on the command line: `null`, `false`, `1e-5`."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 

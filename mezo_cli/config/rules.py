@@ -17,6 +17,7 @@ def check_rules(config: Config) -> None:
     _check_linear_probe(config)
     _check_labels(config)
     _check_loggers(config)
+    _check_cuda_graphs(config)
 
 
 def _check_unread(config: Config) -> None:
@@ -73,3 +74,10 @@ def _check_loggers(config: Config) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingError("logger.names", f"logger.names=[{join(names)}]: {twice} is named twice")
+
+
+def _check_cuda_graphs(config: Config) -> None:
+    """Reject CUDA graphs: a step keeps shapes and addresses, but no graph of one has run yet."""
+    if config.model.cuda_graphs:
+        why = "CUDA graphs have not been tried on a GPU yet"
+        raise SettingError("model.cuda_graphs", f"model.cuda_graphs=true: {why}; allowed is false")

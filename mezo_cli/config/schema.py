@@ -21,7 +21,7 @@ class Setting:
 
     Attributes:
         name: the key after the group: `lr` for `optimizer.lr`.
-        type: float, int or str; `int | None` if null is allowed.
+        type: float, int, bool or str; `int | None` if null is allowed.
         default: the value if none is given.
         help: its meaning in one line.
         low, high: bounds, inclusive. nan and inf are outside every range.
@@ -225,6 +225,9 @@ class ModelConfig:
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
+        paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
+            forward per sign. null: 1024 on a CPU, 16384 on other devices.
+        cuda_graphs: record a step once and run it again as a CUDA graph. Only false: it has not run on a GPU yet.
     """
 
     name: str = MISSING
@@ -234,6 +237,8 @@ class ModelConfig:
     compute_dtype: str = one_of("float32", "float32", "bfloat16")
     matmul_precision: str = one_of("highest", "highest", "high")
     device: str = "auto"
+    paired_tokens: int | None = ranged(None, low=0)
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)

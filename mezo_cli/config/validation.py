@@ -135,6 +135,10 @@ def check_value(key: str, value: Any, setting: Setting) -> Any:
         if not isinstance(value, Mapping):
             raise SettingError(key, f"{key}={_show(value)}: expected pairs, e.g. {key}={{one:two}}")
         return {_text(key, name): _text(key, entry) for name, entry in value.items()}
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise SettingError(key, f"{key}={_show(value)}: allowed are true, false")
+        return value
     if kind is str:
         return _name(key, value, CHOICES[key].names if key in CHOICES else setting.choices)
     return _number(key, value, kind, setting)

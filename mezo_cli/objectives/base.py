@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import ModelKind
-from mezo_cli.objectives.collate import MAX_PAIRED_TOKENS, Arrays, Batch
+from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
@@ -69,7 +69,7 @@ class Objective:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
         if not (self.supports_paired_forward and self.forward.supports_paired_forward):
             return False
-        return batch.tokens <= MAX_PAIRED_TOKENS
+        return batch.tokens <= self.forward.paired_tokens
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the layer that scores the labels, and its rows that do, in label order (None: all of them).

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
 
-# The most tokens of a batch for which one forward computes both signs of a step. In larger batches drawing z is a small
-# part of the step, and the activations of two forwards are a large part of the memory.
-MAX_PAIRED_TOKENS = 1024
 ALIGNMENT = 16  # bytes, of each array in a copy
 
 Arrays = dict[str, np.ndarray]  # int64 or bool

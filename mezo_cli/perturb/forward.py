@@ -24,6 +24,12 @@ from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
 
+# The most tokens of a batch for which one forward computes both signs of a step, by type of device. On a CPU, drawing z
+# is a small part of the step in a larger batch, and the activations of two forwards are a large part of the memory.
+# Elsewhere a second forward costs its launches.
+PAIRED_TOKENS = {"cpu": 1024}
+PAIRED_TOKENS_ELSEWHERE = 16384
+
 
 class Perturbation(NamedTuple):
     """What forwards see instead of theta: theta + sign eps z for each of the signs."""
@@ -48,12 +54,15 @@ class PerturbedForward:
     Attributes:
         params: as given.
         compute_dtype: the dtype that modules see their weights in; theta itself stays in float32.
+        paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         scratch: memory for the perturbed weights of the module that is running.
     """
 
     def __init__(self, model: nn.Module, params: Params) -> None:
         self.params = params
         self.compute_dtype = torch.float32
+        device = next(model.parameters()).device.type
+        self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
         self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
         self._perturbation: Perturbation | None = None
         self._paired = False  # a paired forward is running

@@ -159,6 +159,8 @@ def _build_objective(
             with flip_weights(loaded.model):
                 flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
         forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise(config.optimizer.noise)))
+        if config.model.paired_tokens is not None:
+            forward.paired_tokens = config.model.paired_tokens
         objective = objective_class(loaded.model, forward, label_ids)
         batch = _collate(loaded, rows, objective)
         check_against_reference(objective.logits(batch), reference, loaded.device.type, name)

@@ -150,9 +150,9 @@ class CounterNoise:
         if count % 2:  # an even number, so that no call is left with a single tile (see `spans.MIN_TILES`)
             tiles = torch.cat([tiles, tiles[-1:]])
         cz = torch.zeros(len(tiles), self.tile, device=device)
-        rest = (_step_sample(direction.step, direction.sample, device), self._scaled(c, device))
         most = self._call_size(device) // self.tile
-        keys = _same_keys(direction.seed, name, 1 << (min(most, len(tiles)) - 1).bit_length(), device)
+        keys, step_sample = key_tensors(direction, name, min(most, len(tiles)), device)
+        rest = (step_sample, self._scaled(c, device))
         for some, part in zip(tiles.split(most), cz.split(most), strict=True):
             self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
         return cz[:count]
@@ -170,6 +170,12 @@ class CounterNoise:
 
 # Small tensors that kernels read. They are cached: to make one takes longer than a kernel takes on a small tensor.
 # Never in inference mode, whatever the caller's: inference tensors would make the kernels compile once more.
+
+
+def key_tensors(direction: Direction, name: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what kernels draw from for tiles of one tensor: its key, int64 [count], and (step, sample), int64 [2]."""
+    keys = _same_keys(direction.seed, name, 1 << max(0, count - 1).bit_length(), device)
+    return keys[:count], _step_sample(direction.step, direction.sample, device)
 
 
 @lru_cache(maxsize=256)

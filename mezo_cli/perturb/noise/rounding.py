@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import Kernel
-from mezo_cli.perturb.noise.counter import compute_device, key_tensors
+from mezo_cli.perturb.noise.counter import key_tensors
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import LANES, random_words
+from mezo_cli.perturb.noise.spans import compute_device
 
 TILE = 4 * 2 * LANES  # elements: one random word serves two
 MAX_TILES = 4096  # per call on a CPU
@@ -51,9 +52,9 @@ def round_float16(values: Tensor, bits: Tensor) -> Tensor:
 
 
 def _make_kernel(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
-    def round_tiles(values: Tensor, tiles: Tensor, key: Tensor, step_sample: Tensor) -> None:
+    def round_tiles(values: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> None:
         shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
-        bits = (random_words(tiles, key, step_sample) >> shifts) & 0xFFFF  # [T, 4, 2, LANES]
+        bits = (random_words(tiles, keys, step_sample) >> shifts) & 0xFFFF  # [T, 4, 2, LANES]
         view = values.view(bits.shape)
         view.copy_(function(view, bits))
 
@@ -82,8 +83,8 @@ def round_(values: Tensor, dtype: torch.dtype, name: str, direction: Direction, 
     whole = flat if in_place else torch.zeros(count * TILE, device=device)
     if not in_place:
         whole[: flat.numel()] = flat
-    tiles = torch.arange(start // TILE, start // TILE + count, device=device)
+    tiles = torch.arange(start // TILE, start // TILE + count, dtype=torch.int32, device=device)
     # no name of a tensor has a \0
-    KERNELS[dtype](whole, tiles, *key_tensors(direction, f"round\0{name}", device))
+    KERNELS[dtype](whole, tiles, *key_tensors(direction, f"round\0{name}", count, device))
     if not in_place:
         flat.copy_(whole[: flat.numel()])
