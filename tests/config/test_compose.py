@@ -137,6 +137,14 @@ def metadata(key: str) -> tuple[Any, Any]:
     return item.metadata.get("choices"), item.metadata.get("of")
 
 
+def test_cuda_graphs_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"^model.cuda_graphs=true: .*not been tried on a GPU yet; allowed is false$"):
+        build_config(["model.cuda_graphs=true"])
+    with pytest.raises(UserError, match=r"model.cuda_graphs=1: allowed are true, false"):
+        build_config(["model.cuda_graphs=1"])
+    assert build_config(["model.paired_tokens=0"]).model.paired_tokens == 0
+
+
 def test_every_key_can_be_overridden() -> None:
     """A key that the schema has but Hydra's nodes lack would be refused as unknown."""
     plain = {key for key in keys.all_keys() if keys.container(key) is None}
@@ -152,6 +160,7 @@ def test_every_key_can_be_overridden() -> None:
             words.append(word)
     other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
     other |= {"task.lm.max_length=3": "task.lm.max_length=8", "peft.name=bias": "peft.name=head"}
+    other |= {"model.cuda_graphs=word": "model.cuda_graphs=false"}
     words = [other.get(word, word) for word in words]
     common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
     kinds = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in}
