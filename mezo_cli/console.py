@@ -300,10 +300,12 @@ def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
 def training_output(quiet: bool) -> Iterator[Console]:
     """Show the log of a training inside the block; yield the console for its bars and tables.
 
-    If `quiet`, warnings and errors go to standard error, and there are no bars.
+    It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors go
+    to standard error, and there are no bars.
     """
-    with console_logging(make_error_console() if quiet else make_console(), quiet):
-        yield make_console()
+    console = make_error_console() if quiet else make_console()
+    with console_logging(console, quiet):
+        yield make_console() if quiet else console
 
 
 def format_duration(seconds: float) -> str:

@@ -112,6 +112,18 @@ def test_a_quiet_training_has_no_bar_and_its_warnings_are_on_standard_error(monk
     assert console_module.is_live(err)
 
 
+def test_a_line_of_the_log_takes_the_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    with training_output(quiet=False) as console, progress_reporter(console, 40, 0) as progress:
+        progress.report_dev(0, 0.75, "accuracy  75.0%")
+    before = out.getvalue().split("step  0/40")[0]
+    assert before.endswith("\r\x1b[2K")  # the line of the bar is erased, and the bar is drawn again below
+
+
 def test_a_long_evaluation_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])

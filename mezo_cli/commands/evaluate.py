@@ -21,7 +21,7 @@ from mezo_cli.console import (
     progress_bar,
 )
 from mezo_cli.errors import UserError, did_you_mean
-from mezo_cli.runs import checkpoints
+from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
 
 log = logging.getLogger("mezo")
@@ -62,6 +62,8 @@ def evaluate(
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
     run_dir = path if is_run or shared else checkpoints.find_run(path)
+    if run_dir is None and sweep_record.exists(path):
+        raise UserError(f"{path} is a sweep: name one of its runs (`mezo runs` lists the runs)")
     if run_dir is None and not any(text.startswith("task=") for text in overrides):
         raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
     if run_dir is None and base is not None:

@@ -63,7 +63,9 @@ def commands(
         resumable: False for a trajectory folder that someone shared.
     """
     run, optimizer = shlex.quote(location), optimizer_class(config.optimizer)
-    found = [("Run again", train_command(config))]
+    # A folder that someone shared does not say where the files were.
+    data = " data.dir=DIR" if config.data.name == "files" and config.data.dir is None else ""
+    found = [("Run again", f"{train_command(config)}{data}")]
     if resumable and status in ("interrupted", "failed"):
         found.append(("Resume", f"mezo resume {run}"))
     elif resumable and status == "finished" and config.steps and not optimizer.tied_to_steps(config.optimizer):
@@ -71,7 +73,7 @@ def commands(
     if optimizer.replayable and config.steps and best_step is not None:
         found.append(("Rebuild the weights of a step", f"mezo replay {run} --step {best_step} --out FOLDER"))
     if status == "finished":
-        found.append(("Evaluate", f"mezo eval {run} --split test"))
+        found.append(("Evaluate", f"mezo eval {run} --split test{data}"))
         found.append(("Export the model", f"mezo export {run} --out FOLDER"))
         found.append(("Predict a text of your own", _predict_command(config, run)))
     return found

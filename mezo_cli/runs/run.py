@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from mezo_cli.console import LogFormatter
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean
-from mezo_cli.runs import checkpoints, predictions
+from mezo_cli.runs import checkpoints, predictions, sweep_record
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
 from mezo_cli.runs.lock import RunLock
@@ -122,13 +122,8 @@ class Run:
             UserError: when there is no run, or its config.yaml was damaged or edited.
         """
         run = cls(path)
-        if not path.is_dir():
-            near = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-            raise UserError(
-                f"{path}: no such run directory{did_you_mean(path.name, near)} (`mezo runs` lists the runs)"
-            )
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{path} holds no run: there is no config.yaml (`mezo runs` lists the runs)")
+            raise UserError(f"{_why_no_run(path)} (`mezo runs` lists the runs)")
         if not (path / "run.json").exists() and run._is_free():
             raise UserError(
                 f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
@@ -448,6 +443,19 @@ def find_runs(root: Path) -> list[Run]:
 def _is_run(files: list[str]) -> bool:
     """Return whether a folder with these files is a run, which may be damaged: a config.yaml alone is none."""
     return "run.json" in files or "trajectory.bin" in files or {"config.yaml", "metrics.jsonl"} <= set(files)
+
+
+def _why_no_run(path: Path) -> str:
+    """Return what is wrong with a path, with the nearest name: the list of runs gives paths below `outputs`."""
+    if sweep_record.exists(path):
+        return f"{path} is a sweep: name one of its runs"
+    if path.is_dir():
+        return f"{path} holds no run: there is no config.yaml"
+    listed = Path("outputs") / path
+    if listed.is_dir():
+        return f"{path}: no such run directory (did you mean '{listed}'?)"
+    near = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+    return f"{path}: no such run directory{did_you_mean(path.name, near)}"
 
 
 def _start_time(run: Run) -> str:

@@ -157,7 +157,7 @@ def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -
             "",
             "```sh",
             f"mezo predict {where}{base} {text}",
-            f"mezo eval {where}{base}",
+            f"mezo eval {where}{base}{' data.dir=DIR' if config.data.name == 'files' else ''}",
             f"mezo export {where}{base} --out model    # for plain transformers or peft",
             "```",
             "",

@@ -69,9 +69,15 @@ def test_runs_that_have_not_finished(tmp_path: Path) -> None:
     assert "! The run failed (no memory)." in mezo("show", tmp_path / "failed").out
 
 
-def test_a_run_that_is_not_there(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such run directory (did you mean 'run'?)" in error_line(mezo("show", run.parent / "rum"))
     assert "holds no run" in error_line(mezo("show", tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "sweep" / "3").mkdir(parents=True)
+    assert "(did you mean 'outputs/sweep/3'?)" in error_line(mezo("show", "sweep/3"))  # as `mezo runs` lists it
+    (tmp_path / "outputs" / "sweep" / "sweep.json").write_text("{}")
+    for command in ("show", "eval"):
+        assert "outputs/sweep is a sweep: name one of its runs" in error_line(mezo(command, "outputs/sweep"))
     (tmp_path / "config.yaml").write_text("steps: 1\n")
     (tmp_path / "run.json").write_text("{")
     assert "run.json is damaged" in error_line(mezo("show", tmp_path, "--json"))

@@ -55,6 +55,9 @@ def test_the_commands_depend_on_how_the_run_ended() -> None:
     assert names("running") == [again, rebuild]
     assert names("failed", best=None) == [again, "Resume"]
     assert commands(make_config({"steps": 9}), "x", "finished", 4, resumable=False)[1][0] == rebuild
+    shared = dict(commands(make_config({"data.name": "files"}), "x", "finished", 4, resumable=False))
+    assert shared["Evaluate"] == "mezo eval x --split test data.dir=DIR"
+    assert shared["Run again"].endswith(" data.dir=DIR")
     assert "Train longer" not in names("finished", {"optimizer.schedule": "linear"})
     assert rebuild not in names("finished", {"optimizer.name": "adamw"})
     assert dict(commands(make_config({"steps": 9}), "a run", "finished", 4))[rebuild].startswith("mezo replay 'a run'")

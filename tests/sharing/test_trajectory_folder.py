@@ -74,6 +74,7 @@ def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path)
     for name in ("best", "last"):
         assert f"| {name} | {manifest['weights'][name]['step']} | `{manifest['weights'][name]['sha256']}` |" in card
     assert "mezo predict . --base DIR --text" in card
+    assert "mezo eval . --base DIR data.dir=DIR\n" in card
 
 
 def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, tmp_path: Path) -> None:
