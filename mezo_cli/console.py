@@ -300,8 +300,8 @@ def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
 def training_output(quiet: bool) -> Iterator[Console]:
     """Show the log of a training inside the block; yield the console for its bars and tables.
 
-    It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors go
-    to standard error, and there are no bars.
+    It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors
+    go to standard error, and there are no bars.
     """
     console = make_error_console() if quiet else make_console()
     with console_logging(console, quiet):
