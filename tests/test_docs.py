@@ -60,6 +60,7 @@ def check_mezo(name: str, words: list[str], composes: bool) -> None:
         (plan_sweep if params.get("multirun") else compose_run)(params["overrides"] or [], params.get("config_dir"))
 
 
+@pytest.mark.sample(9)
 @each_page
 def test_every_command_exists_and_its_settings_compose(page: Path, tmp_path: Path) -> None:
     with folder_of(page, tmp_path):
