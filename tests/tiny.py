@@ -77,7 +77,7 @@ def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0
     return folder
 
 
-def bert(folder: Path) -> Path:
+def bert(folder: Path, **shape: int) -> Path:
     """Save a random BERT with a WordPiece vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!':")
@@ -86,14 +86,8 @@ def bert(folder: Path) -> Path:
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n")
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=80,
-    )
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **shape}
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=80, **size)
     BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -118,11 +112,11 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 0) -> Path:
+def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 0, **shape: int) -> Path:
     """Save a random decoder with a tokenizer like its family's: OPT's starts with </s>, Llama's with <s>."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = metaspace() if kind == "llama" else decoder_bpe(folder, kind)
-    name, size = DECODERS[kind]
+    name, size = DECODERS[kind][0], DECODERS[kind][1] | shape
     config = getattr(transformers, f"{name}Config")(
         vocab_size=len(tokenizer), tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0, pad_token_id=None, **size
     )

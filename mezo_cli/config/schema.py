@@ -204,6 +204,7 @@ class PeftConfig:
         alpha: LoRA's B A is scaled by alpha / r.
         targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
         length: tokens of the prefix.
+        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
     """
 
     name: str = one_of(MISSING, "none", "lora", "prefix", "head", "bias")
@@ -211,6 +212,7 @@ class PeftConfig:
     alpha: int | None = ranged(None, low=1, of="lora")
     targets: str | None = one_of(None, "query_value", "attention_feed_forward", of="lora")
     length: int | None = ranged(None, low=1, of="prefix")
+    layers: int | None = ranged(None, low=1)
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,9 @@ class ModelConfig:
         paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
             forward per sign. null: 1024 on a CPU, 16384 on other devices.
         cuda_graphs: record a step once and run it again as a CUDA graph. Only false: it has not run on a GPU yet.
+        cache_frozen: auto computes the layers below the first trained tensor once per batch, for both signs.
+        cache_bytes: memory in which their output is kept between steps, for all rows of train and then of dev, if all
+            of a split's fit; 0 keeps none.
     """
 
     name: str = MISSING
@@ -239,6 +244,8 @@ class ModelConfig:
     device: str = "auto"
     paired_tokens: int | None = ranged(None, low=0)
     cuda_graphs: bool = False
+    cache_frozen: str = one_of("auto", "auto", "off")
+    cache_bytes: int = ranged(256_000_000, low=0)
 
 
 @dataclass(frozen=True)

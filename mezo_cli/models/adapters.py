@@ -146,6 +146,10 @@ def _lora(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     targets: list[str] | str = next((list(names) for names in QUERY_VALUE if set(names) <= set(last_parts)), [])
     if config.targets == "attention_feed_forward":
         targets = rf".*\.\d+\.(.*\.)?({'|'.join(last_parts)})" if last_parts else []
+    if targets and config.layers is not None:
+        names = last_parts if config.targets == "attention_feed_forward" else targets
+        top = range(_first_trained_layer(loaded.model, config.layers, name), loaded.model.config.num_hidden_layers)
+        targets = rf".*\.({'|'.join(map(str, top))})\.(.*\.)?({'|'.join(names)})"
     if not targets:
         raise UserError(f"{name} is a model family that peft=lora peft.targets={config.targets} does not support")
     settings = peft.LoraConfig(
@@ -204,7 +208,13 @@ def _head(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
 def _bias(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     if not any(parameter.endswith(".bias") for parameter, _ in loaded.model.named_parameters()):
         raise UserError(f"{name} has no bias terms: peft=bias has nothing to train")
-    return _without_targets(loaded, bias="all", modules_to_save=_classifier_modules(loaded))
+    wrapped = _without_targets(loaded, bias="all", modules_to_save=_classifier_modules(loaded))
+    if config.layers is not None:
+        first = _first_trained_layer(loaded.model, config.layers, name)
+        for parameter, p in loaded.model.named_parameters():
+            if parameter.endswith(".bias") and _is_below(parameter, first):
+                p.requires_grad_(False)
+    return wrapped
 
 
 ADAPTERS: dict[str, Callable[[LoadedModel, PeftConfig, str], Any]] = {
@@ -234,6 +244,24 @@ def _layer_matrices(model: nn.Module) -> dict[str, nn.Module]:
         for path, module in model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and re.search(r"\.\d+\.", path)
     }
+
+
+def _first_trained_layer(model: Any, layers: int, name: str) -> int:
+    """Return the number of the lowest of the top `layers` layers.
+
+    Raises:
+        UserError: when the model has fewer.
+    """
+    count: int = model.config.num_hidden_layers
+    if layers > count:
+        raise UserError(f"peft.layers={layers}: {name} has {count} layer{'' if count == 1 else 's'}")
+    return count - layers
+
+
+def _is_below(parameter: str, layer: int) -> bool:
+    """Return whether a parameter is in a lower layer, or in the embeddings before the layers."""
+    number = re.search(r"\.(\d+)\.", parameter)
+    return int(number[1]) < layer if number else "embed" in parameter
 
 
 def _head_modules(loaded: LoadedModel) -> list[str]:

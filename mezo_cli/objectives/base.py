@@ -9,6 +9,7 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import ModelKind
 from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
@@ -22,6 +23,8 @@ class Objective:
 
     Attributes:
         supports_paired_forward: whether `logits` can compute both signs of a perturbation in one forward.
+        frozen: the model's lowest layers, whose output `logits` computes once per batch if they are not trained; None
+            if it does not.
 
     Args:
         model: a loaded model of `model_kind`.
@@ -32,6 +35,7 @@ class Objective:
     model_kind: ClassVar[ModelKind]
     encoder_class: ClassVar[type[InputEncoder]]
     supports_paired_forward = False
+    frozen: FrozenLayers | None = None
 
     def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Any]) -> None:
         self.model, self.forward, self.label_ids = model, forward, label_ids

@@ -29,6 +29,7 @@ class ClassHeadScorer(Objective):
         super().__init__(model, forward, label_ids)
         self.supports_paired_forward = packed_encoder.is_supported(model)
         self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+        self.frozen = None if self._packed is None else self._packed.frozen
 
     @staticmethod
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:

@@ -22,6 +22,7 @@ from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
@@ -65,6 +66,7 @@ class CausalLabelScorer(Objective):
         self._positions = self._rows  # that the head reads, in its layout
         self.supports_paired_forward = packed_decoder.is_supported(model)
         if self.supports_paired_forward:
+            self.frozen = FrozenLayers(model, forward, extra_tokens=len(prefixes))
             use_packed_attention(model)
         forward.exclude(head)
         head.forward = self._score_words  # type: ignore[method-assign,assignment]
@@ -90,6 +92,14 @@ class CausalLabelScorer(Objective):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        if self.frozen is not None:
+            scores = packed_logits(self.model, self.forward, self.frozen, batch, self._inputs_of)
+        else:
+            scores = self.model(**self._inputs_of(batch)).logits
+        return scores.float().squeeze(0)
+
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        """Return the model's keyword arguments for a batch, whose read positions the forward then selects."""
         if batch is not self._batch:  # a step may ask twice for the same batch
             layout, longest = batch.layout, max(len(row.input_ids) for row in batch.rows)
             if self.supports_paired_forward:
@@ -98,7 +108,7 @@ class CausalLabelScorer(Objective):
                 self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
             self._batch = batch
             self._positions = batch.layout["read"]
-        return packed_logits(self.model, self.forward, {**self._inputs, "use_cache": False}).float().squeeze(0)
+        return {**self._inputs, "use_cache": False}
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""

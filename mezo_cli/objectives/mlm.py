@@ -38,6 +38,7 @@ class MaskedLabelScorer(Objective):
         self._positions: Tensor | None = None  # of the masks, while a padded forward is running
         self.supports_paired_forward = packed_encoder.is_supported(model)
         self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+        self.frozen = None if self._packed is None else self._packed.frozen
         forward.exclude(decoder)
         decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
         if self._packed is None:

@@ -1,26 +1,30 @@
 """Run an encoder on packed batches, and its head on one position per row.
 
-Supported are the encoders whose position ids and last layer are known (`FAMILIES`). After the last layer's attention
-only one position per row is computed, the mask or the first token: the head reads no other.
+Supported are the encoders whose position ids and last layer are known (`FAMILIES`). The head reads one position per
+row, the mask or the first token. So in the last layer all tokens get keys and values, and only these positions get
+queries and what follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
+from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_attention, packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 
-# model_type -> (first position id, from the config; path of the last layer's block after its attention)
+# model_type -> (first position id, from the config; path of the last layer's attention)
 FAMILIES = {
-    "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
-    "xlm-roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
-    "camembert": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention.output"),
-    "bert": (lambda config: 0, "encoder.layer.{last}.attention.output"),
+    "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
+    "xlm-roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
+    "camembert": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
+    "bert": (lambda config: 0, "encoder.layer.{last}.attention"),
 }
 
 
@@ -36,8 +40,11 @@ class PackedEncoder:
         self._model, self._forward = model, forward
         self._first_position = FAMILIES[model.config.model_type][0](model.config)
         self._read_positions: Tensor | None = None  # [rows], in the packed row; None: no forward of ours is running
+        self.frozen = FrozenLayers(model, forward)
         use_packed_attention(model)
-        _last_block(model).register_forward_pre_hook(self._select_positions)
+        attention = _last_attention(model)
+        attention.self.forward = partial(self._attend, attention.self, attention.self.forward)
+        attention.output.register_forward_pre_hook(self._select_residual)
 
     def lay_out(self, rows: Sequence[TokenizedExample], read: Sequence[int]) -> Arrays:
         """Pack rows.
@@ -67,11 +74,19 @@ class PackedEncoder:
         Returns:
             [rows, labels], or [2, rows, labels] under both signs of a perturbation.
         """
+        try:
+            logits = packed_logits(self._model, self._forward, self.frozen, batch, self._inputs)
+        finally:
+            self._read_positions = None
+        return logits.view(self._forward.num_signs, len(batch.rows), -1).squeeze(0)
+
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        """Return the model's keyword arguments for a batch, whose read positions the forward then selects."""
         layout, rows = batch.layout, len(batch.rows)
         mask = layout["is_token"][:, None, None, :]
         shape = (rows, mask.shape[-1])
         even = batch.tokens == mask.numel()  # all rows have the same length
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": layout["input_ids"].unsqueeze(0),
             "position_ids": layout["position_ids"].unsqueeze(0),
             "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
@@ -80,15 +95,44 @@ class PackedEncoder:
         if batch.has_token_type_ids:
             inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
         self._read_positions = layout["read"]
-        logits = packed_logits(self._model, self._forward, inputs)
-        return logits.view(self._forward.num_signs, rows, -1).squeeze(0)
+        return inputs
 
-    def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _attend(
+        self,
+        module: Any,
+        original_forward: Callable[..., Any],
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **inputs: Any,
+    ) -> Any:
+        """Replace the last layer's attention: attend from the read positions alone, [signs, rows, width].
+
+        Not under autograd: dropout would draw another mask than in earlier versions.
+        """
+        if self._read_positions is None or torch.is_grad_enabled():
+            return original_forward(hidden_states, attention_mask, past_key_values, **inputs)
+        read = hidden_states[:, self._read_positions]
+        query, key, value = (
+            project(states).unflatten(-1, (-1, module.attention_head_size)).transpose(1, 2)
+            for project, states in ((module.query, read), (module.key, hidden_states), (module.value, hidden_states))
+        )
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, module.layer_idx)
+        output, _ = packed_attention(
+            module, query, key, value, None, scaling=module.scaling, packed_layout=inputs["packed_layout"]
+        )
+        return output.flatten(-2), None
+
+    def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""
         if self._read_positions is None:
             return None
-        positions, self._read_positions = self._read_positions, None
-        return tuple(hidden[:, positions].flatten(0, 1).unsqueeze(1) for hidden in args)
+        attended, residual = args
+        if torch.is_grad_enabled():
+            attended = attended[:, self._read_positions]
+        residual = residual[:, self._read_positions]
+        return attended.flatten(0, 1).unsqueeze(1), residual.flatten(0, 1).unsqueeze(1)
 
 
 def is_supported(model: Any) -> bool:
@@ -96,7 +140,7 @@ def is_supported(model: Any) -> bool:
     return model.config.model_type in FAMILIES
 
 
-def _last_block(model: Any) -> nn.Module:
-    """Return the module that gets the last layer's attention output: after it a row's tokens no longer mix."""
+def _last_attention(model: Any) -> Any:
+    """Return the last layer's attention: after it a row's tokens no longer mix."""
     path = FAMILIES[model.config.model_type][1].format(last=model.config.num_hidden_layers - 1)
     return getattr(model, model.base_model_prefix).get_submodule(path)

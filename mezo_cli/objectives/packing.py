@@ -9,7 +9,7 @@ The models' attention goes through transformers' registry of attention functions
 compare them with the padded forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mezo_cli.objectives.collate import Arrays
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
 
 ATTENTION = "mezo_packed"  # the name in transformers' registry
@@ -100,44 +101,58 @@ def packed_attention(
     Args:
         module: the attention layer.
         query, key, value: [signs, heads, tokens, width] packed, or [rows, heads, length, width] padded. Packed keys and
-            values may have fewer heads, and may start with a prefix that every row attends to.
+            values may have fewer heads, and may start with a prefix that every row attends to. Packed queries may be
+            those of one position per row, [signs, heads, rows, width], where the mask is the same for all positions.
         attention_mask: of a padded batch.
         dropout: the fraction of the attention weights that is dropped; 0 except under backpropagation.
         scaling: of the scores; 1 / sqrt(width) when None.
         packed_layout: of a packed batch; None for a padded batch.
 
     Returns:
-        The output, [signs, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
+        The output, [signs, tokens or rows, heads, width] packed or [rows, length, heads, width] padded, and None.
     """
     if packed_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # several query heads share a head of keys and values
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    signs, prefix = len(query), key.shape[2] - query.shape[2]
-    q, k, v = (packed_layout.pad_input(x) for x in (query, key[:, :, prefix:], value[:, :, prefix:]))
+    signs, tokens, rows = len(query), len(packed_layout.rows), packed_layout.shape[0]
+    prefix, all_attend = key.shape[2] - tokens, query.shape[2] == tokens
+    k, v = (packed_layout.pad_input(x[:, :, prefix:]) for x in (key, value))
+    q = packed_layout.pad_input(query) if all_attend else query.transpose(1, 2).flatten(0, 1).unsqueeze(2)
     mask = None if packed_layout.mask is None else packed_layout.mask.repeat(signs, 1, 1, 1)
     if prefix:
-        rows = packed_layout.shape[0]
         k = torch.cat((key[:, :, :prefix].repeat_interleave(rows, 0), k), dim=2)
         v = torch.cat((value[:, :, :prefix].repeat_interleave(rows, 0), v), dim=2)
         mask = None if mask is None else F.pad(mask, (prefix, 0), value=True)
     output = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
-    return packed_layout.unpad_input(output, signs), None
+    return packed_layout.unpad_input(output, signs) if all_attend else output.squeeze(2).unflatten(
+        0, (signs, rows)
+    ), None
 
 
-def packed_logits(model: Any, forward: PerturbedForward, inputs: dict[str, Any]) -> Tensor:
+def packed_logits(
+    model: Any,
+    forward: PerturbedForward,
+    frozen: FrozenLayers,
+    batch: Batch,
+    inputs_of: Callable[[Batch], dict[str, Any]],
+) -> Tensor:
     """Return a model's logits for a packed batch; under both signs of a perturbation, those of one paired forward.
 
     Args:
         model: its attention is `packed_attention`.
         forward: runs it with perturbed weights.
-        inputs: keyword arguments of the model.
+        frozen: its lowest layers, if they are not trained; their output is computed once per batch.
+        batch: the batch.
+        inputs_of: makes the keyword arguments of the model for a batch.
     """
-    if forward.num_signs == 1:
-        return model(**inputs).logits
-    with forward.paired_forward():
-        return model(**duplicate_batch(inputs)).logits
+    with frozen.skipped(batch, lambda other: model(**inputs_of(other))):
+        inputs = inputs_of(batch)
+        if forward.num_signs == 1:
+            return model(**inputs).logits
+        with forward.paired_forward():
+            return model(**duplicate_batch(inputs)).logits
 
 
 def duplicate_batch(inputs: dict[str, Any]) -> dict[str, Any]:

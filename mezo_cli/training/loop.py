@@ -56,7 +56,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             task_version=config.task.version,
             trainable=trainable,
         )
-        _log_model(session, unreachable)
+        _log_model(session, unreachable, session.keep_states(train_rows, dev_rows) if config.steps else 0)
         sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
         if resume_step is None and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, train_rows))
@@ -100,7 +100,7 @@ def _check_data_unchanged(run: Run, splits: Splits) -> None:
         raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
 
 
-def _log_model(session: Session, unreachable: list[str]) -> None:
+def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:
     config, trainable = session.config, session.trainable()
     log.info(
         "model  %s on %s: training %s parameters (%.3g%%) in %d tensor%s",
@@ -113,6 +113,10 @@ def _log_model(session: Session, unreachable: list[str]) -> None:
     )
     if config.peft.name != "none":
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
+    frozen = session.objective.frozen
+    if frozen is not None and frozen.count:
+        what = f"the output of the lowest {frozen.count} layers, which are not trained, is computed once per batch"
+        log.info("model  %s%s", what, f" and kept for at most {kept_bytes / 1e6:.3g} MB of rows" if kept_bytes else "")
     slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
         log.info("noise  %s", slow)

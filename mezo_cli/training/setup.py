@@ -91,7 +91,28 @@ class Session:
 
     def exclude_unreachable(self, row: TokenizedExample) -> list[str]:
         """Exclude the parameters that the loss of a row does not depend on; return their names."""
-        return self.forward.select_reachable(lambda: self.objective.logits(self.batch([row])))
+        frozen = self.objective.frozen if self.config.model.cache_frozen == "auto" else None
+        with nullcontext() if frozen is None else frozen.find():
+            return self.forward.select_reachable(lambda: self.objective.logits(self.batch([row])))
+
+    def keep_states(self, *splits: Sequence[TokenizedExample]) -> int:
+        """Keep what frozen layers compute for all rows of a split, from when they are first needed.
+
+        A split that would not fit in `model.cache_bytes` beside those before it is left out: which rows are kept
+        decides the last bits of a loss, so it must not depend on the order of the batches.
+
+        Returns:
+            The memory that the states will take, in bytes.
+        """
+        frozen, used = self.objective.frozen, 0
+        if frozen is None or not frozen.count:
+            return used
+        for rows in splits:
+            needed = frozen.bytes_of(rows)
+            if used + needed <= self.config.model.cache_bytes:
+                frozen.keep(rows, self.config.eval_batch_size, self.batch)
+                used += needed
+        return used
 
     def trainable(self) -> dict[str, Any]:
         """Return the `count` of trainable scalars, their `share` of the model's, and the `names` of the tensors."""

@@ -1,0 +1,173 @@
+"""The lowest layers, if they are not trained: computed once per batch, kept between steps, with the same scores."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.training.evaluation import compute_logits
+from mezo_cli.training.setup import Session, prepare
+from tests import tiny
+
+TEXTS = ["good", "a bad one okay", "okay okay", "It was a great film", "No", "Maybe it was good, maybe not"]
+ROWS = [Example((text,), i % 2) for i, text in enumerate(TEXTS)]
+LAYERS = 3
+CASES = {  # -> how many layers are below the first trained tensor
+    ("roberta", "mlm", "peft=head"): 3,
+    ("roberta", "cls", "peft=head"): 3,
+    ("roberta", "mlm", "peft=lora peft.layers=1"): 2,
+    ("bert", "cls", "peft=bias peft.layers=2"): 1,
+    ("roberta", "mlm", "peft=bias"): 0,
+    ("llama", "lm", "peft=lora peft.layers=2"): 1,
+    ("gpt2", "lm", "peft=head"): 3,
+    ("opt", "lm", "peft=bias peft.layers=1"): 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("models")
+    made = {"roberta": tiny.roberta(home / "roberta", num_hidden_layers=LAYERS)}
+    made["bert"] = tiny.bert(home / "bert", num_hidden_layers=LAYERS)
+    layers = {"gpt2": {"n_layer": LAYERS}}
+    for family in ("llama", "gpt2", "opt"):
+        shape = layers.get(family, {"num_hidden_layers": LAYERS})
+        made[family] = tiny.decoder(home / family, family, **shape)
+    return made
+
+
+def session_of(folders: dict[str, Path], case: tuple[str, str, str], *words: str) -> tuple[Session, list[Any]]:
+    family, objective, peft = case
+    named = [f"model.path={folders[family]}", f"model.name={family}", f"objective={objective}", *peft.split()]
+    if objective == "lm":
+        named.append("task.lm.label_words=[bad,rather good]")
+    config = build_config([*named, "data=demo", "steps=3", "eval_batch_size=4", *words])
+    session = prepare(config, trains=True)
+    rows = session.encoder.encode_all(ROWS)
+    session.exclude_unreachable(rows[0])
+    return session, rows
+
+
+@contextmanager
+def counted(session: Session) -> Iterator[list[int]]:
+    """Count the forwards of the first layer, and the tokens in them, by the first of its modules with weights."""
+    layers = next(m for m in session.loaded.model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == LAYERS)
+    tokens: list[int] = []
+    first = next(module for module in layers[0].modules() if any(True for _ in module.parameters(recurse=False)))
+    hook = first.register_forward_hook(lambda module, args, output: tokens.append(args[0].shape[:-1].numel()))
+    try:
+        yield tokens
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def losses_of(session: Session, rows: list[Any], steps: int = 3) -> torch.Tensor:
+    results = []
+    for step in range(steps):
+        batch = session.batch([rows[i] for i in (step, step + 2, step + 3)])
+        with session.forward.perturbed(Direction(7, step), 1e-2):
+            results.append(session.loss(batch))
+    return torch.stack(results)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_frozen_layers_run_once_per_batch_with_the_same_losses(
+    case: tuple[str, str, str], folders: dict[str, Path]
+) -> None:
+    session, rows = session_of(folders, case, "model.cache_bytes=0")
+    plain, _ = session_of(folders, case, "model.cache_frozen=off")
+    assert session.objective.frozen is not None
+    assert session.objective.frozen.count == CASES[case]
+    assert plain.objective.frozen is not None
+    assert plain.objective.frozen.count == 0
+    with counted(session) as ours, counted(plain) as all_of_it:
+        found, expected = losses_of(session, rows), losses_of(plain, rows)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert (found[:, 0] != found[:, 1]).all()
+    assert sum(all_of_it) == (2 if CASES[case] else 1) * sum(ours)
+    with torch.no_grad():
+        torch.testing.assert_close(compute_logits(session, rows), compute_logits(plain, rows), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", [case for case, count in CASES.items() if count], ids=" ".join)
+def test_kept_rows_are_computed_once_and_in_the_same_bits_whatever_came_before(
+    case: tuple[str, str, str], folders: dict[str, Path]
+) -> None:
+    session, rows = session_of(folders, case)
+    resumed, same_rows = session_of(folders, case)
+    plain, _ = session_of(folders, case, "model.cache_frozen=off")
+    assert session.keep_states(rows) == resumed.keep_states(same_rows) > 0
+    with counted(session) as tokens:
+        first = losses_of(session, rows)
+        assert len(tokens) == 2  # groups of four rows and of two
+        with torch.no_grad():
+            scores = compute_logits(session, rows)
+        again = losses_of(session, rows)
+        assert len(tokens) == 2
+    torch.testing.assert_close(first, losses_of(plain, rows), rtol=1e-6, atol=0)
+    assert torch.equal(first, again)
+    with torch.no_grad():
+        resumed.loss(resumed.batch(same_rows[2:4]))  # another batch comes first
+        assert torch.equal(compute_logits(resumed, same_rows), scores)
+    assert torch.equal(losses_of(resumed, same_rows), first)
+
+
+def test_a_split_that_does_not_fit_is_not_kept(folders: dict[str, Path]) -> None:
+    case = ("roberta", "mlm", "peft=lora peft.layers=1")
+    size = session_of(folders, case)[0].keep_states(session_of(folders, case)[1])
+    session, rows = session_of(folders, case, f"model.cache_bytes={size + 1}")
+    assert session.keep_states(rows, rows) == size
+    off, rows = session_of(folders, case, f"model.cache_bytes={size - 1}")
+    assert off.keep_states(rows) == 0
+    with counted(off) as tokens:
+        losses_of(off, rows, steps=2)
+        losses_of(off, rows, steps=2)
+    assert len(tokens) == 4
+
+
+def test_both_signs_in_turn_share_the_frozen_layers(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ("roberta", "mlm", "peft=lora peft.layers=2")
+    session, rows = session_of(folders, case, "model.cache_bytes=0")
+    expected = losses_of(session, rows)
+    monkeypatch.setattr(type(session.objective), "fits_paired_forward", lambda self, batch: False)
+    with counted(session) as tokens:
+        found = losses_of(session, rows)
+    assert len(tokens) == 3
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("peft", ["lora", "bias"])
+def test_only_the_top_layers_are_trained(peft: str, folders: dict[str, Path]) -> None:
+    session, _ = session_of(folders, ("roberta", "mlm", f"peft={peft} peft.layers=2"))
+    names = list(session.params.tensors)
+    numbers = {int(found[1]) for name in names if (found := re.search(r"layer\.(\d+)\.", name))}
+    assert numbers == {1, 2}
+    assert not any("embed" in name for name in names)
+    assert any(name.startswith("lm_head") for name in names) == (peft == "bias")
+
+
+def test_more_layers_than_the_model_has_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match=r"peft\.layers=4: model\.path=.* has 3 layers"):
+        session_of(folders, ("roberta", "mlm", "peft=lora peft.layers=4"))
+
+
+@pytest.mark.parametrize("peft", ["none", "head", "prefix"])
+def test_peft_layers_belongs_to_lora_and_bias(peft: str) -> None:
+    with pytest.raises(UserError, match=f"peft.layers=1: peft={peft} has no such setting"):
+        build_config(["model=demo", "data=demo", f"peft={peft}", "peft.layers=1"])
