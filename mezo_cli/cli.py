@@ -338,9 +338,14 @@ def _check_working_directory() -> None:
 
 
 def _usage(error: Any) -> str:
-    """Return what is wrong with the command line, with the commands that exist where one is unknown."""
+    """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
+    from mezo_cli.config.keys import all_keys, groups
+
     commands = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
+    option = str(getattr(error, "option_name", None) or "").lstrip("-")
+    if "such option" in message and option in {*groups(), *all_keys()}:
+        return f"{message} Settings are given without dashes: {option}=..."
     return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
 
 

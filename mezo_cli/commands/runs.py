@@ -86,6 +86,8 @@ def _split(words: Sequence[str]) -> tuple[Path, list[Filter]]:
     folders = [word for word in words if "=" not in word or Path(word).is_dir()]
     if len(folders) > 1:
         raise UserError(f"'{folders[1]}': one folder is listed at a time; a filter is KEY=VALUE, e.g. task=sst2")
+    if not folders and not Path("outputs").is_dir():
+        raise UserError("no runs: there is no folder outputs/ here; name the folder of your runs")
     return Path(folders[0] if folders else "outputs"), parse_filters([word for word in words if word not in folders])
 
 
@@ -192,7 +194,7 @@ def _show(listed: Sequence[Listed]) -> None:
         print_line(f"not shown, for lack of width: {join(hidden)}")
     header, *lines = _table([dict(zip(columns, columns, strict=True)), *(run.cells for run in listed)], console.width)
     console.print(Text(header, style="bold"), soft_wrap=True)
-    print("\n".join(lines))
+    print_line("\n".join(lines))
     for run in listed:
         if run.problem is not None:
             print_line(f"{run.name}: {' '.join(run.problem.split())}")

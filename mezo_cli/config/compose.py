@@ -133,7 +133,7 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
     """
     parser, parsed = OverridesParser.create(), []
     for text in overrides:
-        check_form(text)
+        check_form(text, choices)
         try:
             override = _converted(parser.parse_override(text), text, choices)
         except HydraException as error:

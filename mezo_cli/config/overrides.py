@@ -43,14 +43,16 @@ class Override:
     jobs: tuple[str, ...]  # one override per value, as Hydra's own sweeper spells them
 
 
-def check_form(text: str) -> None:
+def check_form(text: str, choices: Choices) -> None:
     """Check that a text looks like an override at all.
 
     Raises:
-        UserError: when it does not.
+        UserError: when it does not; it names the groups that have a choice of that name.
     """
     if not re.match(r"(~|\+{0,2})[^=\s]+=|~[^=\s]+$", text):
-        raise UserError(f"'{text}' is not KEY=VALUE, e.g. task=rte or optimizer.lr=1e-5")
+        meant = [f"{group}={text}" for group, names in choices.items() if text in names]
+        near = f" (did you mean {' or '.join(meant)}?)" if meant else ""
+        raise UserError(f"'{text}' is not KEY=VALUE, e.g. task=rte or optimizer.lr=1e-5{near}")
 
 
 def check_override(override: Override, choices: Choices) -> None:
