@@ -1,14 +1,21 @@
-"""MeZO fine-tuning with forward passes only: `mezo` on the command line, `finetune` and `load` from Python."""
+"""MeZO fine-tuning with forward passes only: `mezo` on the command line; from Python `finetune`, `load`, and the
+step for a loop of one's own, `MezoOptimizer`."""
 
 TYPE_CHECKING = False  # mypy knows the name; the import of typing would delay the handling of Ctrl-C
 if TYPE_CHECKING:
     from mezo_cli.api import Finetuned, LoadedRun, finetune, load
+    from mezo_cli.library.optimizer import MezoOptimizer
+    from mezo_cli.library.trajectory import replay
 
-__all__ = ["Finetuned", "LoadedRun", "finetune", "load"]
+__all__ = ["Finetuned", "LoadedRun", "MezoOptimizer", "finetune", "load", "replay"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the API only when asked for: `mezo --help` has to answer at once."""
+    """Import what is asked for only then: `mezo --help` has to answer at once."""
+    if name in ("MezoOptimizer", "replay"):
+        from mezo_cli.library import optimizer, trajectory
+
+        return optimizer.MezoOptimizer if name == "MezoOptimizer" else trajectory.replay
     if name in __all__:
         from mezo_cli import api
 

@@ -50,6 +50,7 @@ class PerturbedForward:
     Args:
         model: a transformers model; the forwards of its modules are replaced for good.
         params: its trainable tensors. Only these are perturbed.
+        rounds_frozen: whether modules see frozen weights in the compute dtype too, and not as they are stored.
 
     Attributes:
         params: as given.
@@ -58,8 +59,8 @@ class PerturbedForward:
         scratch: memory for the perturbed weights of the module that is running.
     """
 
-    def __init__(self, model: nn.Module, params: Params) -> None:
-        self.params = params
+    def __init__(self, model: nn.Module, params: Params, rounds_frozen: bool = True) -> None:
+        self.params, self._rounds_frozen = params, rounds_frozen
         self.compute_dtype = torch.float32
         device = next(model.parameters()).device.type
         self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
@@ -169,6 +170,10 @@ class PerturbedForward:
         self._plans = {}
         return unreachable
 
+    def replace_whole(self, names: list[str]) -> None:
+        """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
+        self._read_outside_module, self._plans = list(names), {}
+
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it.
 
@@ -234,8 +239,9 @@ class PerturbedForward:
         weight = module.get_parameter("weight")
         if torch.is_grad_enabled():
             self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
-            return original_forward(ids).to(self.compute_dtype)
-        if not self._is_perturbed(weight) and self.compute_dtype == weight.dtype:
+            found = original_forward(ids)
+            return found.to(self.compute_dtype) if self._is_rounded(weight) else found
+        if not self._is_perturbed(weight) and not self._is_rounded(weight):
             return original_forward(ids)
         # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
         # the device, and the ids would decide how many rows there are. A table with fewer rows is drawn whole.
@@ -255,7 +261,7 @@ class PerturbedForward:
         own = self._own_parameters(module)
         if torch.is_grad_enabled():
             self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
-            rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if p.dtype != self.compute_dtype}
+            rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if self._is_rounded(p)}
             return swap_params(module, rounded, original_forward, args, kwargs)
         plan = self._plan(module, own)
         if plan.is_empty:
@@ -275,7 +281,7 @@ class PerturbedForward:
         of = module, self._perturbation is not None, self.compute_dtype
         if of not in self._plans:
             names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
-            rounded = {key: p for key, p in own.items() if key not in names and p.dtype != self.compute_dtype}
+            rounded = {key: p for key, p in own.items() if key not in names and self._is_rounded(p)}
             self._plans[of] = ModulePlan(self.params, names, rounded)
         return self._plans[of]
 
@@ -328,3 +334,7 @@ class PerturbedForward:
         """Whether patched forwards see this parameter perturbed now."""
         name = self._names[id(p)]
         return self._perturbation is not None and name in self.params.tensors and name not in self._read_outside_module
+
+    def _is_rounded(self, p: Tensor) -> bool:
+        """Whether patched forwards see this parameter in another dtype than it is stored in."""
+        return p.dtype != self.compute_dtype and (self._rounds_frozen or p.requires_grad)

@@ -80,18 +80,22 @@ class Params:
             found.append(place)
         return found
 
-    def update(self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]) -> None:
+    def update(
+        self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float], names: Sequence[str] | None = None
+    ) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
         Args:
             terms: (direction, coefficient), in order.
             decays: one per term.
+            names: of the tensors; None for all.
         """
-        if None not in self._spans:
-            self._spans[None] = self.spans(self.tensors)
+        chosen = None if names is None else tuple(names)
+        if chosen not in self._spans:
+            self._spans[chosen] = self.spans(self.tensors if chosen is None else chosen)
         for first in range(0, len(terms), TERMS_PER_PASS):
             some = slice(first, first + TERMS_PER_PASS)
-            for span in self._spans[None]:
+            for span in self._spans[chosen]:
                 self.noise.update_(span, span.theta, terms[some], decays[some])
 
     def blocks(self) -> list[Span]:

@@ -1,0 +1,258 @@
+"""MeZO as a `torch.optim.Optimizer`, for a training loop of one's own (docs/library.md)."""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.config.schema import Setting
+from mezo_cli.config.validation import check_value
+from mezo_cli.errors import UserError, join
+from mezo_cli.library.groups import ParamsArgument, to_groups
+from mezo_cli.library.trajectory import apply_records, make_header, open_writer
+from mezo_cli.library.uncovered import find_uncovered
+from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
+from mezo_cli.optim.settings import EPS, LR, SAMPLES, WEIGHT_DECAY
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.params import Params
+from mezo_cli.runs.trajectory import Writer
+
+log = logging.getLogger("mezo")
+
+Closure = Callable[[], Tensor | float]
+NOISE = Setting("noise", str, "gaussian", choices=("gaussian", "rademacher"))
+SEED = Setting("seed", int, 0, low=0, high=2**32 - 1)
+SETTINGS = {setting.name: setting for setting in (LR, EPS, WEIGHT_DECAY, SAMPLES, NOISE, SEED)}
+SAVED = ("steps", "seed", "eps", "samples", "noise")
+RATIO_TOLERANCE = 1e-6  # of a group's lr to the first group's, which is the one that the trajectory stores
+
+
+class MezoOptimizer(torch.optim.Optimizer):
+    """Tune a model by the losses that a function returns; no gradient is needed (paper, Algorithm 1 and section 2.1).
+
+        optimizer = MezoOptimizer(model, lr=1e-6, eps=1e-3)
+        loss = optimizer.step(lambda: loss_of(model, batch))
+
+    The closure must return the loss of one fixed batch: it is called twice per direction, with theta + eps z and with
+    theta - eps z. Make it once the model is on its device: its trainable tensors move to one storage, and the forwards
+    of its modules are replaced. Outside `step` the model computes what it did before.
+
+    The first step calls the closure twice more: once with gradients, to leave out the tensors that the loss does not
+    depend on (when the loss has a graph), and once with perturbed weights, to find those that a module reads from
+    another one. The latter are perturbed in place for each sign, and their exact bits are put back.
+
+    Args:
+        model: any module. Its own `named_parameters()` give the names, by which z is drawn.
+        params: what is tuned: None for every tensor with requires_grad; a function that is true for the names to
+            tune; names or tensors of the model; or groups, dicts with `params`, `lr` and `weight_decay`.
+        lr: learning rate; torch's schedulers change it per group.
+        eps: perturbation scale, > 0.
+        weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group.
+        samples: directions per step (n-SPSA).
+        noise: "gaussian" or "rademacher".
+        seed: of z. Two trainings with one seed draw the same z.
+        trajectory: a file that is to have the steps' scalars (16 bytes per step), for `mezo_cli.replay`.
+
+    Attributes:
+        forward: the model's patched forwards, for a closure that computes both signs at once (`step(paired=True)`).
+        steps: the number of steps taken.
+        result: losses and projected gradients of the last step.
+        unreachable: names of the tensors that were left out, known after the first step.
+        uncovered: names of the tensors that are perturbed in place, known after the first step.
+
+    Raises:
+        UserError: for a value out of range; its text is one line.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: ParamsArgument = None,
+        *,
+        lr: float = 1e-6,
+        eps: float = 1e-3,
+        weight_decay: float = 0.0,
+        samples: int = 1,
+        noise: str = "gaussian",
+        seed: int = 0,
+        trajectory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        groups = to_groups(model, params)
+        _check_settings(groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed)
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            first = self.param_groups[0]["lr"]
+            group["lr_ratio"] = group["lr"] / first if first else 1.0
+        self.eps, self.samples, self.noise, self.seed, self.steps = eps, samples, noise, seed, 0
+        self.result: MezoResult | None = None
+        self.unreachable: list[str] = []
+        self.uncovered: list[str] = []
+        self._model, self._path = model, None if trajectory is None else Path(trajectory)
+        self._writer: Writer | None = None
+        self._started = False
+        tuned = Params(model, make_noise(noise))
+        names = {name for group in groups for name in group["names"]}
+        tuned.tensors = {name: p for name, p in tuned.tensors.items() if name in names}
+        self.forward = PerturbedForward(model, tuned, rounds_frozen=False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group after the optimizer was made: memory and names are laid out by then.
+
+        Raises:
+            UserError: always but when torch calls it to make the optimizer.
+        """
+        if hasattr(self, "forward"):
+            raise UserError("add_param_group: the groups of a MezoOptimizer are given when it is made (params=...)")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Closure, paired: bool = False) -> float:  # type: ignore[override]  # torch's is optional
+        """Take one step, with the model in eval mode, and return the mean of the losses.
+
+        Args:
+            closure: returns the loss of one fixed batch: a number, or a tensor with one element.
+            paired: the closure computes both signs in one call by `forward.paired_forward`, and returns a tensor [2].
+
+        Raises:
+            FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
+        """
+        with in_eval_mode(self._model):
+            if not self._started:
+                self._start(closure)
+            directions = [Direction(self.seed, self.steps, sample) for sample in range(self.samples)]
+            results = spsa_per_direction(self.forward, partial(self._losses, closure, paired), directions, self.eps)
+        plus, minus, grads = zip(*results, strict=True)
+        n, rounded = self.samples, [to_float32(grad) for grad in grads]
+        if not all(map(math.isfinite, rounded)):
+            raise FloatingPointError(f"step {self.steps + 1}: the losses are {plus[0]} and {minus[0]}, not finite")
+        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(self.param_groups[0]["lr"]))
+        groups = self._groups_now()
+        if self._path is not None:
+            self._record(self.result, groups)
+        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)])
+        self.steps += 1
+        return self.result.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state dict with the step number and the settings. The weights are the model's to save."""
+        return super().state_dict() | {name: getattr(self, name) for name in SAVED}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the step of a state dict; the model must have the weights of that step.
+
+        Raises:
+            UserError: when it is of another noise, or lacks a field.
+        """
+        for name in SAVED:
+            if name not in state_dict:
+                raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
+        if state_dict["noise"] != self.noise:
+            raise UserError(f"state_dict: its noise is {state_dict['noise']}, this optimizer's is {self.noise}")
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        for name in SAVED:
+            setattr(self, name, state_dict[name])
+        self.close()
+
+    def close(self) -> None:
+        """Wait until the trajectory is on the disk, and close it. A later step opens it again."""
+        if self._writer is not None:
+            self._writer.sync()
+            self._writer.close()
+            self._writer = None
+
+    def _start(self, closure: Closure) -> None:
+        """Find which tensors the loss depends on, and which of them a module reads from another one."""
+        with torch.enable_grad():
+            loss = to_tensor(closure())
+        if loss.grad_fn is not None:
+            self.unreachable = self.forward.params.select_reachable(loss)
+        self.uncovered = find_uncovered(self.forward, closure, Direction(self.seed, self.steps), self.eps)
+        self.forward.replace_whole(self.uncovered)
+        if self.uncovered:
+            log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
+        self._started = True
+
+    def _losses(self, closure: Closure, paired: bool) -> Tensor:
+        """Return the losses with theta + eps z and with theta - eps z, [2]."""
+        if not paired:
+            return self.forward.forward_per_sign(lambda: to_tensor(closure()))
+        losses = closure()
+        if not isinstance(losses, Tensor) or losses.shape != (2,):
+            raise UserError("step(paired=True): the closure must return both losses, a tensor of shape [2]")
+        return losses
+
+    def _groups_now(self) -> list[dict[str, Any]]:
+        """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
+        tuned, first = self.forward.params.tensors, float(self.param_groups[0]["lr"])
+        groups = []
+        for group in self.param_groups:
+            lr, ratio = float(group["lr"]), group["lr_ratio"]
+            if abs(lr - first * ratio) > RATIO_TOLERANCE * abs(lr):
+                ratio = lr / first if first else math.nan
+            names = [name for name in group["names"] if name in tuned]
+            groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
+        return groups
+
+    def _record(self, result: MezoResult, groups: list[dict[str, Any]]) -> None:
+        """Append the step to the trajectory file."""
+        assert self._path is not None
+        if self._writer is None:
+            header = make_header(self._model, self.forward.params, groups, self.seed, self.samples)
+            self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
+        if groups != self._recorded:
+            raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
+        self._writer.append(self.steps, result.projected_grads, result.lr)
+
+
+def to_tensor(loss: Tensor | float) -> Tensor:
+    """Return a closure's loss as a tensor of shape [].
+
+    Raises:
+        UserError: for a tensor of several elements, or what is no number.
+    """
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1:
+            raise UserError(f"the closure returned a tensor of shape {list(loss.shape)}; it must return one loss")
+        return loss.reshape(())
+    try:
+        return torch.tensor(float(loss), dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the closure returned {type(loss).__name__}; it must return a number or a tensor") from error
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Let a model be in eval mode inside, as MeZO needs it (paper, section 2), each module as before at exit."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
+    """Refuse values out of the ranges of optimizer=mezo, and tensors of several dtypes.
+
+    Raises:
+        UserError: naming the setting, or the tensor.
+    """
+    for name, value in values.items():
+        check_value(name, value, SETTINGS[name])
+    for group in groups:
+        for name in ("lr", "weight_decay"):
+            check_value(name, group.get(name, values[name]), SETTINGS[name])
+    tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
+    for name, p in tensors.items():
+        if p.dtype != torch.float32:
+            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of torch.float32")

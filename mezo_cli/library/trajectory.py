@@ -1,0 +1,121 @@
+"""Record the steps of a `MezoOptimizer` in a trajectory file, go on with such a file, and replay it on a model."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mezo_cli.config.schema import StepRecord
+from mezo_cli.errors import UserError
+from mezo_cli.models.initial_state import check_fingerprint, fingerprint
+from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.params import Params
+from mezo_cli.runs import trajectory
+from mezo_cli.runs.trajectory import Header, Trajectory, Writer
+
+OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the name of a choice there
+
+
+def apply_records(
+    params: Params, groups: Sequence[Mapping[str, Any]], seed: int, records: Sequence[StepRecord]
+) -> None:
+    """Update theta by each record in order: theta <- (1 - lr wd) theta - lr sum_i g_i z_i / n, group by group.
+
+    Args:
+        params: the tuned tensors.
+        groups: each with `names`, `weight_decay`, and `lr_ratio`, its learning rate's ratio to the record's.
+        seed: of the run.
+        records: (step, the n projected gradients, the first group's learning rate).
+    """
+    for group in groups:
+        terms: list[tuple[Direction, float]] = []
+        decays: list[float] = []
+        for step, grads, lr in records:
+            rate = lr * group["lr_ratio"]
+            terms += [(Direction(seed, step, i), -rate * g / len(grads)) for i, g in enumerate(grads)]
+            decays += [1.0 - rate * group["weight_decay"], *[1.0] * (len(grads) - 1)]
+        params.update(terms, decays, group["names"])
+
+
+def make_header(model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], seed: int, n: int) -> Header:
+    """Return the header of the trajectory that starts from the model's weights as they are now."""
+    return Header(
+        fingerprint=fingerprint(model),
+        optimizer=OPTIMIZER,
+        noise=params.noise.kind,
+        seed=seed,
+        samples=n,
+        weight_decay=float(groups[0]["weight_decay"]),
+        tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
+        settings={"groups": [dict(group) for group in groups]},
+    )
+
+
+def open_writer(path: Path, header: Header, step: int) -> Writer:
+    """Open a file to record from step `step` on: a new one for step 0, else the file that has the steps before.
+
+    Raises:
+        UserError: when there is a file for step 0, or none that fits for a later step; it is left as it is.
+    """
+    if step == 0:
+        try:
+            return Writer(open(path, "xb"), header)
+        except FileExistsError as error:
+            raise UserError(
+                f"{path}: there is a file already; to go on with it, load the state_dict of its last step first"
+            ) from error
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    found = trajectory.read(path)
+    if changed(found.header, fingerprint=header.fingerprint) != header:
+        raise UserError(f"{path}: its header does not fit this model and these settings")
+    if len(found) < step:
+        raise UserError(f"{path}: it has {len(found)} steps, and the state_dict is of step {step}")
+    os.truncate(path, found.bytes_until(step))
+    return Writer(open(path, "ab"), header, found.crc)
+
+
+@torch.no_grad()
+def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = None) -> int:
+    """Give a model the weights that it had after step `step` of a recorded training, bit for bit.
+
+    It must have the weights that the training started from. One draw of z per step and direction; no forward.
+
+    Args:
+        model: the model; its tuned tensors are written in place.
+        path: the trajectory file that `MezoOptimizer(trajectory=...)` wrote.
+        step: the number of steps; all when None.
+
+    Returns:
+        The number of steps that were replayed.
+
+    Raises:
+        UserError: when the file is damaged or of a run directory, the model does not have the tensors or the initial
+            weights, or `step` is out of range. The weights are then as they were.
+    """
+    path = Path(path)
+    found = trajectory.read(path)
+    if found.header.optimizer != OPTIMIZER:
+        raise UserError(f"{path}: a trajectory of optimizer={found.header.optimizer}; `mezo replay RUN` reads its run")
+    step = len(found) if step is None else step
+    if not 0 <= step <= len(found):
+        raise UserError(f"step={step}: {path} holds steps 0 to {len(found)}")
+    params = _params_of(model, found, path)
+    check_fingerprint(model, found.header.fingerprint, path)
+    apply_records(params, found.header.settings["groups"], found.header.seed, found.records(0, step))
+    return step
+
+
+def _params_of(model: nn.Module, found: Trajectory, path: Path) -> Params:
+    """Return the tensors that the trajectory names."""
+    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    for name, shape in found.header.tensors:
+        if shapes.get(name) != shape:
+            raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
+    params = Params(model, make_noise(found.header.noise))
+    params.tensors = {name: params.tensors[name] for name, _ in found.header.tensors}
+    return params

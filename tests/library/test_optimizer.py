@@ -1,0 +1,261 @@
+"""The step in a loop of one's own: its losses, its update, what it tunes, and what a mistake is answered."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mezo_cli import MezoOptimizer
+from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise import Direction, make_noise
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(8) % 3
+
+
+class Tied(nn.Module):
+    """A model that reads an embedding as the weight of a linear map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 6)
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 3]."""
+        return F.linear(self.mix(x) + self.embed(Y), self.embed.weight)
+
+
+class Attention(nn.Module):
+    """nn.MultiheadAttention reads its output projection's weight itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 3]."""
+        return self.out(self.attention(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0])
+
+
+class Recurrent(nn.Module):
+    """nn.LSTM keeps its weights in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 3]."""
+        return self.out(self.lstm(x[:, None])[0][:, 0])
+
+
+def plain() -> nn.Module:
+    """Return a small network with dropout and a normalization."""
+    return nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.Dropout(0.5), nn.Tanh(), nn.Linear(12, 3))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": plain,
+    "tied": Tied,
+    "attention": Attention,
+    "recurrent": Recurrent,
+}
+UNCOVERED = {
+    "plain": [],
+    "tied": ["embed.weight"],
+    "attention": ["attention.out_proj.weight", "attention.out_proj.bias"],
+    "recurrent": [],  # nn.LSTM sees that its weights are others, and lists them again
+}
+
+
+def make(name: str = "plain") -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    loss: Tensor = F.cross_entropy(model(X), Y)
+    return loss
+
+
+def in_place_step(model: nn.Module, step: int, lr: float, eps: float, decay: float, samples: int) -> list[float]:
+    """Take one step as Algorithm 1 says, on copies of the weights; return the projected gradients."""
+    noise, named = make_noise("gaussian"), dict(model.named_parameters())
+    start = {name: p.data.clone() for name, p in named.items()}
+    z = [
+        {name: noise.z(Direction(0, step, i), name, p.shape, "cpu").view(p.shape) for name, p in named.items()}
+        for i in range(samples)
+    ]
+    grads = []
+    with torch.no_grad():
+        for one in z:
+            losses = []
+            for sign in (1, -1):
+                for name, p in named.items():
+                    p.copy_(start[name] + sign * eps * one[name])
+                losses.append(float(loss_of(model)))
+            grads.append((losses[0] - losses[1]) / (2 * eps))
+        for name, p in named.items():
+            g = sum(grad * one[name] for grad, one in zip(grads, z, strict=True)) / samples
+            p.copy_(start[name] - lr * (g + decay * start[name]))
+    return grads
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_algorithm_1_whatever_the_modules_read(name: str, samples: int) -> None:
+    model = make(name)
+    reference = copy.deepcopy(model).eval()
+    optimizer = MezoOptimizer(model, lr=0.01, eps=1e-2, weight_decay=0.1, samples=samples)
+    for step in range(4):
+        loss = optimizer.step(lambda: loss_of(model))
+        assert loss > 0
+        grads = in_place_step(reference, step, 0.01, 1e-2, 0.1, samples)
+        assert optimizer.result is not None
+        assert optimizer.result.projected_grads == pytest.approx(grads, rel=1e-3, abs=1e-4)
+        for p, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.data, wanted.data, rtol=1e-5, atol=1e-5)
+    assert sorted(optimizer.uncovered) == sorted(UNCOVERED[name])
+    assert optimizer.unreachable == []
+
+
+def test_the_modules_are_in_eval_mode_inside_and_as_before_outside() -> None:
+    model = make()
+    model[0].eval()
+    optimizer, seen = MezoOptimizer(model), set()
+
+    def closure() -> Tensor:
+        seen.add(tuple(module.training for module in model.modules()))
+        return loss_of(model)
+
+    before = [module.training for module in model.modules()]
+    optimizer.step(closure)
+    assert seen == {(False,) * len(before)}
+    assert [module.training for module in model.modules()] == before
+
+
+def test_a_loss_without_a_graph_tunes_all_and_a_loss_with_one_what_it_reaches() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(2, 2)})
+    used = model["used"]
+    optimizer = MezoOptimizer(model, lr=0.1)
+    optimizer.step(lambda: F.cross_entropy(used(X), Y))
+    assert optimizer.unreachable == ["unused.weight", "unused.bias"]
+    before = model["unused"].weight.clone()
+    optimizer.step(lambda: F.cross_entropy(used(X), Y))
+    assert torch.equal(model["unused"].weight, before)
+    other = MezoOptimizer(model, lr=0.1)
+    other.step(lambda: F.cross_entropy(used(X), Y).item())
+    assert other.unreachable == []
+    assert not torch.equal(model["unused"].weight, before)
+
+
+def test_groups_have_their_own_learning_rate_and_schedule() -> None:
+    model = make()
+    groups = [
+        {"params": lambda name: "0." in name, "lr": 0.1},
+        {"params": ["4.weight"], "lr": 0.0, "weight_decay": 0.5},
+    ]
+    optimizer = MezoOptimizer(model, groups, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0 if step else 1.0)
+    before = {name: p.data.clone() for name, p in model.named_parameters()}
+    optimizer.step(lambda: loss_of(model))
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"0.weight", "0.bias"}
+    scheduler.step()
+    before = {name: p.data.clone() for name, p in model.named_parameters()}
+    optimizer.step(lambda: loss_of(model))
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_an_error_rate_falls() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(200, 6), make()
+    y = (x[:, 0] > 0).long()
+
+    def error() -> float:
+        return (model(x).argmax(1) != y).float().mean().item()
+
+    optimizer = MezoOptimizer(model, lr=0.05, eps=0.1, samples=4)
+    first = error()
+    for _ in range(60):
+        optimizer.step(error)
+    with torch.no_grad():
+        model.eval()
+        assert error() < first / 2, first
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights(tmp_path: Path) -> None:
+    model = make()
+    optimizer = MezoOptimizer(model, lr=0.1, trajectory=tmp_path / "run.bin")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(FloatingPointError, match=r"step 1: the losses are nan and nan, not finite"):
+        optimizer.step(lambda: float("nan"))
+    assert optimizer.steps == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    optimizer.step(lambda: loss_of(model))
+    assert optimizer.steps == 1
+
+
+def test_frozen_weights_of_another_dtype_stay_as_they_are() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 6).bfloat16().requires_grad_(False), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.body(x.bfloat16())
+            logits: Tensor = self.head(hidden.float())
+            return logits
+
+    model = Mixed()
+    body = model.body.weight.clone()
+    optimizer = MezoOptimizer(model, lr=0.1)
+    assert optimizer.step(lambda: loss_of(model)) > 0
+    assert model.body.weight.dtype == torch.bfloat16
+    assert torch.equal(model.body.weight, body)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"lr": -1.0}, "lr=-1.0"),
+    ({"eps": 0.0}, "eps=0.0"),
+    ({"samples": 0}, "samples=0"),
+    ({"noise": "gausian"}, "did you mean 'gaussian'?"),
+    ({"seed": -1}, "seed=-1"),
+    ({"params": ["0.weigth"]}, "the model has no parameter 0.weigth (did you mean '0.weight'?)"),
+    ({"params": [torch.zeros(2, 3)]}, "the model has no parameter a tensor of shape [2, 3]"),
+    ({"params": lambda name: False}, "no trainable tensor is chosen"),
+    ({"params": [{"params": ["0.weight"], "eps": 1}]}, "a group has no setting 'eps'"),
+    ({"params": [{"params": ["0.weight"], "lr": -1}]}, "lr=-1"),
+    ({"params": [{"params": ["0.weight"]}, {"params": None}]}, "0.weight is given more than once"),
+    ({"params": ["1.weight"]}, "1.weight is frozen"),
+]
+
+
+@pytest.mark.parametrize(("values", "text"), MISTAKES, ids=[text for _, text in MISTAKES])
+def test_a_mistake_is_one_line(values: dict[str, Any], text: str) -> None:
+    model = make()
+    model[1].requires_grad_(False)
+    with pytest.raises(UserError) as caught:
+        MezoOptimizer(model, **values)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_closure_may_return() -> None:
+    model = make()
+    optimizer = MezoOptimizer(model)
+    with pytest.raises(UserError, match=r"the closure returned a tensor of shape \[8, 3\]; it must return one loss"):
+        optimizer.step(lambda: model(X))
+    with pytest.raises(UserError, match="the closure returned str; it must return a number or a tensor"):
+        optimizer.step(lambda: "low")  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match="are given when it is made"):
+        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})

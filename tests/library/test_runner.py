@@ -1,0 +1,63 @@
+"""The runner's own objective as closure ends in the runner's bits; transformers' own forward in the runner's losses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mezo_cli import MezoOptimizer, models
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.data import load_splits
+from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.training.setup import Session, prepare
+from tests.command_line import small
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the runner's objective", "transformers' forward"])
+def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    config = build_config([*small(roberta, movies, tmp_path / "run")[:3], "batch_size=8", "optimizer.lr=1e-2"], None)
+    runner = prepare(config, trains=True)
+    rows = runner.encoder.encode_all(load_splits(config).train)
+    sampler = BatchSampler(len(rows), config.batch_size, config.seed)
+    runner.exclude_unreachable(rows[0])
+
+    loaded = models.load(config.model, OBJECTIVES.load("mlm").model_kind, config.task.labels, config.seed)
+    model, encoder = loaded.model, runner.encoder
+    optimizer = MezoOptimizer(model, lr=1e-2, eps=config.optimizer.eps, seed=config.seed)
+    if own:
+        objective = OBJECTIVES.load("mlm")(model, optimizer.forward, encoder.label_ids)
+        session = Session(config, loaded, optimizer.forward, objective, runner.optimizer, encoder)
+    for step in range(STEPS):
+        chosen = [rows[i] for i in sampler.batch(step)]
+        with torch.no_grad():
+            expected = runner.step(chosen, step)
+        if own:
+            batch = session.batch(chosen)
+            loss = optimizer.step(lambda batch=batch: session.loss(batch), paired=True)  # type: ignore[misc]
+            assert loss == expected.loss
+            assert optimizer.result is not None
+            assert optimizer.result.projected_grads == expected.projected_grads
+        else:
+            loss = optimizer.step(lambda chosen=chosen: plain_loss(loaded, encoder.label_ids, chosen))  # type: ignore[misc]
+            assert loss == pytest.approx(expected.loss, rel=1e-5)
+    if own:
+        theirs = dict(runner.loaded.model.named_parameters())
+        assert all(torch.equal(p, theirs[name]) for name, p in model.named_parameters())
+
+
+def plain_loss(loaded: models.LoadedModel, label_ids: list[int], rows: list[TokenizedExample]) -> Tensor:
+    """Return the cross-entropy over the label words at the mask, by the model's own forward."""
+    padded = loaded.tokenizer.pad({"input_ids": [list(row.input_ids) for row in rows]}, return_tensors="pt")
+    scores = loaded.model(**padded).logits[padded["input_ids"] == loaded.tokenizer.mask_token_id]
+    return F.cross_entropy(scores[:, label_ids], torch.tensor([row.label for row in rows]))
