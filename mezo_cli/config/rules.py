@@ -50,6 +50,12 @@ def _check_optimizer(config: Config) -> None:
     if config.checkpoint == "trajectory" and not kind.replayable:
         raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
     kind.check(config.optimizer)
+    if kind.needs_backward and config.micro_batch_size is not None:
+        raise SettingError(
+            "micro_batch_size",
+            f"micro_batch_size={config.micro_batch_size}: {chosen} keeps the activations of all rows for its gradient; "
+            "micro-batches save memory only with forward passes",
+        )
     loss = config.objective.loss
     if kind.needs_backward and loss in NOT_DIFFERENTIABLE:
         raise SettingError(

@@ -296,6 +296,7 @@ class Config:
         seed: the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows.
         steps: training steps; 0: evaluate only.
         batch_size: rows per training step.
+        micro_batch_size: most rows per forward of a training step, whose loss stays that of the whole batch; null: all.
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
         log_every: steps between lines of metrics.jsonl.
@@ -317,6 +318,7 @@ class Config:
     seed: int = ranged(42, low=0, high=2**32 - 1)
     steps: int = ranged(100_000, low=0, high=2**32 - 1)
     batch_size: int = ranged(64, low=1)
+    micro_batch_size: int | None = ranged(None, low=1)
     eval_batch_size: int = ranged(64, low=1)
     eval_every: int = ranged(10_000, low=0)
     log_every: int = ranged(10, low=1)

@@ -13,7 +13,7 @@ import torch
 
 from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.models.loading import DTYPES
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.optim import LossFn
 from mezo_cli.training.precision import measure_losses
 from mezo_cli.training.setup import Session
 
@@ -87,13 +87,13 @@ def _learning_rate_points(directions: Iterable[int], eps: float, whole: bool) ->
 
 
 def measure(
-    session: Session, batch_of: Callable[[int], Batch], points: Iterator[Point], deadline: Deadline
+    session: Session, loss_of: Callable[[int], LossFn], points: Iterator[Point], deadline: Deadline
 ) -> dict[Point, tuple[float, float]]:
     """Measure points in order while there is time for the next one.
 
     Args:
         session: theta and the compute dtype stay as they are.
-        batch_of: step -> batch.
+        loss_of: step -> the loss of its batch.
         points: the first one is always measured.
         deadline: the time for it.
     """
@@ -105,7 +105,7 @@ def measure(
         if found and not deadline.allows(taken.get(point.kind, 0.0)):
             break
         start = time.perf_counter()
-        found[point] = _measure(session, batch_of(point.batch), point)
+        found[point] = _measure(session, loss_of(point.batch), point)
         seconds = time.perf_counter() - start
         taken[point.kind] = min(seconds, taken.get(point.kind, seconds))
     return found
@@ -130,9 +130,9 @@ def projected_grads(losses: Losses, eps: float, dtype: str, others: Sequence[tup
 
 
 @torch.no_grad()
-def _measure(session: Session, batch: Batch, point: Point) -> tuple[float, float]:
+def _measure(session: Session, loss_fn: LossFn, point: Point) -> tuple[float, float]:
     if point.direction < 0:
         with session.forward.using_compute_dtype(DTYPES[point.dtype]):
-            loss = float(session.loss(batch))
+            loss = float(loss_fn())
         return loss, loss
-    return measure_losses(session, batch, point.direction, point.eps, DTYPES[point.dtype])[:2]
+    return measure_losses(session, loss_fn, point.direction, point.eps, DTYPES[point.dtype])[:2]

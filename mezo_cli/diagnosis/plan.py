@@ -18,6 +18,7 @@ COSTLY = (
     "optimizer.window",
     "data.",
     "batch_size",
+    "micro_batch_size",
     "eval_batch_size",
 )
 FREE = ("data.seed", "objective.loss", "model.name")

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
@@ -60,8 +59,8 @@ def prepare_run(config: Config) -> tuple[Prepared, Splits]:
 
 def _compile_noise(session: Session, row: TokenizedExample) -> None:
     """Draw z once for every kernel that a step runs; theta stays the same."""
-    z, batch = Direction(session.config.seed, 0), session.batch([row])
+    z, loss_fn = Direction(session.config.seed, 0), session.loss_of([row])
     for dtype in DTYPES.values():
         with session.forward.using_compute_dtype(dtype):
-            spsa(session.forward, partial(session.loss, batch), z, session.config.optimizer.eps)
+            spsa(session.forward, loss_fn, z, session.config.optimizer.eps)
     session.params.update([(z, 0.0)], [1.0])

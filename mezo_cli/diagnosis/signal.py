@@ -13,7 +13,7 @@ from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, Estimate
 from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, Losses, measure, plan_points, projected_grads
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.loading import DTYPES
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.optim import LossFn
 from mezo_cli.report.paper import paper
 from mezo_cli.report.settings import method_name
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_reference
@@ -40,7 +40,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     eps, dtype = config.optimizer.eps, config.model.compute_dtype
     sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
     whole = sampler.batch_size == sampler.rows
-    losses = measure(session, _batches(prepared, sampler), plan_points(eps, whole), deadline)
+    losses = measure(session, _losses(prepared, sampler), plan_points(eps, whole), deadline)
     rows = compare(losses, eps)
     _name_cut(section, losses, rows, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
@@ -179,18 +179,18 @@ def grid_of_paper(config: Config) -> list[float] | None:
     return grid.get("optimizer.lr")
 
 
-def _batches(prepared: Prepared, sampler: BatchSampler) -> Callable[[int], Batch]:
-    """Return a function from a step to its batch; the last one is kept."""
+def _losses(prepared: Prepared, sampler: BatchSampler) -> Callable[[int], LossFn]:
+    """Return a function from a step to the loss of its batch; the last one is kept."""
     session: Session = prepared.session
-    last: dict[int, Batch] = {}
+    last: dict[int, LossFn] = {}
 
-    def batch_of(step: int) -> Batch:
+    def loss_of(step: int) -> LossFn:
         if step not in last:
             last.clear()
-            last[step] = session.batch([prepared.train[i] for i in sampler.batch(step)])
+            last[step] = session.loss_of([prepared.train[i] for i in sampler.batch(step)])
         return last[step]
 
-    return batch_of
+    return loss_of
 
 
 def _slope_eps(losses: Losses, eps: float) -> float:

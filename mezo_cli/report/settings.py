@@ -27,6 +27,7 @@ GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
     "logger.",
     "log_every",
+    "micro_batch_size",
     "eval_batch_size",
     "checkpoint",
     "checkpoint_every",

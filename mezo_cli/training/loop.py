@@ -61,7 +61,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         if resume_step is None and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, train_rows))
         if resume_step is None and config.steps and session.optimizer.replayable:
-            precision.check(session, session.batch([train_rows[i] for i in sampler.batch(0)]))
+            precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     with failures, TrainingRun(config, run) as state, torch.no_grad():

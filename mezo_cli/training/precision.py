@@ -9,12 +9,11 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.setup import Session
@@ -42,11 +41,11 @@ class Agreement:
     directions: int
 
 
-def check(session: Session, batch: Batch) -> None:
+def check(session: Session, loss_fn: LossFn) -> None:
     """Log the relative error that the compute dtype causes, as a warning if it is large. Skipped for float32."""
     if session.forward.compute_dtype == torch.float32:
         return
-    error = relative_error(session, batch)
+    error = relative_error(session, loss_fn)
     dtype = session.config.model.compute_dtype
     text = (
         f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {describe_reference(session)})"
@@ -65,7 +64,7 @@ def describe_reference(session: Session) -> str:
     return "trainable weights and activations in float32, frozen weights rounded" if frozen else "all in float32"
 
 
-def relative_error(session: Session, batch: Batch, directions: int = DIRECTIONS) -> float:
+def relative_error(session: Session, loss_fn: LossFn, directions: int = DIRECTIONS) -> float:
     """Return |g' - g| / |g|: projected gradients g' in the compute dtype, g in float32, in the run's first directions.
 
     Frozen weights are rounded to the compute dtype for both (`PerturbedForward.set_compute_dtype`).
@@ -74,18 +73,18 @@ def relative_error(session: Session, batch: Batch, directions: int = DIRECTIONS)
     """
     eps, dtypes = session.config.optimizer.eps, (torch.float32, session.forward.compute_dtype)
     exact, rounded = (
-        [measure_losses(session, batch, step, eps, dtype)[2] for step in range(directions)] for dtype in dtypes
+        [measure_losses(session, loss_fn, step, eps, dtype)[2] for step in range(directions)] for dtype in dtypes
     )
     return agreement(rounded, exact).relative_error
 
 
 @torch.no_grad()
 def measure_losses(
-    session: Session, batch: Batch, step: int, eps: float, dtype: torch.dtype
+    session: Session, loss_fn: LossFn, step: int, eps: float, dtype: torch.dtype
 ) -> tuple[float, float, float]:
     """Return L(theta + eps z), L(theta - eps z) and the projected gradient, in the direction z of a step of the run."""
     with session.forward.using_compute_dtype(dtype):
-        return spsa(session.forward, partial(session.loss, batch), Direction(session.config.seed, step), eps)
+        return spsa(session.forward, loss_fn, Direction(session.config.seed, step), eps)
 
 
 def agreement(rounded: Sequence[float], exact: Sequence[float]) -> Agreement:

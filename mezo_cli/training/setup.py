@@ -21,7 +21,7 @@ from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.reference_check import check_against_reference, check_perturbed, flip_weights
-from mezo_cli.optim import Optimizer, StepResult, optimizer_class
+from mezo_cli.optim import LossFn, Optimizer, StepResult, optimizer_class
 from mezo_cli.optim.dropout import dropout, set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
@@ -61,23 +61,32 @@ class Session:
         """Collate rows as the objective reads them, on the model's device."""
         return _collate(self.loaded, rows, self.objective)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss_of(self, rows: Sequence[TokenizedExample]) -> LossFn:
+        """Return a function that computes the loss of these rows, which are laid out once, in micro-batches."""
+        size = self.config.micro_batch_size or len(rows)
+        return partial(self.loss, *(self.batch(rows[start : start + size]) for start in range(0, len(rows), size)))
+
+    def loss(self, *batches: Batch) -> Tensor:
         """Return the objective's loss of a batch with the weights as `self.forward` has them.
 
         It is differentiable under `torch.enable_grad`.
 
+        Args:
+            batches: the batch, or its micro-batches: one forward each, then one loss over the label scores of all rows.
+
         Returns:
             float32 of shape [], or [2] inside `forward.perturbed` with both signs; nan if a logit is not finite.
         """
-        if self.forward.num_signs == 2 and not self.objective.fits_paired_forward(batch):
-            return self.forward.forward_per_sign(lambda: self.loss(batch))
-        logits = self.objective.logits(batch)
+        if self.forward.num_signs == 2 and not all(map(self.objective.fits_paired_forward, batches)):
+            return self.forward.forward_per_sign(lambda: self.loss(*batches))
+        logits = torch.cat([self.objective.logits(batch) for batch in batches], dim=-2)
+        labels = torch.cat([batch.labels for batch in batches])
         if logits.dim() == 3:
-            return torch.stack([self._loss_of(one_sign, batch) for one_sign in logits])
-        return self._loss_of(logits, batch)
+            return torch.stack([self._loss(one_sign, labels) for one_sign in logits])
+        return self._loss(logits, labels)
 
-    def _loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        loss = LOSSES.load(self.config.objective.loss)(logits, batch.labels)
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        loss = LOSSES.load(self.config.objective.loss)(logits, labels)
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction. No value is read: the
         # host would wait for the device.
         return torch.where(logits.isfinite().all(), loss, math.nan)
@@ -87,7 +96,7 @@ class Session:
         # MeZO runs without dropout (paper, section 2); the model is in eval mode.
         uses_dropout = self.optimizer.needs_backward
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
-            return self.optimizer.step(self.forward, partial(self.loss, self.batch(rows)), step)
+            return self.optimizer.step(self.forward, self.loss_of(rows), step)
 
     def exclude_unreachable(self, row: TokenizedExample) -> list[str]:
         """Exclude the parameters that the loss of a row does not depend on; return their names."""

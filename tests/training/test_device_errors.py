@@ -128,6 +128,6 @@ def test_a_loss_that_is_not_finite_is_on_the_device_of_the_logits(roberta: Path)
     session = ready(roberta, "model.device=cpu")
     batch = session.batch(session.encoder.encode_all([Example(("a",), 0)]))
     with torch.device("meta"):  # a tensor made with no device lands elsewhere, as on a machine with a GPU
-        loss = session._loss_of(torch.tensor([[float("nan"), 0.0]], device="cpu"), batch)
+        loss = session._loss(torch.tensor([[float("nan"), 0.0]], device="cpu"), batch.labels)
     assert loss.device.type == "cpu"
     assert bool(loss.isnan())

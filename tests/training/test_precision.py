@@ -20,7 +20,7 @@ def made(folder: Path, *words: str) -> Session:
 
 def error(folder: Path, *words: str) -> float:
     session = made(folder, *words)
-    return precision.relative_error(session, session.batch(session.encoder.encode_all(SENTENCES)))
+    return precision.relative_error(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
 
 
 def test_float32_against_itself_has_no_error(roberta: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_error_is_larger_for_a_small_eps(roberta: Path) -> None:
 def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:
     session = made(roberta, "model.compute_dtype=bfloat16")
     before = {name: p.clone() for name, p in session.params.tensors.items()}
-    precision.relative_error(session, session.batch(session.encoder.encode_all(SENTENCES)))
+    precision.relative_error(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
     assert session.forward.compute_dtype == torch.bfloat16
     assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
 
@@ -44,7 +44,7 @@ def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:
 def test_a_run_is_warned(roberta: Path, eps: float, level: int, caplog: pytest.LogCaptureFixture) -> None:
     session = made(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}")
     with caplog.at_level(logging.INFO, logger="mezo"):
-        precision.check(session, session.batch(session.encoder.encode_all(SENTENCES)))
+        precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
     (record,) = caplog.records
     assert record.levelno == level
     assert ("rounding hides the signal" in record.message) == (level == logging.WARNING)
@@ -57,5 +57,5 @@ def test_the_line_says_what_is_compared(
     """Frozen weights are stored in the compute dtype, so with an adapter nothing is exactly float32."""
     session = made(roberta, "model.compute_dtype=bfloat16", *words)
     with caplog.at_level(logging.INFO, logger="mezo"):
-        precision.check(session, session.batch(session.encoder.encode_all(SENTENCES)))
+        precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
     assert said in caplog.text

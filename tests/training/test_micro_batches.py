@@ -1,0 +1,61 @@
+"""Micro-batches: smaller forwards, the loss of the whole batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mezo_cli.perturb.noise import Direction
+from tests.command_line import error_line, mezo, small
+from tests.optim.test_mezo import SENTENCES, ready
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "accuracy", "f1"])
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_the_loss_is_that_of_the_whole_batch(objective: str, loss: str, roberta: Path) -> None:
+    words = [f"objective={objective}", f"objective.loss={loss}"]
+    session = ready(roberta, *words, "micro_batch_size=2")
+    rows = session.encoder.encode_all(SENTENCES)
+    forwards = []
+    session.objective.logits = counted(session.objective.logits, forwards)  # type: ignore[method-assign]
+    with torch.no_grad():
+        for both in (False, True):
+            context = session.forward.perturbed(Direction(1, 0), 1e-2) if both else torch.no_grad()
+            with context:
+                split, whole = session.loss_of(rows)(), session.loss(session.batch(rows))
+            assert split.shape == whole.shape
+            torch.testing.assert_close(split, whole, rtol=1e-6, atol=1e-7)
+    assert max(forwards) == len(rows)
+    assert sorted(forwards)[:2] == [1, 1] if len(rows) % 2 else [2, 2]
+
+
+def counted(logits, rows):  # type: ignore[no-untyped-def]
+    """Return `logits` with the number of rows of each call added to `rows`."""
+
+    def counting(batch):  # type: ignore[no-untyped-def]
+        rows.append(len(batch.labels))
+        return logits(batch)
+
+    return counting
+
+
+def test_a_run_has_the_losses_of_whole_batches(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    lines = []
+    for name, more in {"whole": [], "split": ["micro_batch_size=3"]}.items():
+        said = mezo("train", *small(roberta, movies, tmp_path / name, "log_every=1", *more))
+        assert said.code == 0, said
+        text = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        lines.append([line for line in map(json.loads, text) if line["kind"] == "train"])
+    assert len(lines[0]) == 6
+    for one, other in zip(*lines, strict=True):
+        # The first step agrees to rounding; eps divides what is left, and the steps add it up.
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6 if one["step"] == 1 else 1e-5)
+
+
+def test_it_is_refused_where_it_would_save_nothing(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = small(roberta, movies, tmp_path / "run", "micro_batch_size=2")
+    line = error_line(mezo("train", *words, "optimizer=adamw"))
+    assert "micro_batch_size=2: optimizer=adamw keeps the activations of all rows for its gradient" in line
+    assert "micro_batch_size=0: " in error_line(mezo("train", *words, "micro_batch_size=0"))
+    assert not (tmp_path / "run").exists()
