@@ -24,7 +24,7 @@ LAYERS = [
     {"training"},
     {"config"},
     {"report", "sharing"},
-    {"diagnosis"},
+    {"diagnosis", "library"},
     {"commands"},
     {"api"},
     {"testing", "cli"},
@@ -38,7 +38,7 @@ ALLOWED_USERS = {
     "matplotlib": {"report"},
     "jinja2": {"report"},
 }
-OPENS_RUNS = {"training", "report", "sharing", "config", "commands", "api", "testing"}
+OPENS_RUNS = {"library", "training", "report", "sharing", "config", "commands", "api", "testing"}
 
 
 def modules() -> dict[str, Path]:

@@ -1,17 +1,16 @@
 """Find the weights that a model reads outside their own modules: patched forwards do not perturb those reads.
 
-Examples are an embedding that a linear layer elsewhere uses as its weight, the output projection of
-`nn.MultiheadAttention`, and the weights of `nn.LSTM`, which it keeps in a list.
+Examples are an embedding that `F.linear` elsewhere uses as its weight, and the output projection of
+`nn.MultiheadAttention`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from mezo_cli.perturb.forward import PerturbedForward
@@ -30,7 +29,7 @@ def find_uncovered(forward: PerturbedForward, run: Callable[[], object], directi
     """
     reads = _PlainReads(forward.params.tensors)
     noise = forward.params.noise
-    forward.params.noise = _Unwatched(noise, reads)  # it has every method of the noise
+    forward.params.noise = _Unwatched(noise)  # it has every method of the noise
     try:
         with forward.perturbed(direction, eps, (1,)), reads:
             run()
@@ -47,23 +46,13 @@ class _PlainReads(TorchDispatchMode):
         used = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in tensors.items() if p.numel())
         self._starts = [start for start, _, _ in used]
         self._used = used
-        self._paused = 0
         self.found: set[str] = set()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not record inside."""
-        self._paused += 1
-        try:
-            yield
-        finally:
-            self._paused -= 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record the operands, unless the operation only makes a view, and run it."""
-        if not self._paused and not func.is_view:
+        if not func.is_view:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, Tensor) and value.layout is torch.strided:
                     self._record(value)
@@ -76,10 +65,10 @@ class _PlainReads(TorchDispatchMode):
 
 
 class _Unwatched:
-    """The noise, with its methods run outside the watch: it has to read theta."""
+    """The noise, with its methods run outside the watch: it has to read theta, and may compile its kernels."""
 
-    def __init__(self, noise: object, reads: _PlainReads) -> None:
-        self._noise, self._reads = noise, reads
+    def __init__(self, noise: object) -> None:
+        self._noise = noise
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._noise, name)
@@ -87,7 +76,7 @@ class _Unwatched:
             return value
 
         def unwatched(*args: Any, **kwargs: Any) -> Any:
-            with self._reads.paused():
+            with _disable_current_modes():
                 return value(*args, **kwargs)
 
         return unwatched

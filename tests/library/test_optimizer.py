@@ -259,3 +259,12 @@ def test_what_a_closure_may_return() -> None:
         optimizer.step(lambda: "low")  # type: ignore[arg-type,return-value]
     with pytest.raises(UserError, match="are given when it is made"):
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+@pytest.mark.slow
+def test_the_watch_of_the_first_step_lets_the_noise_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEZO_EAGER", raising=False)
+    model = make()
+    MezoOptimizer(model).step(lambda: loss_of(model))
+    found = make_noise("gaussian").describe_kernels()
+    assert found == ("compiled", "")
