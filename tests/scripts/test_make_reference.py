@@ -24,6 +24,10 @@ def script() -> ModuleType:
 
 
 def test_the_pages_are_up_to_date(script: ModuleType) -> None:
+    pinned = re.search(r"^typer==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned
+    if typer.__version__ != pinned[1]:
+        pytest.skip(f"the pages are made with typer {pinned[1]}; others print their arguments in other words")
     for name, text in script.pages().items():
         page = ROOT / "docs" / "reference" / name
         assert page.read_text(encoding="utf-8") == text, f"{page} is out of date: run `{script.COMMAND}` and commit it"

@@ -1,5 +1,6 @@
 """Linear probing: scikit-learn's own probabilities out of the model, a start that is kept, and MeZO on top of it."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -67,9 +68,11 @@ def test_the_rows_give_scikit_learns_probabilities(labels: int, intercept: bool)
 def test_c_is_chosen_as_the_papers_code_does(labels: int, seed: int) -> None:
     x, right = rows(60, labels, seed=seed)
     fitted = probing.fit(x, right, [str(i) for i in range(labels)], None)
-    theirs = LogisticRegressionCV(
-        cv=5, scoring="accuracy", max_iter=5000, l1_ratios=(0,), use_legacy_attributes=False
-    ).fit(x, right)
+    # scikit-learn 1.8 deprecated the old shapes of its attributes, and older versions do not know the new ones.
+    new = {"l1_ratios": (0,), "use_legacy_attributes": False}
+    known = inspect.signature(LogisticRegressionCV).parameters
+    ours = new if new.keys() <= known.keys() else {}
+    theirs = LogisticRegressionCV(cv=5, scoring="accuracy", max_iter=5000, **ours).fit(x, right)
     assert pytest.approx(theirs.C_) == fitted.C
     assert fitted.validated[probing.STRENGTHS.index(fitted.C)] == max(fitted.validated)
     np.testing.assert_allclose(probabilities(fitted, x), theirs.predict_proba(x), atol=1e-3)
