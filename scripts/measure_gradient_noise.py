@@ -1,7 +1,7 @@
 """Measure by backpropagation how noisy the gradient of a set-up is at the start, and how the loss curves.
 
-    python scripts/measure_gradient_noise.py experiment=demo-sst2 data.dir=GLUE/SST-2
-    python scripts/measure_gradient_noise.py experiment=demo-sst2 data.dir=GLUE/SST-2 peft=lora --rows 512
+    python scripts/measure_gradient_noise.py experiment=demo-sst2 data.dir=GLUE/SST-2 data.shots=null
+    python scripts/measure_gradient_noise.py experiment=demo-sst2 data.dir=GLUE/SST-2 data.shots=null peft=bias
 
 On `--rows` rows of train, in float32. A constant is subtracted from the scores (two labels) first, that of the lowest
 loss: the bias between the labels would hide what else there is to learn. It prints

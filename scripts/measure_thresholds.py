@@ -2,7 +2,7 @@
 
     python scripts/measure_thresholds.py experiment=demo
     python scripts/measure_thresholds.py experiment=demo-fewshot data.dir=GLUE/SST-2 seed=13
-    python scripts/measure_thresholds.py experiment=demo-sst2 data.dir=GLUE/SST-2 --train 1000
+    python scripts/measure_thresholds.py experiment=demo-sst2 data.dir=GLUE/SST-2 data.shots=null --train 1000
 
 The score of a row is the logit of the second label minus that of the first. For dev and test it prints the accuracy
 at threshold 0 (zero-shot), at the median of the split's own scores (no labels, but the whole split and its balance),
