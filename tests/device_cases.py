@@ -53,28 +53,36 @@ def case_config(name: str, folder: Path, device: str) -> Config:
 
 
 def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) -> dict[str, HostWaits]:
-    """Build the run, take two steps, replay them, and evaluate; return what the host did in the second step and after.
+    """Build the run, take four steps, replay two, and evaluate; return what the host did from the second step on.
 
     Args:
         config: of a case.
         read: see `HostWaits`.
     """
     session, results = setup.prepare(config, trains=True), []
+    hosts: list[HostWaits] = []
     rows = session.encoder.encode_all(ROWS)
     session.exclude_unreachable(rows[0])
     with torch.no_grad():
-        for step in range(2):
-            with HostWaits(read) as of_step:
+        for step in range(4):
+            hosts.append(HostWaits(read))
+            with hosts[-1]:
                 results.append(session.step(rows, step))
         with HostWaits(read) as of_replay:
             if session.optimizer.replayable:
-                records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results)]
+                records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results[:2])]
                 again: Any = setup.optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
                 again.rebuild_state(session.params, records[:1])
                 again.apply_updates(session.params, records[1:])
         with HostWaits(read) as of_evaluation:
             evaluation.compute_logits(session, rows)
-    return {"step": of_step, "replay": of_replay, "evaluation": of_evaluation}
+    return {
+        "step": hosts[1],
+        "third": hosts[2],
+        "fourth": hosts[3],
+        "replay": of_replay,
+        "evaluation": of_evaluation,
+    }
 
 
 def check_host(host: dict[str, list[str]], waits: int, copies: int) -> None:

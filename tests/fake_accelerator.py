@@ -26,7 +26,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from mezo_cli import models
 from tests.device_cases import CASES, case_config, take_steps
-from tests.host_waits import HostWaits
+from tests.host_waits import HostWaits, moved
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")
@@ -135,7 +135,10 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     }
     with replace(replaced), fake_device():
         hosts = take_steps(config, made_up)
-    return {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
+    # Backpropagation is not compared, nor a window: it goes on to another direction in each place.
+    compared = "mezo" in config.optimizer.name and config.optimizer.window is None
+    changes = moved(hosts["third"], hosts["fourth"]) if compared else []
+    return {"moved": changes} | {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
 
 
 def main(folder: Path, names: list[str]) -> None:

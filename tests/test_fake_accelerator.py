@@ -40,6 +40,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def check(result: dict[str, Any]) -> None:
     assert "error" not in result, result["error"]
+    assert result["moved"] == []  # from a step to the next one: shapes, and where the weights and the noise are
     check_host(result["step"], waits=1, copies=1)  # the losses; the batch
     check_host(result["replay"], waits=0, copies=0)
     check_host(result["evaluation"], waits=1, copies=1)  # the scores; the batch

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.mezo_momentum import MezoMomentum, Update, decay_and_subtract
-from mezo_cli.optim.moments import Moment
+from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, WINDOW
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class MezoAdam(MezoMomentum):
     def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
         self._scalar_v = 0.0  # the second moment, where it is one number
-        self._v = Moment()  # elsewhere
+        self._v, self._estimate = Moment(), Scratch()  # elsewhere
         self._power1 = self._power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
 
     @classmethod
@@ -80,7 +80,7 @@ class MezoAdam(MezoMomentum):
         b1, b2, eps = self.beta, self.config.beta2, self.config.adam_eps
         for span in params.blocks():
             m, v = self._m.of(span), self._v.of(span)
-            estimate, step = torch.empty_like(m), torch.empty_like(m)
+            estimate, step = self._estimate.of(span), self._step.of(span)
             for update in updates:
                 params.noise.update_(span, estimate.zero_(), update.terms, [1.0] * len(update.terms))
                 m.mul_(b1).add_(torch.mul(estimate, 1 - b1, out=step))

@@ -22,7 +22,7 @@ from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.moments import Moment
+from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import MOMENTUM, WINDOW
 from mezo_cli.perturb.noise import Direction
 
@@ -54,7 +54,7 @@ class MezoMomentum(Mezo):
         super().__init__(config, seed, steps)
         self.beta = to_float32(self.moment_decay())
         self._next = 0  # the next step
-        self._m = Moment()  # unused with a window
+        self._m, self._step = Moment(), Scratch()  # m is unused with a window
         self._recent: deque[Update] = deque(maxlen=(config.window or 1) - 1)  # the steps that a window still needs
 
     def moment_decay(self) -> float:
@@ -99,7 +99,7 @@ class MezoMomentum(Mezo):
         import torch
 
         for span in params.blocks():
-            m, step = self._m.of(span), torch.empty_like(span.theta)
+            m, step = self._m.of(span), self._step.of(span)
             for update in updates:
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
                 params.noise.update_(span, m, update.terms, decays)
@@ -108,8 +108,6 @@ class MezoMomentum(Mezo):
 
     def _step_params_by_window(self, params: "Params", updates: list[Update], number: int) -> None:
         """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
-        import torch
-
         window, chains = self.config.window or 1, []
         for i in range(len(updates) - number, len(updates)):
             summed, share, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
@@ -118,7 +116,7 @@ class MezoMomentum(Mezo):
                 share *= self.beta
             chains.append((chain[::-1], updates[i].decay))  # the smallest terms first
         for span in params.blocks():
-            step = torch.empty_like(span.theta)
+            step = self._step.of(span)
             for chain, decay in chains:
                 params.noise.update_(span, step.zero_(), chain, [1.0] * len(chain))
                 decay_and_subtract(span.theta, step, decay)

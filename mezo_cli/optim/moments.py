@@ -1,4 +1,4 @@
-"""A moment of an optimizer: one number per element of theta, in flat storage like theta."""
+"""Buffers of an optimizer: a moment, one number per element of theta; and memory for one span at a time."""
 
 from typing import TYPE_CHECKING
 
@@ -46,3 +46,18 @@ class Moment:
             if piece.name in names
         }
         return self._loaded | found
+
+
+class Scratch:
+    """Uninitialized memory for a span at a time, the same at every step."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def of(self, span: "Span") -> "Tensor":
+        """Return a tensor like `span.theta`; the one before is no longer valid."""
+        import torch
+
+        if self._buffer is None or len(self._buffer) < span.numel or self._buffer.device != span.theta.device:
+            self._buffer = torch.empty_like(span.theta)
+        return self._buffer[: span.numel]

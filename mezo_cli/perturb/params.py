@@ -95,14 +95,16 @@ class Params:
             self._spans[chosen] = self.spans(self.tensors if chosen is None else chosen)
         for first in range(0, len(terms), TERMS_PER_PASS):
             some = slice(first, first + TERMS_PER_PASS)
+            self.noise.begin_pass()
             for span in self._spans[chosen]:
                 self.noise.update_(span, span.theta, terms[some], decays[some])
 
     def blocks(self) -> list[Span]:
-        """Return theta in spans that suit the device: `span.theta` is a flat view to be written in place.
+        """Begin a pass, and return theta in spans that suit the device: `span.theta` is to be written in place.
 
         For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`.
         """
+        self.noise.begin_pass()
         size = self.noise.block_size(next(iter(self.tensors.values())).device)
         if size not in self._spans:
             self._spans[size] = [part for span in self.spans(self.tensors) for _, part in span.split(size)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import KernelSet
+from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
@@ -34,7 +35,11 @@ class CounterNoise:
         self.tile = kernels.tile
         self.block = BLOCK
         self._kernels = kernels
-        self._scaled = scaled
+        # of the forwards: their eps is the same at every step
+        self._direction, self._scaled = SmallTensors(_pair, 1), SmallTensors(scaled, 8)
+        # of the updates
+        self._term_directions, self._term_scaled = SmallTensors(_pair, 1024), SmallTensors(scaled, 64)
+        self._decays = SmallTensors(_decay_tensor, 64)
 
     def describe_kernels(self) -> tuple[str, str]:
         """Return how this process runs the kernels, and why they are slow: see `Noise.describe_kernels`."""
@@ -76,7 +81,7 @@ class CounterNoise:
     def _perturb(self, direction: Direction, span: Span, theta: Tensor, c: float, outs: list[Tensor]) -> None:
         """Run the kernel over flat tensors of the compute device; `outs` is [out] or [out, out_minus]."""
         kernel, device = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair, theta.device
-        rest = (_step_sample(direction.step, direction.sample, device), self._scaled(c, device))
+        rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
         for place, part in span.split(self._call_size(device)):
             arrays = [_part(tensor, place) for tensor in (theta, *outs)]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
@@ -112,6 +117,11 @@ class CounterNoise:
             if out_minus is not None:
                 out_minus[start : start + max_rows] = values - cz
 
+    def begin_pass(self) -> None:
+        """Let the memory of what the updates before needed be used again: see `Noise.begin_pass`."""
+        for kept in (self._term_directions, self._term_scaled, self._decays):
+            kept.begin_pass()
+
     @torch.no_grad()
     def update_(
         self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
@@ -136,13 +146,14 @@ class CounterNoise:
         for place, part in span.split(self._call_size(device)):
             block = _part(theta, place)
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
-                of_term = (_step_sample(direction.step, direction.sample, device), self._scaled(coefficient, device))
-                rest = (part.tiles, part.keys(direction.seed), *of_term)
+                step_sample = self._term_directions.get(direction.step, direction.sample, device)
+                scaled = self._term_scaled.get(coefficient, device)
+                rest = (part.tiles, part.keys(direction.seed), step_sample, scaled)
                 if np.float32(decay) == 1.0:
                     # the same bits: a float32 sum does not change when it is taken in float64 first
                     self._kernels.add(block, *rest)
                 else:
-                    self._kernels.decay(block, *rest, _decay_tensor(decay, device))
+                    self._kernels.decay(block, *rest, self._decays.get(decay, device))
 
     def _draw_tiles(self, direction: Direction, name: str, tiles: Tensor, c: float) -> Tensor:
         """Return c z for the tiles of these numbers (int32 [T], on the compute device), float32 [T, tile]."""
@@ -151,8 +162,8 @@ class CounterNoise:
             tiles = torch.cat([tiles, tiles[-1:]])
         cz = torch.zeros(len(tiles), self.tile, device=device)
         most = self._call_size(device) // self.tile
-        keys, step_sample = key_tensors(direction, name, min(most, len(tiles)), device)
-        rest = (step_sample, self._scaled(c, device))
+        keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
+        rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
         for some, part in zip(tiles.split(most), cz.split(most), strict=True):
             self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
         return cz[:count]
@@ -168,8 +179,7 @@ class CounterNoise:
         return theta
 
 
-# Small tensors that kernels read. They are cached: to make one takes longer than a kernel takes on a small tensor.
-# Never in inference mode, whatever the caller's: inference tensors would make the kernels compile once more.
+# Cached likewise (see small_tensors.py): what does not change from step to step.
 
 
 def key_tensors(direction: Direction, name: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -196,8 +206,6 @@ def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
 def _decay_tensor(decay: float, device: torch.device) -> Tensor:
     return torch.full((), round_to_float32(decay), dtype=torch.float64, device=device)
 

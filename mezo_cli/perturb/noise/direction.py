@@ -86,6 +86,9 @@ class Noise(Protocol):
     def block_size(self, device: torch.device) -> int:
         """Return how many elements an optimizer with buffers should update at once."""
 
+    def begin_pass(self) -> None:
+        """Say that a pass over the storage begins: what `update_` made for the terms before is not needed again."""
+
     def update_(
         self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
     ) -> None:

@@ -34,8 +34,6 @@ def gaussian_table() -> Tensor:
     return torch.from_numpy(np.concatenate([-upper[::-1], upper]).astype(np.float32))
 
 
-@lru_cache(maxsize=64)  # 16 MB of tables, for a replay of as many terms
-@torch.inference_mode(False)
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
     # Multiplied on the device: a copy of each scaled table would wait for it. A product has the same bits everywhere.

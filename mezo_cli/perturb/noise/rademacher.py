@@ -1,7 +1,5 @@
 """Rademacher noise: each element of z is +1 or -1, by one random bit."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -15,8 +13,6 @@ def draw(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
     return torch.where((random_words(tiles, keys, step_sample) >> shifts) & 1 != 0, c, -c)
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
 def coefficient(c: float, device: torch.device) -> Tensor:
     """Return c, float32 []."""
     return torch.full((), round_to_float32(c), dtype=torch.float32, device=device)

@@ -86,6 +86,9 @@ class TorchNoise:
         if out_minus is not None:
             out_minus.copy_(theta[rows] - cz)
 
+    def begin_pass(self) -> None:
+        """Do nothing: nothing is kept."""
+
     @torch.no_grad()
     def update_(
         self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
