@@ -23,12 +23,17 @@ from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_si
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.storage import SEGMENT
 
 # The most tokens of a batch for which one forward computes both signs of a step, by type of device. On a CPU, drawing z
 # is a small part of the step in a larger batch, and the activations of two forwards are a large part of the memory.
 # Elsewhere a second forward costs its launches.
 PAIRED_TOKENS = {"cpu": 1024}
 PAIRED_TOKENS_ELSEWHERE = 16384
+# The most elements of a layer whose modules are perturbed together, before it runs. On a CPU each module is perturbed
+# alone: its weights are then read while they are in cache, and the scratch buffer is small.
+LAYER_ELEMENTS = {"cpu": 0}
+LAYER_ELEMENTS_ELSEWHERE = SEGMENT
 
 
 class Perturbation(NamedTuple):
@@ -56,6 +61,7 @@ class PerturbedForward:
         params: as given.
         compute_dtype: the dtype that modules see their weights in; theta itself stays in float32.
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
+        layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
     """
 
@@ -64,6 +70,7 @@ class PerturbedForward:
         self.compute_dtype = torch.float32
         device = next(model.parameters()).device.type
         self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
+        self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
         self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
         self._perturbation: Perturbation | None = None
         self._paired = False  # a paired forward is running
@@ -71,8 +78,9 @@ class PerturbedForward:
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
-        self._plans: dict[tuple[nn.Module, bool, torch.dtype], ModulePlan] = {}
+        self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors
+        self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
         self._patch(model)
 
     # --- what to compute ---
@@ -184,7 +192,7 @@ class PerturbedForward:
         self._plans = {}
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
-                for p in self._own_parameters(module).values():
+                for p in own_parameters(module).values():
                     if not p.requires_grad:
                         p.data = p.data.to(dtype)
 
@@ -228,11 +236,12 @@ class PerturbedForward:
         for module in model.modules():
             if not any(True for _ in module.parameters(recurse=False)):
                 continue
-            # A subclass with a forward of its own may scale or compute positions: it gets all its weights perturbed.
-            is_lookup = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
             self._original_forwards[module] = module.forward
-            patched = self._lookup_forward if is_lookup else self._module_forward
+            patched = self._lookup_forward if is_lookup(module) else self._module_forward
             module.forward = partial(patched, module, module.forward)
+        for layers in model.modules():
+            for layer in layers if isinstance(layers, nn.ModuleList) else ():
+                layer.forward = partial(self._layer_forward, layer, layer.forward)
 
     def _lookup_forward(self, module: nn.Module, original_forward: Callable[..., Tensor], ids: Tensor) -> Tensor:
         """Run an embedding; only the rows that the batch looks up are perturbed."""
@@ -254,36 +263,73 @@ class PerturbedForward:
             found = table[:, ids] if self._paired else table[ids]
         return found.flatten(0, 1) if self._paired else found
 
+    def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
+        if not self.layer_elements or self._perturbation is None or self._of_layer:
+            return inner_forward(*args, **kwargs)
+        plan = self._layer_plan(layer)
+        if plan.is_empty or plan.size(1) > self.layer_elements:
+            return inner_forward(*args, **kwargs)
+        with self.scratch.allocate(plan.size(self.num_signs), self.compute_dtype, plan.device) as buffer:
+            copies = plan.copies(buffer, self.num_signs)
+            self._write(plan)
+            self._of_layer = dict(zip(self._perturbation.signs, copies, strict=True))
+            try:
+                return inner_forward(*args, **kwargs)
+            finally:
+                self._of_layer = {}
+
     def _module_forward(
         self, module: nn.Module, original_forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Run any other module with perturbed copies of its parameters, written to the scratch buffer."""
-        own = self._own_parameters(module)
         if torch.is_grad_enabled():
+            own = own_parameters(module)
             self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
             rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if self._is_rounded(p)}
             return swap_params(module, rounded, original_forward, args, kwargs)
-        plan = self._plan(module, own)
+        plan = self._plan(module)
         if plan.is_empty:
             return original_forward(*args, **kwargs)
+        copies = self._copies_of_layer(plan)
+        if copies:
+            return self._run_with(copies, module, original_forward, args, kwargs)
         num_signs = self.num_signs if plan.spans else 1
         with self.scratch.allocate(plan.size(num_signs), self.compute_dtype, plan.device) as buffer:
             copies = plan.copies(buffer, num_signs)
             self._write(plan)
-            if num_signs == 1:
-                return swap_params(module, copies[0], original_forward, args, kwargs)
-            return self._run_pair(module, copies, original_forward, args, kwargs)
+            return self._run_with(copies, module, original_forward, args, kwargs)
 
-    def _plan(self, module: nn.Module, own: dict[str, nn.Parameter]) -> ModulePlan:
+    def _plan(self, module: nn.Module) -> ModulePlan:
         """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""
         if self._planned_for is not self.params.tensors:
             self._plans, self._planned_for = {}, self.params.tensors
         of = module, self._perturbation is not None, self.compute_dtype
         if of not in self._plans:
+            own = own_parameters(module)
             names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
             rounded = {key: p for key, p in own.items() if key not in names and self._is_rounded(p)}
             self._plans[of] = ModulePlan(self.params, names, rounded)
         return self._plans[of]
+
+    def _layer_plan(self, layer: nn.Module) -> ModulePlan:
+        """Return which tensors the modules of a layer see perturbed, by name."""
+        of = layer, None, self.compute_dtype
+        if self._planned_for is not self.params.tensors or of not in self._plans:
+            modules = [m for m in layer.modules() if m in self._original_forwards and not is_lookup(m)]
+            names = {name: name for module in modules for name in self._plan(module).names.values()}
+            self._plans[of] = ModulePlan(self.params, names, {})
+        return self._plans[of]
+
+    def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
+        """Return a module's perturbed weights as each sign sees them, where they were written with its layer's."""
+        if not self._of_layer or plan.rounds:
+            return []
+        assert self._perturbation is not None
+        of_signs = [self._of_layer[sign] for sign in self._perturbation.signs]
+        if not all(name in of_signs[0] for name in plan.names.values()):
+            return []
+        return [{key: of_sign[name] for key, name in plan.names.items()} for of_sign in of_signs]
 
     def _write(self, plan: ModulePlan) -> None:
         """Write the parameters of a plan as each sign sees them."""
@@ -293,23 +339,17 @@ class PerturbedForward:
         for p, out in plan.rounded:
             out.copy_(p.data)
 
-    def _own_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
-        own = {key: p for key, p in module._parameters.items() if p is not None}
-        if own and any(True for _ in module.children()):
-            inside = {id(p) for child in module.children() for p in child.parameters()}
-            own = {key: p for key, p in own.items() if id(p) not in inside}
-        return own
-
-    def _run_pair(
+    def _run_with(
         self,
-        module: nn.Module,
         copies: list[dict[str, Tensor]],
+        module: nn.Module,
         original_forward: Callable[..., Any],
         args: Any,
         kwargs: Any,
-    ) -> Tensor:
-        """Run a module on both halves of a paired batch, each with its own weights."""
+    ) -> Any:
+        """Run a module with one copy of its weights; with two, on both halves of a paired batch, each with its own."""
+        if len(copies) == 1:
+            return swap_params(module, copies[0], original_forward, args, kwargs)
         if not self._paired:
             raise RuntimeError("a forward with both signs goes through `forward_per_sign` or `paired_forward`")
         if type(module) is nn.Linear:
@@ -338,3 +378,17 @@ class PerturbedForward:
     def _is_rounded(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter in another dtype than it is stored in."""
         return p.dtype != self.compute_dtype and (self._rounds_frozen or p.requires_grad)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
+    own = {key: p for key, p in module._parameters.items() if p is not None}
+    if own and any(True for _ in module.children()):
+        inside = {id(p) for child in module.children() for p in child.parameters()}
+        own = {key: p for key, p in own.items() if id(p) not in inside}
+    return own
+
+
+def is_lookup(module: nn.Module) -> bool:
+    """Return whether a module looks up rows and no more. A subclass's own forward may scale them, or find positions."""
+    return isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward

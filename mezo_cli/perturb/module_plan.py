@@ -18,6 +18,7 @@ class ModulePlan:
         rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
 
     Attributes:
+        names: `perturbed`, as given.
         spans: where the perturbed tensors are in flat storage.
         device: of the parameters.
         perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
@@ -26,12 +27,17 @@ class ModulePlan:
 
     def __init__(self, params: Params, perturbed: Mapping[str, str], rounded: Mapping[str, nn.Parameter]) -> None:
         self.spans = params.spans(perturbed.values())
-        self._perturbed, self._rounded = dict(perturbed), dict(rounded)
+        self.names, self._rounded = dict(perturbed), dict(rounded)
         self.device = next(iter([*(span.theta for span in self.spans), *rounded.values()]), torch.empty(0)).device
         self.perturbed: list[tuple[Span, list[Tensor]]] = []
         self.rounded: list[tuple[nn.Parameter, Tensor]] = []
         self._buffer: Tensor | None = None
         self._copies: list[dict[str, Tensor]] = []
+
+    @property
+    def rounds(self) -> bool:
+        """Whether there are rounded copies."""
+        return bool(self._rounded)
 
     @property
     def is_empty(self) -> bool:
@@ -54,7 +60,7 @@ class ModulePlan:
                 self.perturbed.append((span, outs))
                 for copy, out in zip(self._copies, outs, strict=True):
                     parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in span.pieces}
-                    copy.update({key: parts[name] for key, name in self._perturbed.items() if name in parts})
+                    copy.update({key: parts[name] for key, name in self.names.items() if name in parts})
             for key, p in self._rounded.items():
                 out = buffer[begin : begin + p.numel()].view(p.shape)
                 begin += p.numel()

@@ -1,7 +1,9 @@
 """Patched forwards see theta + eps z and theta - eps z; theta itself is not written."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -163,6 +165,30 @@ def test_a_paired_forward_equals_one_forward_per_sign(kind: str, objective: str,
     assert paired.shape == (2, len(SENTENCES), 2)
     assert (per_sign[0] - per_sign[1]).abs().max() > 1e-3
     torch.testing.assert_close(paired, per_sign, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("peft", ["none", "lora", "bias"])
+def test_layers_that_are_perturbed_at_once_give_the_same_bits(peft: str, dtype: str, roberta: Path) -> None:
+    """As on a GPU, where a call per layer is made instead of one per module."""
+    ours = ready(roberta, f"model.compute_dtype={dtype}", f"peft={peft}")
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    found, calls = [], []
+    for elements in (0, 1 << 25):
+        ours.forward.layer_elements = elements
+        with mock.patch.object(ours.params.noise, "perturb", wraps=ours.params.noise.perturb) as perturb:
+            for pairs in (True, False):
+                with ours.forward.perturbed(Z, 0.05):
+                    logits = partial(ours.objective.logits, batch)
+                    found.append(logits() if pairs else ours.forward.forward_per_sign(logits))
+        calls.append(perturb.call_count)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert calls[1] < calls[0] / 2
+    ours.forward.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
+    with ours.forward.perturbed(Z, 0.05):
+        assert torch.equal(ours.objective.logits(batch), found[0])
 
 
 def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refused(roberta: Path) -> None:
