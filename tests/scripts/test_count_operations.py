@@ -29,7 +29,7 @@ if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_pytho
 
 
 def counts(*layers: int) -> dict[tuple[int, str], Any]:
-    """Return (layers, batch) -> work -> what the script counts: one paired forward for 16x32, two forwards for 64x32."""
+    """Return (layers, batch) -> work -> what the script counts: a paired forward for 16x32, two for 64x32."""
     command = [sys.executable, "scripts/count_operations.py", *BATCHES, "--paired-tokens", "1024"]
     command += ["--layers", *map(str, layers), "--json"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MEZO_EAGER": "1"}, capture_output=True, text=True)
