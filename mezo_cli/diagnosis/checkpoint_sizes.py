@@ -13,6 +13,7 @@ from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.errors import UserError
 from mezo_cli.optim import Optimizer, optimizer_class
+from mezo_cli.optim.moments import Moment
 from mezo_cli.report.settings import flatten
 from mezo_cli.training.setup import Session, prepare
 
@@ -75,9 +76,11 @@ def still_optimizer(config: Config) -> Optimizer:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a structure of dicts, lists and objects of torch's optimizers."""
+    """Return the bytes of all tensors in a structure of dicts, lists, moments and objects of torch's optimizers."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
+    if isinstance(value, Moment):
+        return value.nbytes
     if isinstance(value, dict):
         return sum(map(tensor_bytes, value.values()))
     if isinstance(value, (list, tuple)):

@@ -106,11 +106,12 @@ class FrozenLayers:
             states = torch.cat([states, states])
         last: Any = self._rest[0]
         setattr(self._parent, self._name, self._rest)
+        patched = last.forward
         last.forward = lambda *args, **kwargs: states
         try:
             yield
         finally:
-            del last.forward
+            last.forward = patched
             setattr(self._parent, self._name, self._layers)
 
     def _states_of(self, batch: Batch, run: Forward) -> Tensor:
