@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
@@ -30,6 +31,11 @@ class ClassHeadScorer(Objective):
         self.supports_paired_forward = packed_encoder.is_supported(model)
         self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
         self.frozen = None if self._packed is None else self._packed.frozen
+        layers = _label_layers(model)
+        if layers:
+            self._label_layer = layers[-1]
+            forward.exclude(self._label_layer)
+            self._label_layer.forward = self._score_labels  # type: ignore[method-assign]
 
     @staticmethod
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
@@ -52,8 +58,26 @@ class ClassHeadScorer(Objective):
         Raises:
             UserError: when the head's last layer is not linear.
         """
-        labels = self.model.config.num_labels
-        layers = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m.out_features == labels]
+        layers = _label_layers(self.model)
         if not layers:
+            labels = self.model.config.num_labels
             raise UserError(f"{type(self.model).__name__} has no linear layer over its {labels} classes")
         return layers[-1], None
+
+    def _score_labels(self, hidden: Tensor) -> Tensor:
+        """Replace the forward of the layer over the labels: [signs * rows, ..., width] -> [signs * rows, ..., labels].
+
+        Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
+        """
+        weight = self.forward.read(self._label_layer.weight, None, torch.float32)
+        signs = len(weight) if weight.dim() == 3 else 1
+        scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
+        if self._label_layer.bias is not None:
+            scores = scores + self.forward.read(self._label_layer.bias, None, torch.float32).unsqueeze(-2)
+        return scores.view(*hidden.shape[:-1], -1)
+
+
+def _label_layers(model: Any) -> list[nn.Linear]:
+    """Return the linear layers over the labels; of a head that an adapter has copied, the copy is the last."""
+    labels = model.config.num_labels
+    return [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == labels]

@@ -164,7 +164,7 @@ class Conformance:
                     self.assert_close(session.objective.logits(batch), torch.stack(expected))
             with session.forward.perturbed(DIRECTION, EPS):
                 losses = session.loss(batch)
-        self.assert_close(losses, torch.stack([F.cross_entropy(logits, batch.labels) for logits in expected]))
+        self.assert_close(losses, torch.stack([F.cross_entropy(logits.double(), batch.labels) for logits in expected]))
         assert float((expected[0] - expected[1]).abs().max()) > 1e-3
         assert all(torch.equal(p, theta[name]) for name, p in session.params.tensors.items())
 

@@ -75,7 +75,8 @@ class Session:
             batches: the batch, or its micro-batches: one forward each, then one loss over the label scores of all rows.
 
         Returns:
-            float32 of shape [], or [2] inside `forward.perturbed` with both signs; nan if a logit is not finite.
+            float64 (float32 on MPS), [], or [2] inside `forward.perturbed` with both signs; nan if a logit is not
+            finite.
         """
         if self.forward.num_signs == 2 and not all(map(self.objective.fits_paired_forward, batches)):
             return self.forward.forward_per_sign(lambda: self.loss(*batches))

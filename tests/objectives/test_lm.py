@@ -150,7 +150,7 @@ def test_a_paired_forward_equals_one_forward_per_sign(family: Path, words: str) 
             if ours.objective.fits_paired_forward(batch):
                 torch.testing.assert_close(ours.objective.logits(batch), torch.stack(alone), rtol=1e-5, atol=1e-4)
             both = ours.loss(batch)
-    losses = torch.stack([F.cross_entropy(side, batch.labels) for side in alone])
+    losses = torch.stack([F.cross_entropy(side.double(), batch.labels) for side in alone])
     torch.testing.assert_close(both, losses, rtol=1e-5, atol=1e-4)
     assert (losses[0] - losses[1]).abs() > 1e-3
 
