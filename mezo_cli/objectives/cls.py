@@ -35,7 +35,7 @@ class ClassHeadScorer(Objective):
         if layers:
             self._label_layer = layers[-1]
             forward.exclude(self._label_layer)
-            self._label_layer.forward = self._score_labels  # type: ignore[method-assign]
+            self._label_layer.forward = self._score_labels  # type: ignore[method-assign,assignment]
 
     @staticmethod
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
