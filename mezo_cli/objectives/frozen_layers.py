@@ -11,6 +11,7 @@ computed in groups that do not change, whichever batch asks first: a resumed run
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,8 @@ class FrozenLayers:
         self._forward, self._config, self._extra_tokens = forward, model.config, extra_tokens
         self._parent, self._name, self._layers = _layers_of(model)
         self._rest = nn.ModuleList()  # the last frozen layer, which returns its known output, and those above
-        self._last: tuple[Batch, torch.dtype, Tensor] | None = None
+        # Of a batch for as long as it is used: the micro-batches of a step are gone through once per sign.
+        self._of_batch: WeakKeyDictionary[Batch, tuple[torch.dtype, Tensor]] = WeakKeyDictionary()
         self._groups: dict[int, Rows] = {}  # id of a row that is kept -> the rows that are computed with it
         self._states: dict[int, Tensor] = {}  # id of a row -> [tokens, width]
         self._dtype = torch.float32  # the compute dtype of the states that are kept
@@ -116,11 +118,12 @@ class FrozenLayers:
 
     def _states_of(self, batch: Batch, run: Forward) -> Tensor:
         dtype = self._forward.compute_dtype
-        if self._last is None or self._last[0] is not batch or self._last[1] != dtype:
+        known, states = self._of_batch.get(batch, (None, None))
+        if states is None or known != dtype:
             kept = dtype == self._dtype and all(id(row) in self._groups for row in batch.rows)
             states = self._gather(batch, run) if kept else self._compute(batch, run)
-            self._last = (batch, dtype, states)
-        return self._last[2]
+            self._of_batch[batch] = dtype, states
+        return states
 
     def _compute(self, batch: Batch, run: Forward) -> Tensor:
         """Run the frozen layers: [1, tokens, width], or [rows, 1, width] where only read positions are left."""

@@ -152,6 +152,18 @@ def test_both_signs_in_turn_share_the_frozen_layers(folders: dict[str, Path], mo
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
+def test_micro_batches_share_the_frozen_layers_between_signs(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, rows = session_of(folders, ("roberta", "mlm", "peft=lora peft.layers=2"), "model.cache_bytes=0")
+    monkeypatch.setattr(type(session.objective), "fits_paired_forward", lambda self, batch: False)
+    batches = [session.batch(rows[:2]), session.batch(rows[2:])]
+    with counted(session) as tokens, session.forward.perturbed(Direction(7, 0), 1e-2):
+        losses = session.loss(*batches)
+        assert len(tokens) == 2
+        torch.testing.assert_close(losses, session.loss(session.batch(rows)), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("peft", ["lora", "bias"])
 def test_only_the_top_layers_are_trained(peft: str, folders: dict[str, Path]) -> None:
     session, _ = session_of(folders, ("roberta", "mlm", f"peft={peft} peft.layers=2"))
