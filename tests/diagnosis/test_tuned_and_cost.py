@@ -175,12 +175,12 @@ def test_forwards_and_bytes_of_every_job_are_its_own(roberta: Path, tmp_path: Pa
     more = [[], ["optimizer.samples=3"], ["peft=lora"], ["optimizer=mezo_adam"], ["init=linear_probe", "probe_c=1"]]
     jobs = [given.config, *(config(f"model.path={roberta}", "batch_size=8", "steps=20", *words) for words in more)]
     jobs.append(config(f"model.path={tmp_path}/none", "steps=20"))
-    section = cost.check(given, Plan(jobs, tmp_path / "sweep", is_sweep=True), Deadline(60.0))
+    section = cost.check(given, Plan(jobs, tmp_path / "sweep", is_sweep=True), Deadline(600.0))
     found = named(section)
     assert found["plan"].figures["forwards"] == 6 * 2 * 20 + 2 * 2 * 20 + 3 + 40  # 24 rows: the probe has 3 batches
     weights, scalars = checkpoint_bytes(given.session, 0), given.session.params.count
     lora = checkpoint_bytes(prepared(roberta, "peft=lora").session, 0)
-    sizes = checkpoint_sizes(Plan(jobs, tmp_path, is_sweep=True), weights, 0.0, Deadline(60.0)).of_jobs
+    sizes = checkpoint_sizes(Plan(jobs, tmp_path, is_sweep=True), weights, 0.0, Deadline(600.0)).of_jobs
     head = given.session.loaded.model.lm_head.decoder
     decoder = head.weight.nbytes + head.bias.nbytes  # the probe unties it
     assert sizes == [weights, weights, weights, lora, weights + 8 * scalars, weights + decoder, 0]
