@@ -39,7 +39,7 @@ def test_the_result_against_the_start(finished: Path) -> None:
 
 
 def test_how_it_was_started(finished: Path, tmp_path: Path) -> None:
-    assert dict(details(finished).facts())["command line"] == "mezo train steps=40"
+    assert dict(details(finished).facts())["command line"] == f"mezo train steps=40 data.dir={'a/long/path' * 9}"
     called = make_run(tmp_path / "run", {"steps": 4})
     called.update(argv=["ipython", "finetune", "task=sst2", "steps=4"])
     assert dict(details(called.path).facts())["Python call"] == "finetune(task=sst2, steps=4)"
