@@ -15,6 +15,7 @@ def check_rules(config: Config) -> None:
     _check_unread(config)
     _check_peft_layers(config)
     _check_optimizer(config)
+    _check_storage(config)
     _check_linear_probe(config)
     _check_labels(config)
     _check_loggers(config)
@@ -61,6 +62,18 @@ def _check_optimizer(config: Config) -> None:
         raise SettingError(
             "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
         )
+
+
+def _check_storage(config: Config) -> None:
+    """Reject methods whose update of weights in two bytes would be lost, or not be rounded alike at every replay."""
+    if config.model.dtype == "float32":
+        return
+    key, shown = "model.dtype", f"model.dtype={config.model.dtype}"
+    if not optimizer_class(config.optimizer).replayable:
+        why = f"optimizer={config.optimizer.name} rounds its updates to the nearest value, and most would be lost"
+        raise SettingError(key, f"{shown}: {why}; use float32, with model.compute_dtype=bfloat16 for the forwards")
+    if config.optimizer.noise == "torch":
+        raise SettingError(key, f"{shown}: optimizer.noise=torch repeats the steps of the reference, which has float32")
 
 
 def _check_linear_probe(config: Config) -> None:

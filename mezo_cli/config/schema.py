@@ -223,7 +223,7 @@ class ModelConfig:
         name: the model's name in tables; chosen by `model=`.
         path: a hub id, a local folder, or `demo`.
         revision: a branch, tag or commit on the hub; null: the newest.
-        dtype: how the weights are stored.
+        dtype: how the weights are stored. In two bytes, updates are rounded stochastically (docs/storage.md).
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
@@ -238,7 +238,7 @@ class ModelConfig:
     name: str = MISSING
     path: str = MISSING
     revision: str | None = None
-    dtype: str = one_of("float32", "float32")
+    dtype: str = one_of("float32", "float32", "bfloat16", "float16")
     compute_dtype: str = one_of("float32", "float32", "bfloat16")
     matmul_precision: str = one_of("highest", "highest", "high")
     device: str = "auto"

@@ -30,7 +30,7 @@ from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import prefix
 from mezo_cli.models.initial_state import fingerprint
-from mezo_cli.models.loading import LoadedModel
+from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
 from mezo_cli.models.parameter_names import base_name
 
 WEIGHTS = "adapter_model.safetensors"
@@ -117,6 +117,8 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
             module.original_module.requires_grad_(False)
         if hasattr(module, "cast_input_dtype_enabled"):  # the perturbed weights have the inputs' dtype already
             module.cast_input_dtype_enabled = False
+    for p in loaded.model.parameters():
+        p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
     names = [name for name, _ in loaded.model.named_parameters()]
     loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
     loaded.adapter = Adapter(wrapped.eval(), base)

@@ -28,7 +28,8 @@ from mezo_cli.system import is_device_error
 
 log = logging.getLogger("mezo")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forwards
+STORAGE_DTYPES = {**DTYPES, "float16": torch.float16}  # of weights
 
 
 @dataclass
@@ -96,7 +97,7 @@ def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int)
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=STORAGE_DTYPES[config.dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_missing` reports them
             **options,

@@ -1,7 +1,9 @@
 """Check at every start that an objective's scores are those of the model's own forward, also with perturbed weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
 
@@ -74,6 +77,30 @@ def check_perturbed(
             f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
             "some weight is used outside its own module"
         )
+
+
+@contextmanager
+def computing_in_float32(model: nn.Module) -> Iterator[None]:
+    """Let the model's own forwards compute in float32: a module whose weights have two bytes gets copies as it runs."""
+    changed = {
+        module: module.__dict__.get("forward")
+        for module in model.modules()
+        if any(p.dtype != torch.float32 for p in module.parameters(recurse=False))
+    }
+    try:
+        for module in changed:
+            module.forward = partial(_forward_in_float32, module, module.forward)
+        yield
+    finally:
+        for module, before in changed.items():
+            del module.__dict__["forward"]
+            if before is not None:
+                module.forward = before
+
+
+def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
+    return swap_params(module, copies, forward, args, kwargs)
 
 
 @contextmanager

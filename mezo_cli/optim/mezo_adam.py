@@ -79,7 +79,7 @@ class MezoAdam(MezoMomentum):
             return
         b1, b2, eps = self.beta, self.config.beta2, self.config.adam_eps
         for span in params.blocks():
-            m, v = self._m.of(span), self._v.of(span)
+            theta, m, v = params.load(span), self._m.of(span), self._v.of(span)
             estimate, step = self._estimate.of(span), self._step.of(span)
             for update in updates:
                 params.noise.update_(span, estimate.zero_(), update.terms, [1.0] * len(update.terms))
@@ -87,7 +87,10 @@ class MezoAdam(MezoMomentum):
                 v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
                 if write:
                     torch.mul(v, update.correction, out=step).sqrt_().add_(eps)
-                    decay_and_subtract(span.theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
+                    decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
+                    params.round_(span, theta, update.terms[0][0])
+            if write:
+                params.store(span, theta)
 
 
 def second_moment_is_scalar(config: OptimizerConfig) -> bool:

@@ -99,12 +99,15 @@ class MezoMomentum(Mezo):
         import torch
 
         for span in params.blocks():
-            m, step = self._m.of(span), self._step.of(span)
+            theta, m, step = params.load(span), self._m.of(span), self._step.of(span)
             for update in updates:
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
                 params.noise.update_(span, m, update.terms, decays)
                 if write:
-                    decay_and_subtract(span.theta, torch.mul(m, update.rate, out=step), update.decay)
+                    decay_and_subtract(theta, torch.mul(m, update.rate, out=step), update.decay)
+                    params.round_(span, theta, update.terms[0][0])
+            if write:
+                params.store(span, theta)
 
     def _step_params_by_window(self, params: "Params", updates: list[Update], number: int) -> None:
         """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
@@ -114,12 +117,14 @@ class MezoMomentum(Mezo):
             for past in reversed(summed):
                 chain += [(direction, c * share * updates[i].rate) for direction, c in past.terms]
                 share *= self.beta
-            chains.append((chain[::-1], updates[i].decay))  # the smallest terms first
+            chains.append((chain[::-1], updates[i]))  # the smallest terms first
         for span in params.blocks():
-            step = self._step.of(span)
-            for chain, decay in chains:
+            theta, step = params.load(span), self._step.of(span)
+            for chain, update in chains:
                 params.noise.update_(span, step.zero_(), chain, [1.0] * len(chain))
-                decay_and_subtract(span.theta, step, decay)
+                decay_and_subtract(theta, step, update.decay)
+                params.round_(span, theta, update.terms[0][0])
+            params.store(span, theta)
 
     def save_state(self, path: Path) -> None:
         """Write moments and scalars as safetensors named `m:PARAMETER`. With a window there is nothing to write."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Moment:
-    """A buffer like theta, zero at first; memory is taken when a span of it is first asked for."""
+    """A buffer like theta, float32, zero at first; memory is taken when a span of it is first asked for."""
 
     def __init__(self) -> None:
         self._flat: dict[Segment, Tensor] = {}
@@ -26,7 +26,8 @@ class Moment:
         import torch
 
         if segment not in self._flat:
-            self._flat[segment] = flat = torch.zeros_like(segment.flat)
+            flat = torch.zeros(segment.flat.shape, dtype=torch.float32, device=segment.flat.device)
+            self._flat[segment] = flat
             for piece in segment.whole.pieces:
                 if piece.name in self._loaded:
                     flat[piece.offset : piece.offset + piece.numel] = self._loaded.pop(piece.name).to(flat.device)
@@ -63,9 +64,9 @@ class Scratch:
         self._buffer: Tensor | None = None
 
     def of(self, span: "Span") -> "Tensor":
-        """Return a tensor like `span.theta`; the one before is no longer valid."""
+        """Return float32 [span.numel]; the one before is no longer valid."""
         import torch
 
         if self._buffer is None or len(self._buffer) < span.numel or self._buffer.device != span.theta.device:
-            self._buffer = torch.empty_like(span.theta)
+            self._buffer = torch.empty(span.numel, dtype=torch.float32, device=span.theta.device)
         return self._buffer[: span.numel]

@@ -59,7 +59,7 @@ class PerturbedForward:
 
     Attributes:
         params: as given.
-        compute_dtype: the dtype that modules see their weights in; theta itself stays in float32.
+        compute_dtype: the dtype that modules see their weights in; theta itself stays in its own.
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
@@ -172,7 +172,8 @@ class PerturbedForward:
             UserError: when no trainable tensor is in the graph.
         """
         self._read.clear()
-        with self.using_compute_dtype(torch.float32), torch.enable_grad():  # the graph would keep all rounded copies
+        # In theta's dtype: the graph would keep all copies in another one.
+        with self.using_compute_dtype(self.params.dtype), torch.enable_grad():
             unreachable = self.params.select_reachable(run())
         self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
         self._plans = {}
@@ -183,13 +184,16 @@ class PerturbedForward:
         self._read_outside_module, self._plans = list(names), {}
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
-        """Let forwards compute in `dtype`, and store the frozen weights in it.
+        """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
 
         Frozen weights are never updated: to round them once gives the same as to round them in every forward, in less
-        memory and time. Embeddings stay as they are: only rows of them are read.
+        memory and time. Embeddings stay as they are: only rows of them are read. Where theta has two bytes per element,
+        so have they, whatever the dtype of the forwards is.
         """
         self.compute_dtype = dtype
         self._plans = {}
+        if self.params.dtype != torch.float32:
+            return
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in own_parameters(module).values():

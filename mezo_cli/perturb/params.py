@@ -1,18 +1,28 @@
-"""The trainable tensors theta by name, and their update theta <- decay theta + coefficient z."""
+"""The trainable tensors theta by name, and their update theta <- decay theta + coefficient z.
 
-from collections.abc import Iterable, Mapping, Sequence
+Where theta is stored in two bytes, the update of a step is computed in float32 and rounded once, stochastically: see
+noise/rounding.py. It is the same rounding whether one step is applied or, in a replay, many to one part of theta.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
+from mezo_cli.perturb.noise.counter import call_size
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.storage import move_to_flat_storage
 
 # Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
 # made again for every tensor; and the processor's cache holds them (4 MB).
 TERMS_PER_PASS = 16
+
+Term = tuple[Direction, float]
 
 
 class Params:
@@ -45,6 +55,11 @@ class Params:
     def tensors(self, tensors: Mapping[str, nn.Parameter]) -> None:
         self._tensors = tensors
         self._spans = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """How theta is stored: all trainable tensors alike."""
+        return next(iter(self.tensors.values())).dtype
 
     @property
     def count(self) -> int:
@@ -86,11 +101,14 @@ class Params:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
         Args:
-            terms: (direction, coefficient), in order.
+            terms: (direction, coefficient), in order: all those of a step, then those of the next one.
             decays: one per term.
             names: of the tensors; None for all.
         """
         chosen = None if names is None else tuple(names)
+        if self.dtype != torch.float32:
+            self._update_and_round(terms, decays, chosen)
+            return
         if chosen not in self._spans:
             self._spans[chosen] = self.spans(self.tensors if chosen is None else chosen)
         for first in range(0, len(terms), TERMS_PER_PASS):
@@ -99,16 +117,70 @@ class Params:
             for span in self._spans[chosen]:
                 self.noise.update_(span, span.theta, terms[some], decays[some])
 
-    def blocks(self) -> list[Span]:
-        """Begin a pass, and return theta in spans that suit the device: `span.theta` is to be written in place.
+    def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float], names: tuple[str, ...] | None) -> None:
+        """Do the same for theta in two bytes, with one rounding per step."""
+        size = call_size(MAX_ELEMENTS, self._device)
+        for steps in _passes(terms, decays):
+            self.noise.begin_pass()
+            for span in self._split(size, names):
+                theta = self.load(span)
+                for of_step, with_decays in steps:
+                    self.noise.update_(span, theta, of_step, with_decays)
+                    self.round_(span, theta, of_step[0][0])
+                self.store(span, theta)
 
-        For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`.
+    def blocks(self) -> list[Span]:
+        """Begin a pass, and return theta in spans that suit the device.
+
+        For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`, and
+        writes theta by `load`, `round_` and `store`.
         """
         self.noise.begin_pass()
-        size = self.noise.block_size(next(iter(self.tensors.values())).device)
-        if size not in self._spans:
-            self._spans[size] = [part for span in self.spans(self.tensors) for _, part in span.split(size)]
-        return self._spans[size]
+        return self._split(self.noise.block_size(self._device))
+
+    def _split(self, size: int, names: tuple[str, ...] | None = None) -> list[Span]:
+        """Return the storage of these tensors, or of all, in spans of about `size` elements."""
+        if (size, names) not in self._spans:
+            whole = self.spans(self.tensors if names is None else names)
+            self._spans[size, names] = [part for span in whole for _, part in span.split(size)]
+        return self._spans[size, names]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def load(self, span: Span) -> Tensor:
+        """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in two bytes."""
+        return span.theta.float()
+
+    def round_(self, span: Span, theta: Tensor, direction: Direction) -> None:
+        """End a step: round what `load` returned to values that are stored exactly; float32 stays as it is.
+
+        Args:
+            span: where it is in the storage.
+            theta: with the step's update, float32.
+            direction: any of the step's.
+        """
+        if span.theta.dtype != torch.float32:
+            round_(theta, span, span.theta.dtype, direction)
+
+    def store(self, span: Span, theta: Tensor) -> None:
+        """Write to the storage what `load` returned, rounded."""
+        if theta is not span.theta:
+            span.theta.copy_(theta)
+
+
+def _passes(terms: Sequence[Term], decays: Sequence[float]) -> Iterator[list[tuple[list[Term], list[float]]]]:
+    """Yield the steps, as (terms, decays) each, that are applied to all tensors before the next ones."""
+    steps: list[tuple[list[Term], list[float]]] = []
+    for _, of_step in groupby(zip(terms, decays, strict=True), lambda pair: pair[0][0][:2]):
+        pairs = list(of_step)
+        if steps and sum(len(some) for some, _ in steps) + len(pairs) > TERMS_PER_PASS:
+            yield steps
+            steps = []
+        steps.append(([term for term, _ in pairs], [decay for _, decay in pairs]))
+    if steps:
+        yield steps
 
 
 def graph_leaves(output: Tensor) -> set[int]:

@@ -42,7 +42,7 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
-    source = Source(repo or ".", loaded.kind, loaded.adapter is not None, base_id, loaded.revision)
+    source = Source(repo or ".", loaded.kind, loaded.adapter is not None, base_id, loaded.revision, config.model.dtype)
     snippet = write_snippet(source, session.encoder)
     how = f"With the packages `transformers` and `torch`{', and `peft`' if source.adapter else ''}"
     where = "" if repo else ", in this folder"

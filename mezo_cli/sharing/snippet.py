@@ -35,6 +35,7 @@ class Source:
         adapter: whether the folder holds an adapter alone.
         base: of an adapter: the hub id of its base model; None if that lies in the subfolder `base`.
         revision: of that base model.
+        dtype: how the run stores its weights.
     """
 
     folder: str
@@ -42,6 +43,7 @@ class Source:
     adapter: bool = False
     base: str | None = None
     revision: str | None = None
+    dtype: str = "float32"
 
 
 def write_snippet(source: Source, encoder: InputEncoder) -> str | None:
@@ -73,12 +75,14 @@ def _load(source: Source, labels: int) -> str:
     lines += ["from peft import PeftModel"] if source.adapter else []
     lines += [f"from transformers import {auto}, AutoTokenizer", "", f"folder = {folder}"]
     lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
+    # mezo computes in float32 from the weights that it stores; transformers would compute in the dtype of the file.
+    stored, widened = ("", "") if source.dtype == "float32" else (f", dtype=torch.{source.dtype}", ".float()")
     if not source.adapter:
-        return "\n".join([*lines, f"model = {auto}.from_pretrained(folder).eval()", ""])
+        return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{stored}){widened}.eval()", ""])
     base = 'folder + "/base"' if inside else f'"{source.base}"'
     options = f', revision="{source.revision}"' if source.revision and not inside else ""
     options += f", num_labels={labels}" if source.kind.has_classifier else ""
-    lines.append(f"base = {auto}.from_pretrained({base}{options})")
+    lines.append(f"base = {auto}.from_pretrained({base}{options}{stored}){widened}")
     return "\n".join([*lines, "model = PeftModel.from_pretrained(base, folder).eval()", ""])
 
 

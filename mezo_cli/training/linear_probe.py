@@ -157,5 +157,5 @@ def _write(session: Session, layer: nn.Linear, label_rows: Tensor | None, fitted
             tensor.data.copy_(value)
             loaded.fresh = sorted({*loaded.fresh, names[id(tensor)]})
         else:
-            tensor.data[label_rows] = value.to(tensor.device)
+            tensor.data[label_rows] = value.to(tensor)
             loaded.fresh_rows[names[id(tensor)]] = label_rows.tolist()

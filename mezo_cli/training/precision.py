@@ -59,7 +59,9 @@ def check(session: Session, loss_fn: LossFn) -> None:
 
 
 def describe_reference(session: Session) -> str:
-    """Return what g is computed in: frozen weights are stored in the compute dtype."""
+    """Return what g is computed in: frozen weights are stored in theta's dtype, or else in the compute dtype."""
+    if session.params.dtype != torch.float32:
+        return f"in float32, from the same {session.config.model.dtype} weights"
     frozen = any(p.dtype != torch.float32 for p in session.loaded.model.parameters())
     return "trainable weights and activations in float32, frozen weights rounded" if frozen else "all in float32"
 

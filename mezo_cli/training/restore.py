@@ -198,6 +198,9 @@ def _replay(
     the file `state` if given.
     """
     params = session.params
+    dtype, stored = session.config.model.dtype, past.header.dtype
+    if stored != dtype:
+        raise UserError(f"{run.trajectory}: the run stored its weights as {stored}, but model.dtype is {dtype}")
     shapes = {name: list(p.shape) for name, p in params.tensors.items()}
     for name, shape in past.header.tensors:
         if shapes.get(name) != shape:

@@ -20,7 +20,12 @@ from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch, collate
-from mezo_cli.objectives.reference_check import check_against_reference, check_perturbed, flip_weights
+from mezo_cli.objectives.reference_check import (
+    check_against_reference,
+    check_perturbed,
+    computing_in_float32,
+    flip_weights,
+)
 from mezo_cli.optim import LossFn, Optimizer, StepResult, optimizer_class
 from mezo_cli.optim.dropout import dropout, set_rate
 from mezo_cli.perturb.forward import PerturbedForward
@@ -185,10 +190,11 @@ def _build_objective(
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
     padded = _collate(loaded, rows)
     try:
-        reference = objective_class.reference_logits(loaded.model, padded, label_ids)
-        if perturbed:
-            with flip_weights(loaded.model):
-                flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
+        with computing_in_float32(loaded.model):
+            reference = objective_class.reference_logits(loaded.model, padded, label_ids)
+            if perturbed:
+                with flip_weights(loaded.model):
+                    flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
         forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise(config.optimizer.noise)))
         if config.model.paired_tokens is not None:
             forward.paired_tokens = config.model.paired_tokens

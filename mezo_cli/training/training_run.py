@@ -107,6 +107,8 @@ class TrainingRun:
                 tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
                 settings={name: getattr(config.optimizer, name) for name in self._setting_names}
                 | {"steps": config.steps},
+                dtype=config.model.dtype,
+                rounding=trajectory.ROUNDINGS[config.model.dtype],
             )
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()

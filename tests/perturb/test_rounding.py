@@ -5,17 +5,38 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.noise.rounding import KERNELS, MAX_TILES, TILE, round_, round_bfloat16, round_float16
+from mezo_cli.perturb.noise.rounding import FUNCTIONS, MAX_ELEMENTS, kernel, round_
+from mezo_cli.perturb.noise.spans import Segment, Span, tiles_of
 
 Z = Direction(seed=42, step=7)
-FUNCTIONS = {torch.bfloat16: round_bfloat16, torch.float16: round_float16}
+TILE = 256  # that of gaussian noise
 # Sizes from the subnormal numbers of float16 to its largest.
 SCALES = {torch.bfloat16: (1e-39, 1e-8, 1.0, 1e6, 1e38), torch.float16: (1e-7, 2e-5, 1e-3, 1.0, 2e4)}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
 
 
 @pytest.fixture(params=list(FUNCTIONS), ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param  # type: ignore[no-any-return]
+
+
+def span_of(numel: int, name: str = "w", tile: int = TILE) -> Span:
+    """Return a span of storage for one tensor."""
+    return Segment(torch.empty(tiles_of(numel, tile) * tile), [(name, (numel,))], tile).whole
+
+
+def rounded_to(
+    dtype: torch.dtype, values: Tensor, name: str = "w", direction: Direction = Z, tile: int = TILE
+) -> Tensor:
+    """Return the rounded values of a tensor."""
+    span = span_of(len(values), name, tile)
+    padded = torch.nn.functional.pad(values, (0, span.numel - len(values)))
+    round_(padded, span, dtype, direction)
+    return padded[: len(values)]
 
 
 def values_of(dtype: torch.dtype, n: int) -> Tensor:
@@ -47,13 +68,11 @@ def test_a_value_becomes_one_of_its_two_neighbours_and_is_right_in_expectation(d
 
 
 def test_the_mean_of_many_roundings_is_the_value_within_its_standard_error(dtype: torch.dtype) -> None:
-    values, times = values_of(dtype, TILE // 2), 400
+    values, times = values_of(dtype, TILE // 2), 200
     low, high = neighbours(values, dtype)
     total = torch.zeros_like(values, dtype=torch.float64)
     for step in range(times):
-        rounded = values.clone()
-        round_(rounded, dtype, "w", Direction(1, step))
-        total += rounded.double()
+        total += rounded_to(dtype, values, direction=Direction(1, step)).double()
     share = (values.double() - low) / (high - low)
     error = (total / times - values.double()) / (high - low).abs()
     deviations = error / (share * (1 - share) / times).sqrt().clamp(min=1e-3)
@@ -64,8 +83,7 @@ def test_the_mean_of_many_roundings_is_the_value_within_its_standard_error(dtype
 
 def test_a_value_that_the_dtype_represents_stays(dtype: torch.dtype) -> None:
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)  # each of its values
-    rounded = every.float()
-    round_(rounded, dtype, "w", Z)
+    rounded = rounded_to(dtype, every.float())
     assert torch.equal(rounded.isnan(), every.isnan())
     assert torch.equal(rounded.to(dtype).view(torch.int16)[~every.isnan()], every.view(torch.int16)[~every.isnan()])
 
@@ -88,36 +106,38 @@ def test_beyond_the_largest_value_lies_infinity() -> None:
         assert (rounded.sign() == (1 if value > 0 else -1)).all()
 
 
-@pytest.mark.parametrize("n", [1, TILE, 2 * TILE, 5000, MAX_TILES * TILE + 5])
-def test_eager_and_compiled_round_alike(dtype: torch.dtype, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-9, 4, n)
-    results = []
-    for flag in ("0", "1"):
-        monkeypatch.setenv("MEZO_EAGER", flag)
-        results.append(values.clone())
-        round_(results[-1], dtype, "w", Z)
-    assert torch.equal(*results)
-    assert not torch.equal(values, results[0])
-    assert torch.equal(results[0], results[0].to(dtype).float())
-    assert KERNELS[dtype].compiled
+@pytest.mark.parametrize("tile", [TILE, pytest.param(4096, marks=pytest.mark.slow)])
+def test_eager_and_compiled_round_alike(dtype: torch.dtype, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in (1, 5000, MAX_ELEMENTS + 5):
+        values = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-9, 4, n)
+        results = []
+        for flag in ("0", "1"):
+            monkeypatch.setenv("MEZO_EAGER", flag)
+            results.append(rounded_to(dtype, values, tile=tile))
+        assert torch.equal(*results)
+        assert not torch.equal(values, results[0])
+        assert torch.equal(results[0], results[0].to(dtype).float())
+    assert kernel(dtype, tile).compiled
 
 
-def test_a_block_is_rounded_as_a_part_of_the_whole(dtype: torch.dtype) -> None:
-    whole = torch.randn(5 * TILE + 3)
-    parts = whole.clone()
-    round_(whole, dtype, "w", Z)
-    for start, stop in ((0, TILE), (TILE, 4 * TILE), (4 * TILE, 5 * TILE + 3)):
-        round_(parts[start:stop], dtype, "w", Z, start)
+def test_the_bits_depend_neither_on_the_part_nor_on_the_tile_nor_on_the_tensors_beside_it(dtype: torch.dtype) -> None:
+    values = torch.randn(16 * TILE)
+    whole, parts = rounded_to(dtype, values), values.clone()
+    span = span_of(len(values))
+    for place, part in span.split(3 * TILE):
+        round_(parts[place], part, dtype, Z)
     assert torch.equal(whole, parts)
-    with pytest.raises(ValueError, match="multiple of 256"):
-        round_(parts, dtype, "w", Z, 3)
+    assert torch.equal(whole, rounded_to(dtype, values, tile=4096))  # that of rademacher noise
+    both = torch.cat([values, values])
+    round_(both, Segment(both, [("v", (len(values),)), ("w", (len(values),))], TILE).whole, dtype, Z)
+    assert torch.equal(whole, both[len(values) :])
+    assert not torch.equal(whole, both[: len(values)])
 
 
 def test_bits_differ_between_tensors_steps_and_seeds(dtype: torch.dtype) -> None:
     def ups(name: str, direction: Direction) -> Tensor:
         values = torch.full((100 * TILE,), 1.0 + torch.finfo(dtype).eps / 2)
-        round_(values, dtype, name, direction)
-        return (values > 1.0).double()
+        return (rounded_to(dtype, values, name, direction) > 1.0).double()
 
     first = ups("w", Z)
     assert float(first.mean()) == pytest.approx(0.5, abs=0.02)

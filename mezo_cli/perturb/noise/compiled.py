@@ -27,7 +27,7 @@ class Kernel:
     MEZO_EAGER=1 in the environment selects the eager form: the same bits, 10 to 30 times slower.
 
     Args:
-        function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, float32, then the
+        function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, then the
             outputs), then the numbers (int32 [T]) and keys (int64 [T]) of the tiles, then tensors whose sizes do not
             depend on T.
         arrays: 1 for theta <- f(theta), one more per output.
@@ -55,17 +55,16 @@ class Kernel:
         """Return the compiled function, or the eager one while there is none."""
         if _eager():
             return self.function
-        last = tensors[self.arrays - 1]
-        return self.compiled.get((last.device, last.dtype, torch.get_num_threads()), self.function)
+        return self.compiled.get(self._key(*tensors), self.function)
 
     def _prepare(self, *tensors: Tensor) -> None:
         """Compile and check the function; if that fails, say so in the log."""
         if Kernel.compiler_error is not None or _eager():
             return
-        last, rest = tensors[self.arrays - 1], tensors[self.arrays + 2 :]
+        arrays, rest = tensors[: self.arrays], tensors[self.arrays + 2 :]
         try:
-            compiled = self._compile(last, rest)
-            actual, expected = self._example(CHECKED_TILES, last), self._example(CHECKED_TILES, last)
+            compiled = self._compile(arrays, rest)
+            actual, expected = self._example(CHECKED_TILES, arrays), self._example(CHECKED_TILES, arrays)
             compiled(*actual, *rest)
             self.function(*expected, *rest)
             if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
@@ -74,11 +73,16 @@ class Kernel:
             Kernel.compiler_error = _first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
             return
-        self.compiled[last.device, last.dtype, torch.get_num_threads()] = compiled
+        self.compiled[self._key(*tensors)] = compiled
 
-    def _compile(self, last: Tensor, rest: tuple[Tensor, ...]) -> Function:
+    def _key(self, *tensors: Tensor) -> Any:
+        """Return what the compiled code depends on besides sizes."""
+        last = tensors[self.arrays - 1]
+        return last.device, tensors[0].dtype, last.dtype, torch.get_num_threads()
+
+    def _compile(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
         # The compiler decides by the sizes of its first example whether to use threads: give it the largest.
-        example = self._example(self.max_tiles, last)
+        example = self._example(self.max_tiles, arrays)
         try:
             return self.compile_unguarded(*example, *rest)
         except Exception as error:  # torch's private interfaces have changed: the public one works too
@@ -88,11 +92,12 @@ class Kernel:
                 log.warning("warning: %s", describe_kernels()[1])
             return compiled
 
-    def _example(self, count: int, last: Tensor) -> list[Tensor]:
+    def _example(self, count: int, arrays: tuple[Tensor, ...]) -> list[Tensor]:
         """Return arrays of `count` tiles with some values, and the numbers and keys of the tiles."""
-        theta = torch.linspace(-1, 1, count * self.tile, device=last.device)
-        outs = [torch.empty_like(theta, dtype=last.dtype) for _ in range(self.arrays - 1)]
-        numbers = torch.arange(count, dtype=torch.int32, device=last.device)
+        device = arrays[0].device
+        theta = torch.linspace(-1, 1, count * self.tile, device=device).to(arrays[0].dtype)
+        outs = [torch.empty_like(theta, dtype=array.dtype) for array in arrays[1:]]
+        numbers = torch.arange(count, dtype=torch.int32, device=device)
         return [theta, *outs, numbers, numbers.long() * -0x61C8864680B583EB]  # any keys, of 64 bits
 
     def compile_guarded(self, *tensors: Tensor) -> Function:

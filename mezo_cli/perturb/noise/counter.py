@@ -18,6 +18,7 @@ from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
+STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of theta
 DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
 
 
@@ -68,7 +69,7 @@ class CounterNoise:
     @torch.no_grad()
     def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
         """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
-        theta, device = self._checked(span, span.theta), span.segment.device
+        theta, device = self._checked(span, span.theta, STORED), span.segment.device
         outs = [out] if out_minus is None else [out, out_minus]
         if device == theta.device:
             self._perturb(direction, span, theta, c, outs)
@@ -98,7 +99,7 @@ class CounterNoise:
         out_minus: Tensor | None = None,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]], drawing z for these rows only: see `Noise.perturb_rows`."""
-        _check_dtype(theta)
+        _check_dtype(theta, STORED)
         width, device, tile = prod(theta.shape[1:]), compute_device(theta.device), self.tile
         aligned = width % tile == 0 or tile % width == 0
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
@@ -130,7 +131,7 @@ class CounterNoise:
 
         All terms are applied to one part of theta before the next, while it is in cache.
         """
-        theta, device = self._checked(span, theta), span.segment.device
+        theta, device = self._checked(span, theta, (torch.float32,)), span.segment.device
         if device == theta.device:
             self._update(span, theta, terms, decays)
             return
@@ -170,22 +171,21 @@ class CounterNoise:
 
     def _call_size(self, device: torch.device) -> int:
         """Return how many elements one call of a kernel should process."""
-        return self._kernels.max_tiles * self.tile if device.type == "cpu" else DEVICE_BLOCK
+        return call_size(self._kernels.max_tiles * self.tile, device)
 
-    def _checked(self, span: Span, theta: Tensor) -> Tensor:
+    def _checked(self, span: Span, theta: Tensor, dtypes: Sequence[torch.dtype]) -> Tensor:
         if span.tile != self.tile:
             raise ValueError(f"the storage is laid out in tiles of {span.tile} elements, not of {self.tile}")
-        _check_dtype(theta)
+        _check_dtype(theta, dtypes)
         return theta
 
 
+def call_size(on_cpu: int, device: torch.device) -> int:
+    """Return how many elements one call of a kernel should process, given that number for a CPU."""
+    return on_cpu if device.type == "cpu" else DEVICE_BLOCK
+
+
 # Cached likewise (see small_tensors.py): what does not change from step to step.
-
-
-def key_tensors(direction: Direction, name: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what kernels draw from for tiles of one tensor: its key, int64 [count], and (step, sample), int64 [2]."""
-    keys = _same_keys(direction.seed, name, 1 << max(0, count - 1).bit_length(), device)
-    return keys[:count], _step_sample(direction.step, direction.sample, device)
 
 
 @lru_cache(maxsize=256)
@@ -196,7 +196,8 @@ def _same_keys(seed: int, name: str, count: int, device: torch.device) -> Tensor
 
 @lru_cache(maxsize=1024)
 @torch.inference_mode(False)
-def _step_sample(step: int, sample: int, device: torch.device) -> Tensor:
+def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
+    """Return step and sample of a direction, as kernels read them: int64 [2]."""
     return _pair(step, sample, device)
 
 
@@ -223,9 +224,9 @@ def round_to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def _check_dtype(theta: Tensor) -> None:
-    if theta.dtype != torch.float32:
-        raise TypeError(f"theta is {theta.dtype}: noise is added to float32 tensors only")
+def _check_dtype(theta: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    if theta.dtype not in dtypes:
+        raise TypeError(f"theta is {theta.dtype}: allowed are {', '.join(map(str, dtypes))}")
 
 
 def _part(tensor: Tensor, place: slice) -> Tensor:

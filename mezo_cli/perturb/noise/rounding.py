@@ -9,19 +9,21 @@ replayed step rounds as in training. The result is again float32: a value that t
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import Kernel
-from mezo_cli.perturb.noise.counter import key_tensors
+from mezo_cli.perturb.noise.counter import call_size, step_sample
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import LANES, random_words
-from mezo_cli.perturb.noise.spans import compute_device
+from mezo_cli.perturb.noise.spans import Span
 
-TILE = 4 * 2 * LANES  # elements: one random word serves two
-MAX_TILES = 4096  # per call on a CPU
-_DOWN_TO_EVEN = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of the bits of a float32 that are kept
+ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as large
+PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
+MAX_ELEMENTS = 1 << 20  # per call on a CPU
+KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
 def round_bfloat16(values: Tensor, bits: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ def round_bfloat16(values: Tensor, bits: Tensor) -> Tensor:
         bits: int32 of that shape, uniform in [0, 2^16).
     """
     # bfloat16 is the upper half of a float32, also for subnormal numbers. A carry from the lower half goes up by one.
-    rounded = ((values.view(torch.int32) + bits) & _DOWN_TO_EVEN["bfloat16"]).view(torch.float32)
+    rounded = ((values.view(torch.int32) + bits) & KEPT_BITS["bfloat16"]).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)
 
 
@@ -42,7 +44,7 @@ def round_float16(values: Tensor, bits: Tensor) -> Tensor:
     """Return the values, float32, rounded to those of float16: see `round_bfloat16`. Beyond 65,504 lies inf."""
     size = values.abs()
     # float16 keeps 10 of the 23 bits of the mantissa, which leaves 13 to be rounded.
-    normal = ((values.view(torch.int32) + (bits >> 3)) & _DOWN_TO_EVEN["float16"]).view(torch.float32)
+    normal = ((values.view(torch.int32) + (bits >> 3)) & KEPT_BITS["float16"]).view(torch.float32)
     normal = torch.where(normal.abs() < 65536.0, normal, normal * torch.inf)
     # Below 2^-14 its values are the multiples of 2^-24. All of these products and differences are exact.
     steps = size * 2.0**24
@@ -51,40 +53,42 @@ def round_float16(values: Tensor, bits: Tensor) -> Tensor:
     return torch.where(values.isfinite(), torch.where(size < 2.0**-14, small, normal), values)
 
 
-def _make_kernel(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
+FUNCTIONS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor]] = {
+    torch.bfloat16: round_bfloat16,
+    torch.float16: round_float16,
+}
+
+
+@cache
+def kernel(dtype: torch.dtype, tile: int) -> Kernel:
+    """Return the kernel that rounds storage in tiles of that many elements; the bits do not depend on the tile."""
+    function, blocks = FUNCTIONS[dtype], tile // PER_BLOCK
+
     def round_tiles(values: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> None:
+        numbers = (tiles.view(-1, 1) * blocks + torch.arange(blocks, dtype=torch.int32, device=tiles.device)).view(-1)
+        words = random_words(numbers, keys.view(-1, 1).expand(-1, blocks).reshape(-1), step_sample)
         shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
-        bits = (random_words(tiles, keys, step_sample) >> shifts) & 0xFFFF  # [T, 4, 2, LANES]
+        bits = (words >> shifts) & 0xFFFF  # [T * blocks, 4, 2, LANES]
         view = values.view(bits.shape)
         view.copy_(function(view, bits))
 
-    return Kernel(round_tiles, 1, TILE, MAX_TILES)
-
-
-KERNELS = {torch.bfloat16: _make_kernel(round_bfloat16), torch.float16: _make_kernel(round_float16)}
+    return Kernel(round_tiles, 1, tile, MAX_ELEMENTS // tile)
 
 
 @torch.no_grad()
-def round_(values: Tensor, dtype: torch.dtype, name: str, direction: Direction, start: int = 0) -> None:
-    """Round a tensor, or a block of it, to the values of `dtype` in place.
+def round_(values: Tensor, span: Span, dtype: torch.dtype, direction: Direction) -> None:
+    """Round the values of a span to those of `dtype` in place.
 
     Args:
-        values: float32, contiguous, any shape.
+        values: float32 [span.numel], contiguous.
+        span: names the elements.
         dtype: bfloat16 or float16.
-        name: the tensor's name in the model.
-        direction: of the step (seed, step, 0): its bits are drawn.
-        start: index in the tensor of the first element: a multiple of `TILE`.
+        direction: one of the step's: its seed and its step name the random bits.
     """
-    if start % TILE:
-        raise ValueError(f"a block starts at a multiple of {TILE} elements, not at {start}")
-    flat, device = values.view(-1), compute_device(values.device)
-    count = max(2, -(-flat.numel() // TILE))  # what is compiled for any number of tiles is not compiled for one
-    in_place = flat.numel() == count * TILE and device == flat.device
-    whole = flat if in_place else torch.zeros(count * TILE, device=device)
-    if not in_place:
-        whole[: flat.numel()] = flat
-    tiles = torch.arange(start // TILE, start // TILE + count, dtype=torch.int32, device=device)
-    # no name of a tensor has a \0
-    KERNELS[dtype](whole, tiles, *key_tensors(direction, f"round\0{name}", count, device))
-    if not in_place:
-        flat.copy_(whole[: flat.numel()])
+    device = span.segment.device
+    computed = values if values.device == device else values.to(device)
+    of_step = step_sample(direction.step, ROUND, device)
+    for place, part in span.split(call_size(MAX_ELEMENTS, device)):
+        kernel(dtype, span.tile)(computed[place], part.tiles, part.keys(direction.seed), of_step)
+    if computed is not values:
+        values.copy_(computed)

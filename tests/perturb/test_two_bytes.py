@@ -1,0 +1,168 @@
+"""Theta in bfloat16 and float16: one rounding per step, right in expectation, the same bits in every replay."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.config.schema import OptimizerConfig
+from mezo_cli.optim import OPTIMIZERS, all_settings
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.params import Params
+
+KINDS = ["gaussian", "rademacher"]
+DTYPES = [torch.bfloat16, torch.float16]
+Terms = Sequence[tuple[Direction, float]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")  # test_rounding.py and test_compiled.py hold compiled code to the same bits
+
+
+def model(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(60, 90), nn.Linear(90, 5)).to(dtype)
+
+
+def params(dtype: torch.dtype, kind: str = "gaussian") -> Params:
+    return Params(model(dtype), make_noise(kind))
+
+
+def values(made: Params) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in made.tensors.values()])
+
+
+def update_in_float64(made: Params, theta: Tensor, terms: Terms, decay: float = 1.0) -> Tensor:
+    for direction, c in terms:
+        z = [made.noise.z(direction, name, p.shape, "cpu").double() for name, p in made.tensors.items()]
+        theta, decay = decay * theta + c * torch.cat(z), 1.0
+    return theta
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_mean_of_many_updates_is_that_of_float64_within_its_standard_error(kind: str, dtype: torch.dtype) -> None:
+    made, times, decay = params(dtype, kind), 100, 1 - 1e-5
+    start = values(made)
+    spacing = (torch.nextafter(start.abs(), torch.tensor(torch.inf, dtype=dtype)) - start.abs()).double()
+    c = 0.02 * float(spacing.median())  # far below the spacing: to nearest, nearly every update would be lost
+    total = torch.zeros(len(start), dtype=torch.float64)
+    moved = 0.0
+    for step in range(times):
+        terms = [(Direction(5, step), c), (Direction(5, step, 1), -c)]
+        for p, part in zip(made.tensors.values(), start.split([p.numel() for p in made.tensors.values()]), strict=True):
+            p.data.copy_(part.view(p.shape))
+        made.update(terms, [decay, 1.0])
+        exact = update_in_float64(made, start.double(), terms, decay)
+        total += (values(made).double() - exact) / spacing
+        moved += float((values(made) != start).double().mean()) / times
+    # A rounding is off by a share f up with probability 1 - f: a variance of f (1 - f), at most 1/4.
+    assert 0.005 < moved < 0.1
+    assert abs(float(total.mean())) / times < 5 * (moved / (times * len(start))) ** 0.5
+    assert float(total.abs().max()) / times < 6 * (0.25 / times) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_not(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weight decay alone, whose effect adds up; one step of it is far below the spacing of the values."""
+    made, nearest, steps = params(dtype), params(dtype), 300
+    start = values(made).double()
+    terms, decays = [(Direction(5, step), 0.0) for step in range(steps)], [1 - 1e-4] * steps
+    exact = start * (1 - 1e-4) ** steps
+    made.update(terms, decays)
+    monkeypatch.setattr("mezo_cli.perturb.params.round_", lambda theta, span, dtype, _: theta.copy_(theta.to(dtype)))
+    nearest.update(terms, decays)
+    assert torch.equal(values(nearest).double(), start)  # every update is lost
+    scale = start.abs().mean()
+    assert abs(float((values(made).double() - exact).mul(start.sign()).mean() / scale)) < 1e-3
+    assert float((exact - start).abs().mean() / scale) > 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_there_is_no_drift_at_g_0(kind: str, dtype: torch.dtype) -> None:
+    made = params(dtype, kind)
+    before = values(made)
+    made.update([(Direction(1, step), 0.0) for step in range(100)], [1.0] * 100)
+    assert torch.equal(values(made), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_replay_of_many_steps_has_the_bits_of_one_step_at_a_time(kind: str, dtype: torch.dtype) -> None:
+    at_once, one_by_one = params(dtype, kind), params(dtype, kind)
+    terms, decays = [], []
+    for step in range(7):
+        samples = 40 if step == 3 else 1 + step % 3  # one step has more terms than a pass
+        of_step = [(Direction(3, step, sample), 1e-3 * (sample - 1)) for sample in range(samples)]
+        terms += of_step
+        decays += [0.999, *[1.0] * (samples - 1)]
+        one_by_one.update(of_step, [0.999, *[1.0] * (samples - 1)])
+    at_once.update(terms, decays)
+    assert torch.equal(values(at_once), values(one_by_one))
+    assert not torch.equal(values(at_once), values(params(dtype, kind)))
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "mezo": {"samples": 2, "weight_decay": 0.1},
+    "mezo_momentum": {"momentum": 0.9},
+    "mezo_momentum window": {"momentum": 0.9, "window": 3},
+    "mezo_adam": {},
+    "mezo_adam scalar": {"noise": "rademacher"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_method_replays_its_steps_to_the_same_bits(method: str, dtype: torch.dtype) -> None:
+    name, settings = method.split()[0], METHODS[method]
+    config = OptimizerConfig(name, {key: one.default for key, one in all_settings().items()} | settings)
+    records = [(step, [0.5 - step, 0.25][: config.samples], 1e-2) for step in range(6)]
+    results = []
+    for parts in ([6], [1] * 6, [2, 4]):
+        made, optimizer = params(dtype, config.noise), OPTIMIZERS.load(name)(config, 42, 20)
+        before, done = values(made), 0
+        for count in parts:
+            optimizer.apply_updates(made, records[done : done + count])
+            done += count
+        assert not torch.equal(values(made), before)
+        assert made.dtype == dtype
+        results.append(values(made))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_forward_sees_theta_plus_eps_z_rounded_once_to_the_compute_dtype(
+    dtype: torch.dtype, compute: torch.dtype
+) -> None:
+    net, x = model(dtype), torch.randn(3, 60).to(compute)
+    plain = copy.deepcopy(net)
+    forward = PerturbedForward(net, Params(net, make_noise("gaussian")))
+    forward.set_compute_dtype(compute)
+    with forward.perturbed(Direction(1, 2), 1e-3, (-1,)):
+        seen = net(x)
+    for name, p in plain.named_parameters():
+        z = forward.params.noise.z(Direction(1, 2), name, p.shape, "cpu").view(p.shape)
+        p.data = (p.data.float() - z * torch.tensor(1e-3)).to(compute)
+    assert torch.equal(seen, plain(x))
+    assert {p.dtype for p in net.parameters()} == {dtype}  # no copy is kept
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
+def test_frozen_weights_stay_in_thetas_dtype(compute: torch.dtype) -> None:
+    net = model(torch.float16)
+    net[0].requires_grad_(False)
+    forward = PerturbedForward(net, Params(net, make_noise("gaussian")))
+    forward.set_compute_dtype(compute)
+    assert net[0].weight.dtype == torch.float16
+    with torch.no_grad():
+        seen = net(torch.ones(1, 60, dtype=compute))
+    assert seen.dtype == compute
