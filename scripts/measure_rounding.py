@@ -1,0 +1,125 @@
+"""Compare theta in float32 with theta in two bytes, rounded stochastically and to nearest: accuracy, and what is kept.
+
+    python scripts/measure_rounding.py --out outputs/rounding --seeds 13,21,42,87,100 experiment=demo-sst2 \
+        data.dir=GLUE/SST-2 model.compute_dtype=bfloat16 steps=400 optimizer.lr=1e-4
+
+One run per seed and storage, seed by seed. `bfloat16-nearest` and `float16-nearest` round to the nearest value instead,
+which `mezo` itself does not do. `kept` is the share of the updates that theta has really made: the movement of theta
+from the first step to the last, projected on the sum of the same updates in float32. It is 1 where nothing is lost.
+A run that is in DIR already is not repeated. The tables are printed again after every run.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from mezo_cli.commands.execute import execute
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import console_logging, make_console
+from mezo_cli.perturb.params import Params
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.training import restore
+from mezo_cli.training.setup import prepare
+
+NEAREST = "-nearest"
+STORAGE = ("float32", "bfloat16", f"bfloat16{NEAREST}", "float16", f"float16{NEAREST}")
+
+
+def train(folder: Path, words: list[str], storage: str) -> dict[str, Any]:
+    """Train one run and return its figures."""
+    config = build_config([*words, f"model.dtype={storage.removesuffix(NEAREST)}", "checkpoint=trajectory"])
+    nearest = mock.patch("mezo_cli.perturb.params.round_", round_to_nearest)
+    with nearest if storage.endswith(NEAREST) else nullcontext():
+        console = make_console()
+        with console_logging(console):
+            summary = execute(Run.create(folder, to_yaml(config), sys.argv), config, console)
+        kept = share_kept(config, Run(folder))
+    zero_shot = Run(folder).evaluations("dev")[0]["accuracy"]
+    figures = {"before": zero_shot, "dev": summary["dev"]["accuracy"], "test": summary["test"]["accuracy"]}
+    (folder / "figures.json").write_text(json.dumps(figures | {"kept": kept}))
+    return figures | {"kept": kept}
+
+
+def round_to_nearest(theta: Tensor, _: object, dtype: torch.dtype, __: object) -> None:
+    """Round in place, in place of `mezo_cli.perturb.noise.rounding.round_`."""
+    theta.copy_(theta.to(dtype))
+
+
+def share_kept(config: Config, run: Run) -> float:
+    """Return by how much theta has moved along the sum of its updates, as a share of that sum."""
+    past = trajectory.read(run.trajectory)
+    before = flat(restore.load_step(config, run, 0).params)
+    moved = flat(restore.load_step(config, run, len(past)).params) - before
+    session = prepare(build_config_in_float32(config))
+    params, optimizer = session.params, session.optimizer
+    params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
+    assert optimizer.replayable
+    for p in params.tensors.values():
+        p.data.zero_()
+    optimizer.apply_updates(params, past.records(0, len(past)))
+    exact = flat(params)
+    return float(moved @ exact / (exact @ exact))
+
+
+def build_config_in_float32(config: Config) -> Config:
+    """Return the config with theta in float32."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float32"))
+
+
+def flat(params: Params) -> Tensor:
+    """Return theta as one vector, float64."""
+    return torch.cat([p.detach().flatten().double() for p in params.tensors.values()])
+
+
+def show(done: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """Print one row per storage: mean and standard deviation over the seeds."""
+    print("\n| theta | seeds | dev before | best dev | test | kept |\n|---|---|---|---|---|---|")
+    for storage in STORAGE:
+        rows = [figures for (_, name), figures in done.items() if name == storage]
+        if rows:
+            cells = [spread([100 * row[name] for row in rows]) for name in ("before", "dev", "test")]
+            kept = spread([row["kept"] for row in rows], ".3f")
+            print(f"| {storage} | {len(rows)} | {' | '.join(cells)} | {kept} |")
+    sys.stdout.flush()
+
+
+def spread(values: list[float], form: str = ".1f") -> str:
+    """Return the mean and, for several values, their standard deviation."""
+    deviation = f" ({statistics.stdev(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{deviation}"
+
+
+def main() -> None:
+    """Train what is not there yet, and print the table after each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", default="13,21,42,87,100")
+    parser.add_argument("--storage", default=",".join(STORAGE[:3]), help=f"some of {','.join(STORAGE)}")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    args = parser.parse_args()
+    done: dict[tuple[str, str], dict[str, Any]] = {}
+    for seed in args.seeds.split(","):
+        for storage in args.storage.split(","):
+            folder = args.out / f"{storage}-{seed}"
+            stored = folder / "figures.json"
+            done[seed, storage] = (
+                json.loads(stored.read_text())
+                if stored.is_file()
+                else train(folder, [*args.words, f"seed={seed}"], storage)
+            )
+            show(done)
+
+
+if __name__ == "__main__":
+    main()
