@@ -1,0 +1,131 @@
+"""Runs with theta in two bytes: their files, resume, replay and checkpoint=trajectory end in the same bits."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from mezo_cli.config.stored import read_config
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.mezo_momentum import MezoMomentum
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.training import restore
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
+
+RUNS = {
+    "mezo": ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"],
+    "trajectory": ["model.dtype=bfloat16", "optimizer.weight_decay=0.1", "checkpoint=trajectory"],
+    "momentum": ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"],
+    "lora": ["model.dtype=bfloat16", "model.compute_dtype=bfloat16", "peft=lora", "optimizer.samples=2"],
+}
+WEIGHTS = {"lora": "adapter_model.safetensors"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture(scope="module")
+def train(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs, one per mode, made on first use."""
+    home = tmp_path_factory.mktemp("two_bytes")
+    data = tiny.movie_folder(home / "movies")
+
+    def run(mode: str) -> Path:
+        if not (home / mode).exists():
+            ended = mezo("train", *small(roberta, data, home / mode, *RUNS[mode]))
+            assert ended.code == 0, ended
+        return home / mode
+
+    return run
+
+
+def weights(folder: Path, mode: str) -> bytes:
+    return (folder / WEIGHTS.get(mode, "model.safetensors")).read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["mezo", "momentum", "lora"])
+def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
+    mode: str, train: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run, dtype = train(mode), RUNS[mode][0].partition("=")[2]
+    header = trajectory.read(run / "trajectory.bin").header
+    assert (header.dtype, header.rounding) == (dtype, "stochastic")
+    last = run / "checkpoints" / "last"
+    stored = safetensors.torch.load(weights(last, mode))
+    assert {str(tensor.dtype) for tensor in stored.values()} == {f"torch.{dtype}"}
+    if mode != "lora":
+        assert json.loads((last / "config.json").read_text())["dtype"] == dtype
+    ended = mezo("replay", run, "--step", "6", "--out", tmp_path / "replayed")
+    assert ended.code == 0, ended
+    assert weights(tmp_path / "replayed", mode) == weights(last, mode)
+    start = restore.load_step(read_config(run / "config.yaml"), Run(run), 0).params.tensors
+    end = restore.load_step(read_config(run / "config.yaml"), Run(run), 6).params.tensors
+    moved = [bool((end[name] != p).any()) for name, p in start.items()]
+    assert sum(moved) > len(moved) / 2
+
+
+def test_a_run_without_checkpoints_has_the_same_scalars_and_scores(train: Callable[[str], Path]) -> None:
+    full, lean = train("mezo"), train("trajectory")
+    assert (full / "trajectory.bin").read_bytes() == (lean / "trajectory.bin").read_bytes()
+    for name in ("test", "best", "dev"):
+        assert Run(full).read_summary()[name] == Run(lean).read_summary()[name]
+
+
+@pytest.mark.parametrize("mode", ["mezo", "momentum"])
+def test_an_interrupted_run_ends_in_the_same_bits(
+    mode: str, train: Callable[[str], Path], roberta: Path, tmp_path: Path
+) -> None:
+    whole, run = train(mode), tmp_path / "run"
+    owner = Mezo if mode == "mezo" else MezoMomentum
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, owner, "apply_updates", 5)
+        ended = mezo("train", *small(roberta, whole.parent / "movies", run, *RUNS[mode]))
+    assert ended.code == 130, ended
+    ended = mezo("resume", run)
+    assert ended.code == 0, ended
+    for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(train("trajectory"), tmp_path / "run")
+    file = tmp_path / "run" / "trajectory.bin"
+    past = trajectory.read(file)
+    header = trajectory.Header(**{**vars(past.header), "dtype": "float16"})
+    with open(file, "wb") as opened:
+        writer = trajectory.Writer(opened, header)
+        for step, grads, lr in past.records(0, len(past)):
+            writer.append(step, grads, lr)
+    line = error_line(mezo("replay", tmp_path / "run", "--step", "6", "--out", tmp_path / "out"))
+    assert "stored its weights as float16, but model.dtype is bfloat16" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer=adamw"], "optimizer=adamw rounds its updates to the nearest value, and most would be lost"),
+        (["optimizer=sgd"], "use float32, with model.compute_dtype=bfloat16 for the forwards"),
+        (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the reference, which has float32"),
+    ],
+)
+def test_what_cannot_be_stored_in_two_bytes_is_refused(
+    words: list[str], said: str, roberta: Path, tmp_path: Path
+) -> None:
+    line = error_line(mezo("train", f"model.path={roberta}", "data=demo", "model.dtype=bfloat16", *words))
+    assert "model.dtype=bfloat16: " in line
+    assert said in line
+
+
+def test_a_model_of_more_than_one_dtype_is_stored_in_one(train: Callable[[str], Path]) -> None:
+    """peft makes the tensors of an adapter in float32."""
+    run = train("lora")
+    session = restore.load_step(read_config(run / "config.yaml"), Run(run), 0)
+    assert {p.dtype for p in session.loaded.model.parameters()} == {torch.bfloat16}
