@@ -15,20 +15,33 @@ from tests.host_waits import HostWaits
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay", "It was a great film"))]
 
-# Every value of objective, optimizer, peft and dtype, and all pairs of objective and optimizer.
+# Every value of objective, optimizer, peft and both dtypes, and all pairs of objective and optimizer.
 CASES: dict[str, tuple[str, ...]] = {
     "mlm-mezo": ("objective=mlm", "model=roberta", "optimizer=mezo", "optimizer.weight_decay=0.1"),
     "mlm-momentum": ("objective=mlm", "model=bert", "optimizer=mezo_momentum", "peft=lora"),
-    "mlm-adam": ("objective=mlm", "model=roberta", "optimizer=mezo_adam", "peft=bias", "optimizer.samples=2"),
+    "mlm-adam": (
+        "objective=mlm",
+        "model=roberta",
+        "optimizer=mezo_adam",
+        "peft=bias",
+        "optimizer.samples=2",
+        "model.dtype=float16",
+    ),
     "mlm-adamw": ("objective=mlm", "model=roberta", "optimizer=adamw", "peft=head"),
     "mlm-sgd": ("objective=mlm", "model=bert", "optimizer=sgd", "peft=prefix"),
     "cls-mezo": ("objective=cls", "model=bert", "optimizer=mezo", "peft=prefix", "objective.loss=f1"),
     "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.window=3"),
-    "cls-adam": ("objective=cls", "model=roberta", "optimizer=mezo_adam", "optimizer.noise=rademacher"),
+    "cls-adam": (
+        "objective=cls",
+        "model=roberta",
+        "optimizer=mezo_adam",
+        "optimizer.noise=rademacher",
+        "model.dtype=bfloat16",
+    ),
     "cls-adamw": ("objective=cls", "model=bert", "optimizer=adamw", "peft=lora"),
     "cls-sgd": ("objective=cls", "model=roberta", "optimizer=sgd", "peft=bias", "model.compute_dtype=bfloat16"),
-    "lm-mezo": ("objective=lm", "model=opt", "optimizer=mezo", "model.compute_dtype=bfloat16"),
-    "lm-momentum": ("objective=lm", "model=gpt2", "optimizer=mezo_momentum", "peft=head"),
+    "lm-mezo": ("objective=lm", "model=opt", "optimizer=mezo", "model.dtype=bfloat16", "model.compute_dtype=bfloat16"),
+    "lm-momentum": ("objective=lm", "model=gpt2", "optimizer=mezo_momentum", "peft=head", "model.dtype=bfloat16"),
     "lm-adam": ("objective=lm", "model=llama", "optimizer=mezo_adam", "task.lm.label_words=[bad,rather good]"),
     "lm-adamw": ("objective=lm", "model=gpt2", "optimizer=adamw", "peft=prefix"),
     "lm-sgd": ("objective=lm", "model=opt", "optimizer=sgd", "peft=lora"),
