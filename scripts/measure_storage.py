@@ -7,8 +7,8 @@
 The weights are random, in a folder that is made under `--folder` and used again. Batches have `--rows` rows of
 `--tokens` tokens. `load` samples RssAnon of /proc/self/status every millisecond in a process of its own, until the
 weights are in their final storage, and compares it with the size of the stored model: what the weights take in the
-dtype of `model.dtype`. The peak of `step` is VmHWM less what the imported libraries take, as in bench_step.py, and again
-in processes of their own; times are of one process, in turn. Linux only.
+dtype of `model.dtype`. The peak of `step` is VmHWM less what the imported libraries take, as in bench_step.py, also in
+processes of their own; times are of one process, in turn. Linux only.
 """
 
 import argparse
