@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.noise.spans import Segment, tiles_of
+from mezo_cli.system import trim_malloc
 
 # Elements of a segment (128 MB in float32). A launch over one takes far longer than to start it. While a segment is
 # filled its tensors exist twice on a GPU, so it is a small part of a large model.
 SEGMENT = 1 << 25
+TRIM_BYTES = 1 << 24  # on a CPU freed memory is returned to the system after as much has been moved
 
 
 def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list[Segment]:
@@ -67,6 +69,7 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         return Segment(first.view(-1), shapes, tile)
     total = sum(tiles_of(p.numel(), tile) for p in tensors.values()) * tile
     flat, begin = torch.empty(total, dtype=first.dtype, device=first.device), 0
+    untrimmed = 0  # bytes of old memory that malloc may still hold
     for p in tensors.values():
         end = begin + tiles_of(p.numel(), tile) * tile
         view = flat[begin : begin + p.numel()].view(p.shape)
@@ -74,6 +77,10 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         flat[begin + p.numel() : end].zero_()
         p.data = _with_own_storage(view)
         begin = end
+        untrimmed += view.nbytes
+        if first.device.type == "cpu" and untrimmed >= TRIM_BYTES:
+            trim_malloc()
+            untrimmed = 0
     return Segment(flat, shapes, tile)
 
 
