@@ -2,18 +2,22 @@
 
     python scripts/measure_rounding.py --out outputs/rounding --seeds 13,21,42,87,100 experiment=demo-sst2 \
         data.dir=GLUE/SST-2 model.compute_dtype=bfloat16 steps=400 optimizer.lr=1e-4
+    python scripts/measure_rounding.py --kept experiment=demo
 
 One run per seed and storage, seed by seed. `bfloat16-nearest` and `float16-nearest` round to the nearest value instead,
 which `mezo` itself does not do. `kept` is the share of the updates that theta has really made: the movement of theta
 from the first step to the last, projected on the sum of the same updates in float32. It is 1 where nothing is lost.
-A run that is in DIR already is not repeated. The tables are printed again after every run.
+A run that is in DIR already is not repeated. The table is printed again after every run. `--kept` trains nothing: it
+applies 40 steps with made-up projected gradients at several learning rates, and prints what is kept.
 """
 
 import argparse
 import dataclasses
 import json
+import random
 import statistics
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,9 +28,11 @@ from torch import Tensor
 
 from mezo_cli.commands.execute import execute
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.console import console_logging, make_console
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import restore
@@ -51,7 +57,7 @@ def train(folder: Path, words: list[str], storage: str) -> dict[str, Any]:
     return figures | {"kept": kept}
 
 
-def round_to_nearest(theta: Tensor, _: object, dtype: torch.dtype, __: object) -> None:
+def round_to_nearest(theta: Tensor, span: Span, dtype: torch.dtype, direction: Direction) -> None:
     """Round in place, in place of `mezo_cli.perturb.noise.rounding.round_`."""
     theta.copy_(theta.to(dtype))
 
@@ -61,20 +67,46 @@ def share_kept(config: Config, run: Run) -> float:
     past = trajectory.read(run.trajectory)
     before = flat(restore.load_step(config, run, 0).params)
     moved = flat(restore.load_step(config, run, len(past)).params) - before
-    session = prepare(build_config_in_float32(config))
-    params, optimizer = session.params, session.optimizer
-    params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
-    assert optimizer.replayable
-    for p in params.tensors.values():
-        p.data.zero_()
-    optimizer.apply_updates(params, past.records(0, len(past)))
-    exact = flat(params)
+    exact = movement(config, "float32", past.records(0, len(past)), [name for name, _ in past.header.tensors])
     return float(moved @ exact / (exact @ exact))
 
 
-def build_config_in_float32(config: Config) -> Config:
-    """Return the config with theta in float32."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float32"))
+def movement(config: Config, dtype: str, records: list[StepRecord], names: Sequence[str] = ()) -> Tensor:
+    """Return by how much theta moves by the records; in float32 from theta = 0, so that nothing is rounded.
+
+    Args:
+        config: of the run.
+        dtype: how theta is stored.
+        records: the steps.
+        names: the trainable tensors; all of them if empty.
+    """
+    session = prepare(dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype)))
+    params, optimizer = session.params, session.optimizer
+    params.tensors = {name: p for name, p in params.tensors.items() if not names or name in names}
+    assert optimizer.replayable
+    if dtype == "float32":
+        for p in params.tensors.values():
+            p.data.zero_()
+    before = flat(params)
+    optimizer.apply_updates(params, records)
+    return flat(params) - before
+
+
+def show_kept(words: list[str]) -> None:
+    """Print the share of the updates that is kept, for each learning rate and storage."""
+    config, draw = build_config(words), random.Random(0)
+    grads = [draw.gauss(0.0, 10.0) for _ in range(40)]
+    others = STORAGE[1:]
+    print(f"| lr | mean movement | {' | '.join(others)} |\n|---|---|{'---|' * len(others)}")
+    for lr in (1e-4, 1e-5, 1e-6, 1e-7):
+        records = [(step, [g], lr) for step, g in enumerate(grads)]
+        exact, cells = movement(config, "float32", records), []
+        for storage in others:
+            nearest = mock.patch("mezo_cli.perturb.params.round_", round_to_nearest)
+            with nearest if storage.endswith(NEAREST) else nullcontext():
+                moved = movement(config, storage.removesuffix(NEAREST), records)
+            cells.append(f"{float(moved @ exact / (exact @ exact)):.3f}")
+        print(f"| {lr:.0e} | {float(exact.abs().mean()):.1e} | {' | '.join(cells)} |", flush=True)
 
 
 def flat(params: Params) -> Tensor:
@@ -103,11 +135,15 @@ def spread(values: list[float], form: str = ".1f") -> str:
 def main() -> None:
     """Train what is not there yet, and print the table after each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("outputs/rounding"))
+    parser.add_argument("--kept", action="store_true", help="train nothing")
     parser.add_argument("--seeds", default="13,21,42,87,100")
     parser.add_argument("--storage", default=",".join(STORAGE[:3]), help=f"some of {','.join(STORAGE)}")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
+    if args.kept:
+        show_kept(args.words)
+        return
     done: dict[tuple[str, str], dict[str, Any]] = {}
     for seed in args.seeds.split(","):
         for storage in args.storage.split(","):
