@@ -207,6 +207,7 @@ def measure_load(args: argparse.Namespace) -> None:
     """Print the peak of loading, for each dtype of the file and of the storage."""
     print("| file | stored as | stored model | peak / stored | after loading / stored |\n|---|---|---|---|---|")
     for file in ("float32", "bfloat16"):
+        make_folder(args.folder, args.shape, file)
         for storage in args.storage.split(","):
             words = [
                 "load",
@@ -229,14 +230,15 @@ def measure_load(args: argparse.Namespace) -> None:
 def measure_step(args: argparse.Namespace) -> None:
     """Print peak and time of a step for each storage and compute dtype."""
     pairs = [(storage, compute) for storage in args.storage.split(",") for compute in args.compute.split(",")]
-    size = ["--rows", str(args.rows), "--tokens", str(args.tokens), "--folder", str(args.folder)]
+    folder = make_folder(args.folder, args.shape, args.file)
+    size = ["--rows", str(args.rows), "--tokens", str(args.tokens), "--folder", str(args.folder), "--file", args.file]
+    size += ["--steps", str(args.steps)]
     peaks = {
         (storage, compute): in_process(
             ["step", "--one", "--shape", args.shape, "--storage", storage, "--compute", compute, *size]
         )
         for storage, compute in pairs
     }
-    folder = make_folder(args.folder, args.shape, args.file)
     times: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
     if args.rounds:
         work = {pair: Steps(config_of(folder, args.shape, *pair), args.rows, args.tokens) for pair in pairs}
@@ -265,6 +267,7 @@ def main() -> None:
     parser.add_argument("--compute", default="float32,bfloat16")
     parser.add_argument("--file", default="float32", help="dtype of the checkpoint's file")
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=3, help="over which the peak is taken, after a first one")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument(
         "--rounds", type=int, default=3, help="0: times are those of the processes that measure the peak"
@@ -276,7 +279,7 @@ def main() -> None:
         (measure_load if args.what == "load" else measure_step)(args)
         return
     config = config_of(make_folder(args.folder, args.shape, args.file), args.shape, args.storage, args.compute)
-    found = load_peak(config) if args.what == "load" else step_peak(config, args.rows, args.tokens, 3)
+    found = load_peak(config) if args.what == "load" else step_peak(config, args.rows, args.tokens, args.steps)
     print(json.dumps(found))
 
 

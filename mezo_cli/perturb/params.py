@@ -101,7 +101,8 @@ class Params:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
         Args:
-            terms: (direction, coefficient), in order: all those of a step, then those of the next one.
+            terms: (direction, coefficient), in order. The directions of a step have its number: where theta has two
+                bytes, it is rounded when the number changes.
             decays: one per term.
             names: of the tensors; None for all.
         """
