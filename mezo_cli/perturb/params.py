@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.counter import call_size
-from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.storage import move_to_flat_storage
 
@@ -39,6 +39,7 @@ class Params:
     def __init__(self, model: nn.Module, noise: Noise) -> None:
         self.noise = noise
         self._tensors: Mapping[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._copy: Tensor | None = None  # of a span of theta
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage
         for segment in move_to_flat_storage(self._tensors, noise.tile):
@@ -122,7 +123,7 @@ class Params:
         """Do the same for theta in two bytes, with one rounding per step."""
         size = call_size(MAX_ELEMENTS, self._device)
         for steps in _passes(terms, decays):
-            self.noise.begin_pass()
+            self._begin_pass()
             for span in self._split(size, names):
                 theta = self.load(span)
                 for of_step, with_decays in steps:
@@ -136,7 +137,7 @@ class Params:
         For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`, and
         writes theta by `load`, `round_` and `store`.
         """
-        self.noise.begin_pass()
+        self._begin_pass()
         return self._split(self.noise.block_size(self._device))
 
     def _split(self, size: int, names: tuple[str, ...] | None = None) -> list[Span]:
@@ -146,13 +147,25 @@ class Params:
             self._spans[size, names] = [part for span in whole for _, part in span.split(size)]
         return self._spans[size, names]
 
+    def _begin_pass(self) -> None:
+        self.noise.begin_pass()
+        STEPS.begin_pass()
+
     @property
     def _device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
     def load(self, span: Span) -> Tensor:
-        """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in two bytes."""
-        return span.theta.float()
+        """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in two bytes.
+
+        A copy is valid until the next one: it is always in the same memory.
+        """
+        theta = span.theta
+        if theta.dtype == torch.float32:
+            return theta
+        if self._copy is None or len(self._copy) < span.numel or self._copy.device != theta.device:
+            self._copy = torch.empty(span.numel, dtype=torch.float32, device=theta.device)
+        return self._copy[: span.numel].copy_(theta)
 
     def round_(self, span: Span, theta: Tensor, direction: Direction) -> None:
         """End a step: round what `load` returned to values that are stored exactly; float32 stays as it is.

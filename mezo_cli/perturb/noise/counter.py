@@ -37,9 +37,9 @@ class CounterNoise:
         self.block = BLOCK
         self._kernels = kernels
         # of the forwards: their eps is the same at every step
-        self._direction, self._scaled = SmallTensors(_pair, 1), SmallTensors(scaled, 8)
+        self._direction, self._scaled = SmallTensors(step_sample, 1), SmallTensors(scaled, 8)
         # of the updates
-        self._term_directions, self._term_scaled = SmallTensors(_pair, 1024), SmallTensors(scaled, 64)
+        self._term_directions, self._term_scaled = SmallTensors(step_sample, 1024), SmallTensors(scaled, 64)
         self._decays = SmallTensors(_decay_tensor, 64)
 
     def describe_kernels(self) -> tuple[str, str]:
@@ -147,9 +147,9 @@ class CounterNoise:
         for place, part in span.split(self._call_size(device)):
             block = _part(theta, place)
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
-                step_sample = self._term_directions.get(direction.step, direction.sample, device)
+                of_direction = self._term_directions.get(direction.step, direction.sample, device)
                 scaled = self._term_scaled.get(coefficient, device)
-                rest = (part.tiles, part.keys(direction.seed), step_sample, scaled)
+                rest = (part.tiles, part.keys(direction.seed), of_direction, scaled)
                 if np.float32(decay) == 1.0:
                     # the same bits: a float32 sum does not change when it is taken in float64 first
                     self._kernels.add(block, *rest)
@@ -194,13 +194,6 @@ def _same_keys(seed: int, name: str, count: int, device: torch.device) -> Tensor
     return torch.full((count,), packed_key(seed, name), dtype=torch.int64, device=device)
 
 
-@lru_cache(maxsize=1024)
-@torch.inference_mode(False)
-def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
-    """Return step and sample of a direction, as kernels read them: int64 [2]."""
-    return _pair(step, sample, device)
-
-
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _numbers(count: int, device: torch.device) -> Tensor:
@@ -211,10 +204,13 @@ def _decay_tensor(decay: float, device: torch.device) -> Tensor:
     return torch.full((), round_to_float32(decay), dtype=torch.float64, device=device)
 
 
-def _pair(first: int, second: int, device: torch.device) -> Tensor:
-    """Return int64 [2]. It is filled on the device: a copy from the host would wait for it."""
-    pair = torch.full((2,), second, device=device)
-    pair[:1].fill_(first)
+def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
+    """Return step and sample of a direction as kernels read them: int64 [2], made on the device.
+
+    A copy from the host would wait for it.
+    """
+    pair = torch.full((2,), sample, device=device)
+    pair[:1].fill_(step)
     return pair
 
 

@@ -18,11 +18,13 @@ from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.counter import call_size, step_sample
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import LANES, random_words
+from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span
 
 ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as large
 PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
 MAX_ELEMENTS = 1 << 20  # per call on a CPU
+STEPS = SmallTensors(step_sample, 64)  # what the kernels read per step; a pass over the storage begins by `begin_pass`
 KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
@@ -87,7 +89,7 @@ def round_(values: Tensor, span: Span, dtype: torch.dtype, direction: Direction)
     """
     device = span.segment.device
     computed = values if values.device == device else values.to(device)
-    of_step = step_sample(direction.step, ROUND, device)
+    of_step = STEPS.get(direction.step, ROUND, device)
     for place, part in span.split(call_size(MAX_ELEMENTS, device)):
         kernel(dtype, span.tile)(computed[place], part.tiles, part.keys(direction.seed), of_step)
     if computed is not values:
