@@ -10,7 +10,7 @@ OLDEST ?= .venv-oldest
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-run: $(VENV)/.user ## install, then train on the embedded demo (about a minute and a half on 2 cores, offline), and write a page about it
+run: $(VENV)/.user ## install, then train on the embedded demo (about a minute on 2 cores, offline), and write a page about it
 	run=outputs/$$(date +%Y-%m-%d/%H-%M-%S)-demo && \
 	$(BIN)/mezo train task=sst2 objective=mlm experiment=demo hydra.run.dir=$$run && \
 	$(BIN)/mezo report $$run --out $$run.html

@@ -131,7 +131,7 @@ def test_the_model_hears_the_difference() -> None:
 
 @pytest.mark.slow
 def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
-    """`mezo train experiment=demo`, one seed: 5 points of dev accuracy, and test above 65% (before: 61%)."""
+    """`mezo train experiment=demo`, one seed: 5 points of dev accuracy (before: 63%), and test above 67% (before: 61%)."""
     run = tmp_path / "run"
     words = ["train", "experiment=demo", "seed=42", f"hydra.run.dir={run}"]
     result = process(*words, cwd=tmp_path, timeout=1500, MEZO_EAGER="")  # with the compiled noise, as users run it
@@ -140,4 +140,4 @@ def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
     before = next(line["accuracy"] for line in lines if line["kind"] == "eval")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["dev"]["accuracy"] >= before + 0.05
-    assert summary["test"]["accuracy"] > 0.65
+    assert summary["test"]["accuracy"] > 0.67
