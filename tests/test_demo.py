@@ -131,7 +131,7 @@ def test_the_model_hears_the_difference() -> None:
 
 @pytest.mark.slow
 def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
-    """`mezo train experiment=demo`, one seed: 5 points of dev accuracy (before: 63%), and test above 67% (before: 61%)."""
+    """`mezo train experiment=demo`, one seed: 5 points of dev accuracy (63% before), test above 67% (61%)."""
     run = tmp_path / "run"
     words = ["train", "experiment=demo", "seed=42", f"hydra.run.dir={run}"]
     result = process(*words, cwd=tmp_path, timeout=1500, MEZO_EAGER="")  # with the compiled noise, as users run it
