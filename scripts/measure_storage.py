@@ -237,7 +237,7 @@ def measure_step(args: argparse.Namespace) -> None:
         (storage, compute): in_process(
             ["step", "--one", "--shape", args.shape, "--storage", storage, "--compute", compute, *size]
         )
-        for storage, compute in pairs
+        for storage, compute in ([] if args.times_only else pairs)
     }
     times: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
     if args.rounds:
@@ -251,10 +251,12 @@ def measure_step(args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|")
     base = pairs[0]
     for pair in pairs:
-        peak = peaks[pair]["peak"]
         mine = times[pair] or peaks[pair]["seconds"][1:]
         ratio = statistics.median(a / b for a, b in zip(mine, times[base] or peaks[base]["seconds"][1:], strict=True))
-        cells = f"{peak / 1e9:.2f} | {peak / peaks[base]['peak']:.2f} | {peaks[pair]['start_up'] / 1e9:.2f}"
+        cells = "| |"
+        if peaks:
+            peak = peaks[pair]["peak"]
+            cells = f"{peak / 1e9:.2f} | {peak / peaks[base]['peak']:.2f} | {peaks[pair]['start_up'] / 1e9:.2f}"
         print(f"| {' | '.join(pair)} | {cells} | {statistics.median(mine):.2f} | {ratio:.2f} |", flush=True)
 
 
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="0: times are those of the processes that measure the peak"
     )
+    parser.add_argument("--times-only", action="store_true", help="leave the peaks out")
     parser.add_argument("--folder", type=Path, default=Path("outputs/storage"))
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
