@@ -13,6 +13,7 @@ sets; results of other shapes and batches that it has already are kept. No round
 
 import argparse
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> di
         "dirty": system.git_dirty(),
         "versions": system.versions(),
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "scripts/bench_step.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "scripts/bench_step.py", *sys.argv[1:]]),
         "rounds": len(taken),
         "rows": summary(taken),
     }
