@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import mmap
 import os
 import platform
 import re
@@ -101,6 +102,35 @@ def trim_malloc() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+def private_file_mappings() -> list[tuple[int, int]]:
+    """Return (first, last + 1) address of each file that is mapped privately into this process; none outside Linux."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for addresses, mode, _, _, inode, *_ in (line.split() for line in lines):
+        if mode.endswith("p") and inode != "0":
+            first, last = addresses.split("-")
+            found.append((int(first, 16), int(last, 16)))
+    return found
+
+
+def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]]) -> None:
+    """Release the memory of a part of a mapped file whose content is not needed any more; ignore other memory.
+
+    A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Written ones have
+    been copied. Only whole pages inside the part are released; to read them again reads the file.
+
+    Args:
+        address, size: of the part, in bytes.
+        mappings: from `private_file_mappings`.
+    """
+    first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and any(low <= address and address + size <= high for low, high in mappings):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 def reset_peak_memory() -> None:
