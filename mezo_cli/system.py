@@ -1,5 +1,6 @@
 """Process and machine: versions, git commit, device name, memory, signals."""
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -203,6 +204,9 @@ def raise_keyboard_interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def termination_as_keyboard_interrupt() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status.
@@ -210,8 +214,29 @@ def termination_as_keyboard_interrupt() -> Iterator[None]:
     A signal that is ignored stays so: under nohup a run goes on when its terminal is closed. Outside the main thread,
     where signal handlers cannot be set, the handlers stay.
     """
-    with _signal_handlers((signal.SIGTERM, signal.SIGHUP), raise_keyboard_interrupt):
+    with _signal_handlers((signal.SIGTERM, signal.SIGHUP), raise_keyboard_interrupt), _interrupt_after_finalizers():
         yield
+
+
+@contextlib.contextmanager
+def _interrupt_after_finalizers() -> Iterator[None]:
+    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and go on."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        handled = [number for number in _ENDING if callable(signal.getsignal(number))]
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
+            before(unraisable)
+            return
+        again = threading.Timer(0.01, _thread.interrupt_main, handled[:1])  # when the finalizer has returned
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def import_torch() -> None:
@@ -224,7 +249,7 @@ def import_torch() -> None:
         KeyboardInterrupt: when a signal came.
     """
     came: list[int] = []
-    with _signal_handlers((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda number, _: came.append(number)):
+    with _signal_handlers(_ENDING, lambda number, _: came.append(number)):
         import torch  # noqa: F401
     if came:
         raise KeyboardInterrupt

@@ -193,6 +193,6 @@ def test_the_libraries_settings_are_those_of_the_command_line(
 
 
 def test_the_package_offers_it_and_nothing_else() -> None:
-    assert set(mezo_cli.__all__) == {"Finetuned", "LoadedRun", "finetune", "load"}
+    assert set(mezo_cli.__all__) == {"Finetuned", "LoadedRun", "MezoOptimizer", "finetune", "load", "replay"}
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
         mezo_cli.nosuch  # noqa: B018

@@ -64,6 +64,21 @@ def test_ctrl_c_that_a_library_turns_into_another_error_is_one_line() -> None:
     assert (result.code, result.err) == (130, "error: interrupted\n")
 
 
+def test_ctrl_c_while_a_finalizer_runs_is_not_lost() -> None:
+    """Python prints what is raised in `__del__`, and goes on."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def run(**_: object) -> None:
+        Finalized()
+        time.sleep(60)
+
+    result = mezo(run=run)
+    assert (result.code, result.err) == (130, "error: interrupted\n")
+
+
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment_of_start_up_is_one_line(tmp_path: Path) -> None:
     """At 40 seeded moments. Before Python runs our first line, an interrupt is Python's own: those do not count."""
