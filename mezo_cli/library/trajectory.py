@@ -12,6 +12,7 @@ from torch import nn
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.models.initial_state import check_fingerprint, fingerprint
+from mezo_cli.optim.mezo import gradient_estimate
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import trajectory
@@ -36,7 +37,7 @@ def apply_records(
         decays: list[float] = []
         for step, grads, lr in records:
             rate = lr * group["lr_ratio"]
-            terms += [(Direction(seed, step, i), -rate * g / len(grads)) for i, g in enumerate(grads)]
+            terms += gradient_estimate(seed, step, grads, -rate)
             decays += [1.0 - rate * group["weight_decay"], *[1.0] * (len(grads) - 1)]
         params.update(terms, decays, group["names"])
 

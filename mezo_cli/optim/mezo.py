@@ -118,5 +118,9 @@ class Mezo(ReplayableOptimizer):
     def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
         """Return `scale` times a step's gradient estimate: (direction, coefficient) of each of its n_t terms."""
         step, grads, _ = record
-        n = self.samples(step)
-        return [(Direction(self.seed, step, sample), scale * g / n) for sample, g in enumerate(grads[:n])]
+        return gradient_estimate(self.seed, step, grads[: self.samples(step)], scale)
+
+
+def gradient_estimate(seed: int, step: int, grads: list[float], scale: float) -> list[tuple[Direction, float]]:
+    """Return `scale` times (1 / n) sum_i g_i z_i of a step: (direction, coefficient) of each of its n terms."""
+    return [(Direction(seed, step, sample), scale * g / len(grads)) for sample, g in enumerate(grads)]

@@ -1,26 +1,18 @@
 """The noise of gradients: batches of each kind, G and N of given squares, and the table of a run's settings."""
 
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from mezo_cli.config.schema import TokenizedExample
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_gradient_noise.py"
+from tests.scripts.load import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_gradient_noise", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("measure_gradient_noise")
 
 
 def test_batches_at_random_and_balanced(script: ModuleType) -> None:

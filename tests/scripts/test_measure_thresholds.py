@@ -1,24 +1,17 @@
 """Thresholds on zero-shot scores: the best one, ties, AUC, and the table of a run's settings."""
 
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_thresholds.py"
+from tests.scripts.load import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_thresholds", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("measure_thresholds")
 
 
 def test_the_best_threshold_and_the_auc(script: ModuleType) -> None:
