@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mezo_cli.config.completion import complete
+from mezo_cli.distributed.launch import check_command, silent_followers
 from mezo_cli.errors import RunFailed, RunStopped, UserError, is_interruption, join
 from mezo_cli.system import discard_output, package_version, set_library_defaults, termination_as_keyboard_interrupt
 
@@ -56,11 +57,13 @@ def _print_version(given: bool) -> None:
 
 @app.callback()
 def options(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Take the options that are given before a command."""
+    check_command(ctx.invoked_subcommand)
 
 
 @app.command()
@@ -80,6 +83,7 @@ def train(
     if retry_failed and not multirun:
         raise UserError("--retry-failed goes with a sweep: add -m")
     if multirun:
+        check_command("train -m")
         from mezo_cli.commands import sweep
 
         raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed, quiet))
@@ -302,7 +306,7 @@ def env() -> None:
 def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
     set_library_defaults()
-    with termination_as_keyboard_interrupt():
+    with silent_followers(), termination_as_keyboard_interrupt():
         _run(run)
 
 

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import mmap
 import os
 import platform
@@ -54,6 +55,14 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def source_digest() -> str:
+    """Return the sha256 over the names and the content of this package's source files."""
+    package, total = Path(__file__).resolve().parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return total.hexdigest()
 
 
 def git_commit() -> str | None:

@@ -194,7 +194,8 @@ def config_page() -> str:
         kind = plain_type(hints[item.name])
         if is_group(kind):
             keys = optimizer_keys() if kind is OptimizerConfig else keys_of(kind, f"{item.name}.")
-            lines += [f"## `{item.name}`", *_paragraph(_summary(kind)), *_keys(keys), "", *_files(item.name)]
+            lines += [f"## `{item.name}`", *_paragraph(_summary(kind)), *_keys(keys), ""]
+            lines += _files(item.name) if item.name in groups() else []
     lines += ["## `experiment`", "A file that sets keys and choices of a whole run, or of a sweep.", ""]
     return "\n".join([*lines, *_files("experiment"), *_hydra()]).rstrip() + "\n"
 

@@ -18,6 +18,7 @@ LAYERS = [
     {"errors"},
     {"config.schema", "config.registry", "system", "hub", "runs.files"},
     {"console"},
+    {"distributed"},
     {"runs", "data", "tasks"},
     {"models", "perturb"},
     {"objectives", "optim"},

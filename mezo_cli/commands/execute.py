@@ -29,7 +29,8 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
         from mezo_cli.training import loop  # imports torch
 
         summary = loop.train(config, run, console)
-        _log_results(run, summary, config.task.metric)
+        if run.writes:
+            _log_results(run, summary, config.task.metric)
     return summary
 
 

@@ -7,8 +7,13 @@ from pathlib import Path
 from mezo_cli.commands.change_end import apply_new_end, with_new_end
 from mezo_cli.commands.execute import announce, execute, relative
 from mezo_cli.commands.open_run import is_shared
+from mezo_cli.commands.shared_run import check_shareable, share_run
+from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import print_line, training_output
+from mezo_cli.distributed.join import joined
+from mezo_cli.distributed.launch import check_command
+from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, completeness, sweep_record
 from mezo_cli.system import import_torch
@@ -40,6 +45,7 @@ def resume(
             raise UserError(f"'{overrides[0]}': {path} is a sweep; settings are changed run by run")
         from mezo_cli.commands import sweep  # imports Hydra
 
+        check_command("resume SWEEP")
         if from_sound_prefix:
             raise UserError(f"--from-sound-prefix: {path} is a sweep; name one of its runs")
         return sweep.resume(path, retry_failed, quiet)
@@ -47,6 +53,60 @@ def resume(
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_shared(path):
         raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
+    with joined() as ranks:
+        resume_run(path, ranks, overrides, from_sound_prefix, quiet)
+    return 0
+
+
+def resume_run(
+    path: Path,
+    ranks: Ranks | None,
+    overrides: Sequence[str] = (),
+    from_sound_prefix: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Go on with a run; a finished one is left as it is. See `resume`.
+
+    Args:
+        ranks: those that share the run; None if this process is alone.
+    """
+    before: list[Config] = []
+
+    def claim() -> tuple[Run, Config] | None:
+        claimed = _claim(path, overrides, from_sound_prefix, quiet)
+        if claimed is None:
+            return None
+        run, config, new = claimed
+        before.append(config)
+        return run, new
+
+    shared = share_run(ranks, claim)
+    if shared is None:
+        return
+    run, new = shared
+    if ranks is not None and not ranks.split:
+        check_shareable(new, ranks.size)
+        ranks.start(new)
+
+    def prepare() -> None:
+        if from_sound_prefix and run.writes:
+            import_torch()
+            from mezo_cli.training import recovery
+
+            recovery.cut_to_sound_prefix(before[0], run)
+        if run.writes:
+            apply_new_end(run, before[0], new)
+
+    with training_output(quiet) as console:
+        if quiet:
+            announce(run.path.absolute(), quiet)
+        execute(run, new, console, prepare)
+
+
+def _claim(
+    path: Path, overrides: Sequence[str], from_sound_prefix: bool, quiet: bool
+) -> tuple[Run, Config, Config] | None:
+    """Claim a run, and return it with its config as it is and with the new end; None for a finished one."""
     run = Run.open(path)
     config = read_config(path / "config.yaml")
     new = with_new_end(run, config, overrides)
@@ -54,24 +114,11 @@ def resume(
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
-        return 0
+        return None
     if not from_sound_prefix:
         _check_end(run)
     run.claim()
-
-    def prepare() -> None:
-        if from_sound_prefix:
-            import_torch()
-            from mezo_cli.training import recovery
-
-            recovery.cut_to_sound_prefix(config, run)
-        apply_new_end(run, config, new)
-
-    with training_output(quiet) as console:
-        if quiet:
-            announce(run.path.absolute(), quiet)
-        execute(run, new, console, prepare)
-    return 0
+    return run, config, new
 
 
 def _check_end(run: Run) -> None:

@@ -4,9 +4,16 @@ import sys
 from collections.abc import Sequence
 
 from mezo_cli.commands.execute import announce, execute
+from mezo_cli.commands.resume import resume_run
+from mezo_cli.commands.shared_run import check_shareable, share_run
 from mezo_cli.config import compose
-from mezo_cli.config.stored import to_yaml
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.console import training_output
+from mezo_cli.distributed.join import joined
+from mezo_cli.distributed.launch import check_restarts
+from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 
 
@@ -16,9 +23,44 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False) -> None:
-    """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
-    job = compose.compose_run(overrides, config_dir)
-    with training_output(quiet) as console:
-        run = Run.create(job.directory, to_yaml(job.config), list(sys.argv))
-        announce(run.path, quiet)
-        execute(run, job.config, console)
+    """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only.
+
+    Ranks that `torchrun` has started again go on with the run that they began.
+    """
+    check_restarts(run_dir_given=any(text.startswith("hydra.run.dir=") for text in overrides))
+    with joined() as ranks:
+        job = compose.compose_run(overrides, config_dir)
+        if ranks is not None:
+            ranks.check_same("config", to_yaml(job.config))
+            check_shareable(job.config, ranks.size)
+            ranks.start(job.config)
+            if ranks.restarts and has_begun(job, ranks):
+                resume_run(job.directory, ranks, quiet=quiet)
+                return
+        with training_output(quiet) as console:
+
+            def create() -> tuple[Run, Config]:
+                return Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
+
+            shared = share_run(ranks, create)
+            assert shared is not None
+            run, config = shared
+            announce(run.path, quiet)
+            execute(run, config, console)
+
+
+def has_begun(job: compose.Job, ranks: Ranks) -> bool:
+    """Return whether rank 0 finds a run of this config in the job's directory: the ranks were started again.
+
+    Raises:
+        UserError: when the directory holds a run of another config.
+    """
+    if ranks.is_first:
+        try:
+            Run.check_free(job.directory)
+            found = ""
+        except UserError:
+            found = "begun"
+            if read_config(job.directory / "config.yaml") != job.config:
+                raise
+    return ranks.from_first(found if ranks.is_first else "") == "begun"

@@ -74,8 +74,11 @@ def all_keys(node: Any = Config, prefix: str = "") -> list[str]:
 
 
 def groups() -> list[str]:
-    """Return the names that choose a file: the schema's groups, and `experiment`."""
-    return [*(name for name, hint in children(Config).items() if is_group(hint)), "experiment"]
+    """Return the names that choose a file: the schema's groups with a name of the choice, and `experiment`."""
+    named = [
+        name for name, hint in children(Config).items() if is_group(hint) and {"name", "names"} & {*children(hint)}
+    ]
+    return [*named, "experiment"]
 
 
 def is_entry(key: str) -> bool:

@@ -287,6 +287,20 @@ class LoggerConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/scaling.md).
+
+    Attributes:
+        split: directions gives each rank whole directions of a step, rows gives it rows of the batch. null: directions
+            if `optimizer.samples` is at least the number of ranks, else rows.
+        timeout: seconds that a rank waits for the others before the run ends.
+    """
+
+    split: str | None = one_of(None, "directions", "rows")
+    timeout: float = ranged(120.0, above=0.0, high=1e6)
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole config of a run.
 
@@ -313,6 +327,7 @@ class Config:
     peft: PeftConfig = field(default_factory=PeftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     init: str = one_of("none", "none", "linear_probe")
     probe_c: float | None = ranged(None, above=0.0)
     seed: int = ranged(42, low=0, high=2**32 - 1)

@@ -33,6 +33,11 @@ def to_yaml(config: Config) -> str:
     return yaml.dump(to_dict(config), default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
 
+def from_yaml(text: str) -> Config:
+    """Return the config of `to_yaml`."""
+    return build(_load(text))
+
+
 def read_config(path: Path) -> Config:
     """Read a run's `config.yaml` and validate it.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, Setting, StepRecord
+from mezo_cli.distributed.shares import share_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
 from mezo_cli.optim.settings import EPS, LR, NOISE, SAMPLE_SCHEDULE, SAMPLES, SCHEDULE, WEIGHT_DECAY
 from mezo_cli.perturb.noise import Direction
@@ -59,15 +60,19 @@ def spsa_per_direction(
     """Return what `spsa` does for each direction.
 
     `forward` draws z for each module's weights as the module runs; theta is not written. The losses of all directions
-    are read at once: this is where the host waits for the device, once per step.
+    are read at once: this is where the host waits for the device, once per step. Where ranks share the directions, each
+    computes the losses of its own.
     """
     import torch
 
-    losses = []
-    for z in directions:
+    ranks, losses = forward.ranks, []
+    for z in directions if ranks is None else ranks.own(directions):
         with forward.perturbed(z, eps):
             losses.append(loss_fn())
-    return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in torch.stack(losses).tolist()]
+    pairs = torch.stack(losses) if losses else torch.empty(0, 2, dtype=torch.float64)
+    if ranks is not None:
+        pairs = ranks.gather_shares(pairs.double(), share_sizes(len(directions), ranks.size), "step")
+    return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs.tolist()]
 
 
 class Mezo(ReplayableOptimizer):

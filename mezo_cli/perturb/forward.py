@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
@@ -63,6 +64,7 @@ class PerturbedForward:
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
+        ranks: those that share the directions of a step; None if this process computes all of them.
     """
 
     def __init__(self, model: nn.Module, params: Params, rounds_frozen: bool = True) -> None:
@@ -77,6 +79,7 @@ class PerturbedForward:
         self._read: set[str] = set()  # trainable tensors that patched forwards have read
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
+        self.ranks: Ranks | None = None
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors

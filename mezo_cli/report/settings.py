@@ -26,6 +26,7 @@ from mezo_cli.report.read import Entry, few_shot_folder
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
     "logger.",
+    "distributed.",
     "log_every",
     "micro_batch_size",
     "eval_batch_size",

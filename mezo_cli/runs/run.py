@@ -35,7 +35,10 @@ class Run:
         checkpoints: the folder of the checkpoints `best` and `last`.
         trajectory: the trajectory file.
         initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
+        writes: whether this process writes there; not one that follows another (followed.py).
     """
+
+    writes = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

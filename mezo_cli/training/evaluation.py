@@ -64,16 +64,23 @@ def compute_logits(
     """Return the label scores of rows, in their order: [rows, labels], float32 on the CPU.
 
     Batches of `eval_batch_size` rows are formed by length, to pad little. The same rows in the same order get the same
-    bits; a row in another batch gets the same scores up to rounding. `report` is called with the number of rows done.
+    bits; a row in another batch gets the same scores up to rounding. Ranks share the batches, so they change no bit.
+    `report` is called with the number of rows done.
     """
-    config = session.config
+    config, ranks = session.config, session.ranks
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     logits = torch.empty(len(rows), len(config.task.labels))
     size = config.eval_batch_size
-    for start in range(0, len(rows), size):
-        chosen = order[start : start + size]
+    batches = [order[start : start + size] for start in range(0, len(rows), size)]
+    step, first = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+    for number in range(first, len(batches), step):
+        chosen = batches[number]
         logits[chosen] = session.objective.logits(session.batch([rows[i] for i in chosen])).cpu()
-        report(start + len(chosen))
+        report(number * size + len(chosen))
+    if ranks is not None:
+        shares = [[i for batch in batches[rank::step] for i in batch] for rank in range(step)]
+        found = ranks.gather_shares(logits[shares[first]], [len(share) for share in shares], "evaluation")
+        logits[[i for share in shares for i in share]] = found
     return logits
 
 

@@ -12,10 +12,11 @@ from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.fewshot import limit
+from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.runs import Run
-from mezo_cli.training import precision, restore
+from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.setup import Session, prepare
@@ -35,9 +36,12 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     system.reset_peak_memory()
+    ranks = current()  # None if no other process shares the run
     splits = data.load_splits(config)
+    if ranks is not None:
+        agreement.check_rows(config, splits, ranks)
     _check_data_unchanged(run, splits)
-    resume_step = restore.find_resume_step(config, run)  # None for a new run
+    resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
     session = prepare(config, trains=True) if resume_step is None else restore.load_for_resume(config, run, resume_step)
     train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
     test = None if splits.test is None else (splits.test, session.encoder.encode_all(splits.test))
@@ -62,9 +66,11 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             run.update(probe=fit_output_layer(session, train_rows))
         if resume_step is None and config.steps and session.optimizer.replayable:
             precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
+    if ranks is not None:
+        agreement.check_same_weights(session, ranks)
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    with failures, TrainingRun(config, run) as state, torch.no_grad():
+    with failures, TrainingRun(config, run, ranks) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)
         else:
@@ -85,6 +91,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         if stop_reason is not None:
             state.stop(session, stop_reason)
 
+        if ranks is not None:
+            ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = state.seconds()
         if state.best_step != state.step:
             del session  # memory may not hold two models

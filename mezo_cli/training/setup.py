@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mezo_cli import models
 from mezo_cli.config.schema import Config, Example, TokenizedExample
+from mezo_cli.distributed.ranks import Ranks, current
 from mezo_cli.errors import UserError
 from mezo_cli.models import adapters
 from mezo_cli.models.parameter_names import count_parameters
@@ -34,6 +35,7 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.system import is_device_error
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+from mezo_cli.training.shared_loss import SharedLoss
 
 log = logging.getLogger("mezo")
 
@@ -48,6 +50,7 @@ class Session:
         objective: computes label scores: `objective.logits(batch)`.
         optimizer: updates the parameters.
         encoder: encodes rows for the model.
+        ranks: the processes that share the run's steps and evaluations; None if this one is alone.
     """
 
     config: Config
@@ -56,6 +59,7 @@ class Session:
     objective: Objective
     optimizer: Optimizer
     encoder: InputEncoder
+    ranks: Ranks | None = None
 
     @property
     def params(self) -> Params:
@@ -67,9 +71,19 @@ class Session:
         return _collate(self.loaded, rows, self.objective)
 
     def loss_of(self, rows: Sequence[TokenizedExample]) -> LossFn:
-        """Return a function that computes the loss of these rows, which are laid out once, in micro-batches."""
+        """Return a function that computes the loss of these rows, which are laid out once, in micro-batches.
+
+        Where ranks share the rows, each computes the label scores of its own, and all get the loss of all rows.
+        """
+        if self.ranks is None or self.ranks.split != "rows":
+            return partial(self.loss, *self._micro_batches(rows))
+        own = self._micro_batches(self.ranks.own(rows))
+        labels = torch.tensor([row.label for row in rows])
+        return SharedLoss(self.config.objective.loss, labels, self.ranks, partial(self.label_scores, *own))
+
+    def _micro_batches(self, rows: Sequence[TokenizedExample]) -> list[Batch]:
         size = self.config.micro_batch_size or len(rows)
-        return partial(self.loss, *(self.batch(rows[start : start + size]) for start in range(0, len(rows), size)))
+        return [self.batch(rows[start : start + size]) for start in range(0, len(rows), size)]
 
     def loss(self, *batches: Batch) -> Tensor:
         """Return the objective's loss of a batch with the weights as `self.forward` has them.
@@ -83,13 +97,16 @@ class Session:
             float64 (float32 on MPS), [], or [2] inside `forward.perturbed` with both signs; nan if a logit is not
             finite.
         """
-        if self.forward.num_signs == 2 and not all(map(self.objective.fits_paired_forward, batches)):
-            return self.forward.forward_per_sign(lambda: self.loss(*batches))
-        logits = torch.cat([self.objective.logits(batch) for batch in batches], dim=-2)
-        labels = torch.cat([batch.labels for batch in batches])
+        logits, labels = self.label_scores(*batches), torch.cat([batch.labels for batch in batches])
         if logits.dim() == 3:
             return torch.stack([self._loss(one_sign, labels) for one_sign in logits])
         return self._loss(logits, labels)
+
+    def label_scores(self, *batches: Batch) -> Tensor:
+        """Return the label scores of micro-batches: [rows, labels], or [2, rows, labels] under both signs."""
+        if self.forward.num_signs == 2 and not all(map(self.objective.fits_paired_forward, batches)):
+            return self.forward.forward_per_sign(lambda: self.label_scores(*batches))
+        return torch.cat([self.objective.logits(batch) for batch in batches], dim=-2)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         loss = LOSSES.load(self.config.objective.loss)(logits, labels)
@@ -167,7 +184,10 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
             set_rate(loaded.model, config.optimizer.dropout)
         optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
         check = trains and config.steps > 0 and not optimizer.needs_backward
-        return Session(config, loaded, *_build_objective(config, loaded, encoder, check), optimizer, encoder)
+        forward, objective = _build_objective(config, loaded, encoder, check)
+        ranks = current()
+        forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
+        return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
 
 
 def _collate(loaded: models.LoadedModel, rows: Sequence[TokenizedExample], objective: Objective | None = None) -> Batch:

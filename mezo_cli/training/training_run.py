@@ -13,6 +13,7 @@ from rich.console import Console
 from mezo_cli import models, system
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.console import ProgressReporter, progress_bar
+from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.perturb.noise import Noise
@@ -32,15 +33,15 @@ class TrainingRun:
     """State of one training run: current step, scores on dev, and the open log and trajectory files.
 
     It is a context manager that closes the files. The model is not part of it: the methods that need one take the
-    `Session`.
+    `Session`. Each of the ranks that share a run has one; `run` writes on rank 0 alone.
 
     Attributes:
         step: steps done.
         dev_scores: step -> the task's metric on dev, for every evaluation so far.
     """
 
-    def __init__(self, config: Config, run: Run) -> None:
-        self.config, self.run = config, run
+    def __init__(self, config: Config, run: Run, ranks: Ranks | None = None) -> None:
+        self.config, self.run, self._ranks = config, run, ranks
         self._optimizer_class = optimizer_class(config.optimizer)
         self.step = 0
         self.dev_scores: dict[int, float] = {}
@@ -52,6 +53,8 @@ class TrainingRun:
         self._last_sync = self._start_time
         self._created, self._stepped = time.perf_counter(), False  # of this process, for max_seconds
         self._seconds_before = 0.0  # training time before the run was interrupted
+        self._first_step = 0  # of this process
+        self._exchanged_before = 0 if ranks is None else ranks.exchanged["step"]
 
     def __enter__(self) -> "TrainingRun":
         return self
@@ -117,9 +120,11 @@ class TrainingRun:
 
     def resume(self, step: int) -> None:
         """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
-        self.step = step
+        self.step = self._first_step = step
         logged = self._logged_steps()
         self.run.truncate_metrics(step)
+        if self._ranks is not None:
+            self._ranks.from_first("truncated")
         self.dev_scores = read_dev_scores(self.config, self.run, stop=step)
         self._seconds_before = max((float(line["seconds"]) for line in self.run.metrics()), default=0.0)
         log.info("resumed at step %d of %d", step, self.config.steps)
@@ -185,7 +190,10 @@ class TrainingRun:
             return "patience"
         if config.max_seconds is None or not self._stepped:
             return None
-        return "max_seconds" if time.perf_counter() - self._created >= config.max_seconds else None
+        is_over = time.perf_counter() - self._created >= config.max_seconds
+        if self._ranks is not None:
+            is_over = self._ranks.first_says(is_over)
+        return "max_seconds" if is_over else None
 
     def stop(self, session: Session, reason: str) -> None:
         """End the run before its last step: save the weights and record the reason.
@@ -266,7 +274,7 @@ class TrainingRun:
             if name == "last":
                 session.optimizer.save_state(folder / restore.OPTIMIZER_STATE)
 
-        if self.config.checkpoint == "full" and self.run.checkpoint_step(name) != self.step:
+        if self.config.checkpoint == "full" and self.run.writes and self.run.checkpoint_step(name) != self.step:
             self.run.save_checkpoint(name, self.step, write)
 
     # --- end ---
@@ -281,6 +289,8 @@ class TrainingRun:
     ) -> dict[str, Any]:
         """Evaluate on train and test, write predictions.jsonl and summary.json, and return the summary.
 
+        A rank other than 0 helps to evaluate, and returns an empty summary.
+
         Args:
             session: at the weights of the best step.
             train_rows: the rows of train to evaluate on.
@@ -289,11 +299,13 @@ class TrainingRun:
             console: where progress is shown.
         """
         best, metric = self.best_step, self.config.task.metric
+        train = self._evaluate_best(session, "train", train_rows, console).scores()
+        test_scores = None if test is None else self._evaluate_test(session, *test, console)
+        if not self.run.writes:
+            return {}
         dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
         passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
         passes["forwards"] += probe.get("forwards", 0)
-        train = self._evaluate_best(session, "train", train_rows, console).scores()
-        test_scores = None if test is None else self._evaluate_test(session, *test, console)
         grads, optimizer = None, session.optimizer
         if optimizer.replayable:
             grads = trajectory.read(self.run.trajectory).drawn_grads(optimizer.samples)
@@ -310,9 +322,20 @@ class TrainingRun:
         } | ({"probe": probe} if probe else {})
         if self.step < self.config.steps:
             summary["stopped"] = "patience"
+        if self._ranks is not None:
+            summary["distributed"] = self._describe_ranks(self._ranks)
         self.run.write_summary(summary)
         self._summary = summary
         return summary
+
+    def _describe_ranks(self, ranks: Ranks) -> dict[str, Any]:
+        """Return what the ranks of this process shared, and how many bytes all of them exchanged per step."""
+        exchanged = ranks.exchanged["step"] - self._exchanged_before
+        per_step = round(exchanged / max(self.step - self._first_step, 1), 3)
+        log.info(
+            "ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", ranks.size, ranks.split, per_step
+        )
+        return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": per_step}
 
     def _evaluate_test(
         self, session: Session, texts: list[Example], rows: list[TokenizedExample], console: Console

@@ -29,7 +29,7 @@ class ActiveLoggers:
 
     def open(self, resumed_at: int | None = None, logged: Mapping[str, int] | None = None) -> None:
         """Start the loggers; see `LoggedRun` for `resumed_at` and `logged`."""
-        for name in self._config.logger.names:
+        for name in self._config.logger.names if self._run.writes else ():
             self._guard(name, resumed_at or 0, partial(self._start, name, resumed_at, logged or {}))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

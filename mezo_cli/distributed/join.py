@@ -1,0 +1,99 @@
+"""Join the ranks of a launch for the time of a command, and end together with them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from mezo_cli import system
+from mezo_cli.distributed.launch import Launch, read_launch
+from mezo_cli.distributed.ranks import DEFAULT_TIMEOUT, RankLost, Ranks, sharing
+from mezo_cli.errors import RunFailed, RunStopped, UserError
+
+
+@contextmanager
+def joined() -> Iterator[Ranks | None]:
+    """Yield the ranks that share the command, or None if this process is alone.
+
+    An error on rank 0 ends the other ranks. The error of another rank ends all: rank 0 raises it, with the rank's
+    number, as soon as it waits for that rank. Ranks other than 0 end with rank 0's exit status, and print nothing.
+
+    Raises:
+        UserError: when the ranks do not meet, or run different code; and the error of another rank.
+        RunFailed: the error of another rank; a rank that is gone, or hangs.
+        SystemExit: in place of any error on a rank other than 0.
+    """
+    launch = read_launch()
+    if launch is None:
+        yield None
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
+    system.import_torch()
+    _choose_gpu()
+    ranks = Ranks(launch.rank, launch.size, _meet(launch), launch.restarts)
+    try:
+        with sharing(ranks):
+            ranks.check_same("code", "\n".join(_code()))
+            yield ranks
+    except BaseException as error:
+        _end_all(ranks, error)
+    finally:
+        ranks.close()
+
+
+def _end_all(ranks: Ranks, error: BaseException) -> NoReturn:
+    """End the other ranks because of an error of this one."""
+    status = exit_status(error)
+    try:
+        if ranks.is_first:
+            ranks.end(status)
+        elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
+            ranks.report(error)
+    except RankLost:  # nobody is left to be told
+        pass
+    ranks.close()  # whoever waits for this rank notices
+    if ranks.is_first:
+        raise error
+    told = ranks.await_end()
+    raise SystemExit(status if told is None else told) from error
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status that the command line gives to an error."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, (RunStopped, KeyboardInterrupt)):
+        return 130
+    return 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
+
+
+def _meet(launch: Launch) -> Any:
+    """Return the store at which the ranks meet: `torchrun`'s own, or that of rank 0."""
+    import torch.distributed as dist
+
+    try:
+        seconds = timedelta(seconds=DEFAULT_TIMEOUT)
+        store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=seconds)))
+    except (RuntimeError, ValueError, OSError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"the {launch.size} ranks did not meet at {address} (MASTER_ADDR:MASTER_PORT): {first}"
+        ) from error
+    return store
+
+
+def _choose_gpu() -> None:
+    """Let `cuda` mean the GPU with this rank's number on its host."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+
+
+def _code() -> list[str]:
+    """Return the versions that results depend on, one per line."""
+    versions = system.versions()
+    shown = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
+    return [*shown, f"source files with sha256 {system.source_digest()[:16]}"]

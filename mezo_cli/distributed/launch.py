@@ -1,0 +1,102 @@
+"""How this process was started: alone, or as one of the ranks of a `torchrun` or `srun`. Imports no torch."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mezo_cli.errors import UserError, join
+
+COMMANDS = ("train", "resume", "eval", "predict")  # those that ranks can share
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The environment of one rank.
+
+    Attributes:
+        rank: its number, from 0.
+        size: the number of ranks.
+        restarts: how often `torchrun` has started the ranks again.
+        max_restarts: how often it may.
+    """
+
+    rank: int
+    size: int
+    restarts: int = 0
+    max_restarts: int = 0
+
+
+def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return how this process was started; None if it is alone: WORLD_SIZE is 1 or not set.
+
+    Raises:
+        UserError: when a variable is missing, or is not a number in its range.
+    """
+    size = _number(environment, "WORLD_SIZE", 1)
+    if size == 1:
+        return None
+    for name in NEEDED:
+        if not environment.get(name):
+            raise UserError(
+                f"WORLD_SIZE={size}, but {name} is not set: ranks are started by torchrun, or with {join(NEEDED)} set"
+            )
+    rank = _number(environment, "RANK", 0)
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank}: with WORLD_SIZE={size} it is a number from 0 to {size - 1}")
+    _number(environment, "MASTER_PORT", 0)
+    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
+    return Launch(rank, size, restarts, _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0))
+
+
+def check_command(name: str | None) -> None:
+    """Refuse a command that ranks cannot share: each would do it by itself.
+
+    Raises:
+        UserError: for such a command under `torchrun`.
+    """
+    launch = read_launch()
+    if launch is not None and name is not None and name not in COMMANDS:
+        raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
+
+
+def check_restarts(run_dir_given: bool) -> None:
+    """Refuse `--max-restarts` where the ranks that are started again would not find their run.
+
+    Raises:
+        UserError: when the run's directory gets a new name at every start.
+    """
+    launch = read_launch()
+    if launch is not None and launch.max_restarts and not run_dir_given:
+        raise UserError(
+            f"torchrun --max-restarts={launch.max_restarts}: ranks that are started again go on with their run only "
+            "with a directory that is given: add hydra.run.dir=DIR"
+        )
+
+
+@contextmanager
+def silent_followers() -> Iterator[None]:
+    """Discard what a rank other than 0 prints inside the block: they all print the same."""
+    try:
+        launch = read_launch()
+    except UserError:  # reported by the command
+        launch = None
+    if launch is None or launch.rank == 0:
+        yield
+        return
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as null:
+        sys.stdout = sys.stderr = null
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdecimal() or (name == "WORLD_SIZE" and int(text) == 0):
+        raise UserError(f"{name}={text}: it is set by torchrun to a number of ranks; expected a whole number")
+    return int(text)

@@ -1,0 +1,283 @@
+"""The ranks of a run: what they exchange, how they agree, and how the error of one reaches rank 0.
+
+Two ways of exchange are used. The scalars of a step go through a gloo process group, whatever device the model is on:
+it is quick, and notices a rank that is gone. What is rare (texts to compare, the run directory, errors) goes through
+the store that the ranks met at, which also works when a rank has failed.
+"""
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.config.schema import Config
+from mezo_cli.distributed.shares import share_of
+from mezo_cli.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POLL_SECONDS = 0.01  # between two looks at the store
+DEFAULT_TIMEOUT = 120.0  # until the config is known
+ALIVE_SECONDS = 1.0  # how long rank 0 waits, when an exchange has failed, for the ranks that are still there
+
+_current: ContextVar["Ranks | None"] = ContextVar("ranks", default=None)
+
+
+class RankLost(RunFailed):
+    """An exchange that failed because another rank is gone or hangs."""
+
+
+def current() -> "Ranks | None":
+    """Return the ranks that share the work of this process; None if it works alone."""
+    return _current.get()
+
+
+class Ranks:
+    """This process among the ranks of a run.
+
+    Args:
+        rank: its number.
+        size: the number of ranks.
+        store: a store of torch.distributed that all ranks have joined.
+        restarts: how often the ranks have been started again.
+
+    Attributes:
+        rank, size, restarts: as given.
+        split: what the ranks share in a step: `directions` or `rows`; "" until `start`.
+        timeout: seconds to wait for another rank.
+        exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` for it.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any, restarts: int = 0) -> None:
+        self.rank, self.size, self._store, self.restarts = rank, size, store, restarts
+        self.split, self.timeout = "", DEFAULT_TIMEOUT
+        self.exchanged: Counter[str] = Counter()
+        self._group: Any = None
+        self._agreements = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.rank == 0
+
+    # --- start and end ---
+
+    def start(self, config: Config, group: Any = None) -> None:
+        """Open the process group, and choose what the ranks share in a step.
+
+        Args:
+            config: of the run.
+            group: a process group that is open already.
+        """
+        self.timeout = config.distributed.timeout
+        by_samples = "directions" if config.optimizer.samples >= self.size else "rows"
+        self.split = config.distributed.split or by_samples
+        self._group = group if group is not None else self._open_group()
+
+    def _open_group(self) -> Any:
+        import torch.distributed as dist
+
+        seconds = timedelta(seconds=self.timeout)
+        try:
+            dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=seconds)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return dist.group.WORLD
+
+    def close(self) -> None:
+        """Close the connections of the process group: a rank that waits for this one notices at once."""
+        import torch.distributed as dist
+
+        self._group = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # --- scalars ---
+
+    def own(self, things: Sequence[Any]) -> Sequence[Any]:
+        """Return this rank's share of things that all ranks have in the same order."""
+        return share_of(things, self.rank, self.size)
+
+    def gather(self, piece: bytes, sizes: Sequence[int], purpose: str) -> bytes:
+        """Return the pieces of all ranks, in the order of the ranks.
+
+        Args:
+            piece: this rank's.
+            sizes: the length of each rank's piece, which all ranks know.
+            purpose: `step` or `evaluation`, for `exchanged`.
+
+        Raises:
+            RankLost: when a rank is gone, or does not answer within the timeout.
+            UserError, RunFailed: the error that another rank has reported.
+        """
+        import torch
+
+        assert len(piece) == sizes[self.rank]
+        to_all = torch.frombuffer(bytearray(piece * self.size), dtype=torch.uint8) if piece else torch.empty(0).byte()
+        found = torch.empty(sum(sizes), dtype=torch.uint8)
+        try:
+            self._group.alltoall_base(found, to_all, list(sizes), [len(piece)] * self.size).wait()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self.exchanged[purpose] += sum(sizes)
+        return found.numpy().tobytes()
+
+    def gather_shares(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
+        """Return the values of all ranks one after the other: [sum of sizes, ...], on the CPU.
+
+        Args:
+            values: this rank's, [own, ...], on any device. All dimensions but the first are the same on all ranks.
+            sizes: the first dimension on each rank.
+            purpose: as for `gather`.
+        """
+        import torch
+
+        own = values.cpu().contiguous()
+        of_one = own.element_size() * math.prod(own.shape[1:])
+        joined = self.gather(own.numpy().tobytes(), [size * of_one for size in sizes], purpose)
+        return torch.frombuffer(bytearray(joined), dtype=own.dtype).view(sum(sizes), *own.shape[1:])
+
+    def first_says(self, flag: bool) -> bool:
+        """Return rank 0's flag: one byte of a step."""
+        sizes = [1] + [0] * (self.size - 1)
+        return self.gather(bytes([flag]) if self.is_first else b"", sizes, "step") == b"\1"
+
+    # --- texts ---
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the text that each rank gave, in their order. Every rank calls it at the same point.
+
+        Raises:
+            RankLost: when a rank does not give its text within the timeout.
+            UserError, RunFailed: the error that another rank has reported.
+        """
+        self._agreements += 1
+        keys = [f"{self._agreements}/{rank}" for rank in range(self.size)]
+        self._call(self._store.set, keys[self.rank], text)
+        return [self._await(key, rank) for rank, key in enumerate(keys)]
+
+    def from_first(self, text: str = "") -> str:
+        """Return rank 0's text. The others wait until it has come to the same point."""
+        self._agreements += 1
+        if self.is_first:
+            self._call(self._store.set, str(self._agreements), text)
+            return text
+        return self._await(str(self._agreements), 0)
+
+    def check_same(self, what: str, text: str) -> None:
+        """Check that all ranks have the same text, which is compared line by line.
+
+        Args:
+            what: the text, for the error: `config`.
+            text: this rank's.
+
+        Raises:
+            UserError: naming the first rank that differs, and the first line in which it does.
+        """
+        texts = self.exchange(text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                ours, theirs = _first_difference(texts[0], other)
+                raise UserError(f"rank {rank} has another {what} than rank 0: {theirs}, and rank 0 has {ours}")
+
+    def _await(self, key: str, rank: int) -> str:
+        """Return the value of a key that another rank sets."""
+        deadline = time.monotonic() + self.timeout
+        while not self._call(self._store.check, [key]):
+            self._raise_reported()
+            if time.monotonic() > deadline:
+                raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
+            time.sleep(POLL_SECONDS)
+        found: bytes = self._call(self._store.get, key)
+        return found.decode()
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except RuntimeError as error:  # the process that holds the store is gone
+            raise RankLost(f"the store of the ranks is gone: {_first_line(error)}") from error
+
+    # --- errors ---
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks how this one failed. The first report counts."""
+        kind = "user" if isinstance(error, UserError) else "interrupted" if _interrupts(error) else "failed"
+        known = isinstance(error, (UserError, RunFailed))
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        document = json.dumps({"rank": self.rank, "kind": kind, "text": text})
+        self._call(self._store.compare_set, "error", "", document)
+
+    def end(self, status: int) -> None:
+        """Tell the other ranks that rank 0 has ended with this exit status."""
+        self._call(self._store.set, "end", str(status))
+
+    def await_end(self) -> int | None:
+        """Return the exit status of rank 0, when it has ended; None if that cannot be known."""
+        try:
+            deadline = time.monotonic() + self.timeout
+            while time.monotonic() < deadline:
+                if self._call(self._store.check, ["end"]):
+                    return int(self._call(self._store.get, "end"))
+                time.sleep(POLL_SECONDS)
+        except RankLost:
+            pass
+        return None
+
+    def _raise_reported(self) -> None:
+        """Raise the error that another rank has reported, with its rank, if there is one."""
+        if not self._call(self._store.check, ["error"]):
+            return
+        found = json.loads(self._call(self._store.get, "error"))
+        text = f"rank {found['rank']}: {found['text']}"
+        raise UserError(text) if found["kind"] == "user" else RunFailed(text)
+
+    def _lost(self, error: RuntimeError) -> Exception:
+        """Return the error for an exchange that failed: what a rank has reported, or which ranks are gone."""
+        try:
+            self._raise_reported()
+            self._call(self._store.set, f"alive/{self.rank}", "")
+            deadline = time.monotonic() + ALIVE_SECONDS
+            missing = [rank for rank in range(self.size) if rank != self.rank]
+            while missing and time.monotonic() < deadline:
+                missing = [rank for rank in missing if not self._call(self._store.check, [f"alive/{rank}"])]
+                time.sleep(POLL_SECONDS)
+            self._raise_reported()
+        except (UserError, RunFailed) as reported:
+            return reported
+        names = " and ".join(f"rank {rank}" for rank in missing) or "a rank"
+        if "timed out" in str(error).lower():
+            return RankLost(f"{names} did not answer within distributed.timeout={self.timeout:g} s")
+        return RankLost(f"{names} ended: {_first_line(error)}")
+
+
+@contextmanager
+def sharing(ranks: Ranks) -> Iterator[None]:
+    """Let `current` return these ranks inside the block."""
+    token = _current.set(ranks)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _interrupts(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _first_difference(ours: str, theirs: str) -> tuple[str, str]:
+    """Return the first line in which two texts differ, of each; "nothing" where one has ended."""
+    first, second = ours.splitlines(), theirs.splitlines()
+    length = max(len(first), len(second))
+    pairs = zip(first + ["nothing"] * (length - len(first)), second + ["nothing"] * (length - len(second)), strict=True)
+    one, other = next((a, b) for a, b in pairs if a != b)
+    return one.strip(), other.strip()

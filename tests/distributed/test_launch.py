@@ -1,0 +1,67 @@
+"""The variables that `torchrun` sets, and what is refused before ranks meet."""
+
+import pytest
+
+from mezo_cli.distributed.launch import read_launch
+from mezo_cli.distributed.shares import share_of, share_sizes
+from mezo_cli.errors import UserError
+from tests.command_line import error_line, mezo
+
+MET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be rank 0 of 2."""
+    for name, value in MET.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_process_by_itself_is_no_rank() -> None:
+    assert read_launch({}) is None
+    assert read_launch({"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"RANK": ""}, "RANK is not set"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+        ({"RANK": "2"}, "RANK=2: with WORLD_SIZE=2 it is a number from 0 to 1"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x"),
+    ],
+)
+def test_variables_that_are_wrong_are_named(changed: dict[str, str], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        read_launch(MET | changed)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 64])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shares_are_everything_once_and_in_order(count: int, size: int) -> None:
+    shares = [share_of(range(count), rank, size) for rank in range(size)]
+    assert [one for share in shares for one in share] == list(range(count))
+    assert [len(share) for share in shares] == share_sizes(count, size)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("command", ["runs", "doctor", "data", "env"])
+def test_ranks_cannot_share_every_command(two_ranks: None, command: str) -> None:
+    assert f"mezo {command}: 2 ranks were started" in error_line(mezo(command))
+
+
+def test_a_sweep_is_refused(two_ranks: None) -> None:
+    assert "mezo train -m: 2 ranks were started" in error_line(mezo("train", "-m", "seed=1,2"))
+
+
+def test_restarts_need_a_run_directory(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    assert "torchrun --max-restarts=2" in error_line(mezo("train"))
+
+
+def test_other_ranks_print_nothing(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    result = mezo("runs")
+    assert (result.code, result.out, result.err) == (2, "", "")
