@@ -73,6 +73,9 @@ def train(
     cfg: Annotated[str | None, typer.Option("--cfg", help="Print the composed config (job) and stop.")] = None,
     config_dir: ConfigDir = None,
     retry_failed: RetryFailed = False,
+    gpus_per_job: Annotated[
+        int | None, typer.Option("--gpus-per-job", metavar="N", help="With -m: the GPUs that each job sees (else all).")
+    ] = None,
     quiet: QuietTraining = False,
 ) -> None:
     """Run one training, or a sweep with -m."""
@@ -82,11 +85,13 @@ def train(
         raise UserError("--cfg prints the config of one job: leave -m out")
     if retry_failed and not multirun:
         raise UserError("--retry-failed goes with a sweep: add -m")
+    if gpus_per_job is not None and not multirun:
+        raise UserError("--gpus-per-job goes with a sweep: add -m")
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed, quiet))
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed, quiet, gpus_per_job))
     from mezo_cli.commands import train as command
 
     if cfg is not None:

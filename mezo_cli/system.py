@@ -96,6 +96,18 @@ def device_name(device: Any) -> str:
     return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or else all that torch finds."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        import torch
+
+        return [str(index) for index in range(torch.cuda.device_count())]
+    names = [name.strip() for name in given.split(",")]
+    valid = [not name or name.startswith("-") for name in names]
+    return names[: valid.index(True)] if True in valid else names  # CUDA ignores what follows one that is not valid
+
+
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
     found = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
@@ -213,7 +225,7 @@ def raise_keyboard_interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -223,7 +235,7 @@ def termination_as_keyboard_interrupt() -> Iterator[None]:
     A signal that is ignored stays so: under nohup a run goes on when its terminal is closed. Outside the main thread,
     where signal handlers cannot be set, the handlers stay.
     """
-    with _signal_handlers((signal.SIGTERM, signal.SIGHUP), raise_keyboard_interrupt), _interrupt_after_finalizers():
+    with signal_handlers((signal.SIGTERM, signal.SIGHUP), raise_keyboard_interrupt), _interrupt_after_finalizers():
         yield
 
 
@@ -233,7 +245,7 @@ def _interrupt_after_finalizers() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
-        handled = [number for number in _ENDING if callable(signal.getsignal(number))]
+        handled = [number for number in ENDING_SIGNALS if callable(signal.getsignal(number))]
         if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
             before(unraisable)
             return
@@ -258,14 +270,14 @@ def import_torch() -> None:
         KeyboardInterrupt: when a signal came.
     """
     came: list[int] = []
-    with _signal_handlers(_ENDING, lambda number, _: came.append(number)):
+    with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
         import torch  # noqa: F401
     if came:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
+def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
     """Handle signals by `handler` inside the block, except those that are ignored."""
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -12,49 +12,77 @@ import logging
 import math
 import os
 import shlex
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
+from rich.console import Console
 
 from mezo_cli import report
+from mezo_cli.commands import sweep_workers
 from mezo_cli.commands.execute import announce, execute, relative
+from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
+from mezo_cli.commands.sweep_jobs import job_label, job_status, job_statuses, time_left, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
-from mezo_cli.config.sweep_plan import SweepPlan, describe_job, plan_sweep
-from mezo_cli.console import format_duration, print_line, training_output
+from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
+from mezo_cli.console import make_console, print_line, training_output
 from mezo_cli.errors import RunStopped, UserError
-from mezo_cli.runs import Run, find_runs, sweep_record
+from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 
 log = logging.getLogger("mezo")
 
+CANNOT_START = {  # errors of a plug-in that Hydra cannot load, and of a launcher's own settings
+    True: (HydraException, OSError, RuntimeError),
+    False: (HydraException, OSError, RuntimeError, TypeError, ValueError),
+}
 PROGRESS_EVERY = 5.0  # seconds between lines while jobs are validated
 
 
-def sweep(overrides: Sequence[str], config_dir: str | None, retry_failed: bool = False, quiet: bool = False) -> int:
+def sweep(
+    overrides: Sequence[str],
+    config_dir: str | None,
+    retry_failed: bool = False,
+    quiet: bool = False,
+    gpus_per_job: int | None = None,
+) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed.
 
-    If `quiet`, the sweep's directory, warnings and errors are printed, and nothing else.
+    Args:
+        overrides: of the command line.
+        config_dir: the user's config folder.
+        retry_failed: run the jobs again that failed before.
+        quiet: print the sweep's directory, warnings and errors, and nothing else.
+        gpus_per_job: the GPUs that each job sees; None: all.
 
     Raises:
         UserError: when a job is not valid, or the directory contains a sweep over another grid; no job is started then.
     """
     with training_output(quiet):
         plan = plan_sweep(overrides, config_dir, _show_progress())
-        record = dataclasses.replace(make_record(plan, config_dir), retry_failed=retry_failed, quiet=quiet)
+        record = make_record(plan, config_dir)
+        gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
+        record = dataclasses.replace(
+            record,
+            retry_failed=retry_failed,
+            quiet=quiet,
+            gpus_per_job=gpus_per_job,
+            gpus=gpus or None,
+            visible_gpus=os.environ.get(VISIBLE),
+            stopped=False,
+        )
         record.write(plan.directory)
         if quiet:
             announce(plan.directory, quiet)
-    return _run_jobs(plan.directory, record, plan.sweeper)
+    with gpus_of_first_slot(gpus):
+        return _run_jobs(plan.directory, record, plan.sweeper, own)
 
 
 def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
@@ -90,49 +118,68 @@ def resume(folder: Path, retry_failed: bool = False, quiet: bool = False) -> int
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
-        return sweep(overrides, record.config_dir, retry_failed, quiet)
+        return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
 
 
 def run_job(node: DictConfig) -> float:
-    """Run one job of a sweep; return the dev score of its best checkpoint, NaN if it failed.
+    """Run one job of a sweep; return the dev score of its best checkpoint, NaN if it did not finish.
 
-    Hydra calls it, in the process of the sweep or in another one.
+    Hydra calls it in the process of the sweep.
     """
-    hydra = HydraConfig.get()
-    folder, number = Path(hydra.sweep.dir), int(hydra.job.num)
+    folder = Path(HydraConfig.get().sweep.dir)
     record = sweep_record.read(folder)
-    path = record.directories(folder).get(number, Path(hydra.runtime.output_dir))
     with training_output(record.quiet) as console:
-        _announce(folder, record, number, list(hydra.overrides.task))
+        return _run_job(node, folder, record, console)
+
+
+def run_job_in_worker(node: DictConfig) -> float:
+    """Run one job in a process that a launcher has started; return as `run_job`, NaN also when the sweep was stopped.
+
+    The process of the sweep reports on the job. Here only warnings and errors are printed.
+    """
+    folder = Path(HydraConfig.get().sweep.dir)
+    with sweep_workers.as_worker():
+        record = sweep_record.read(folder)
+        if record.stopped:
+            return math.nan
+        inside = sweep_workers.in_sweep_process()
+        if not inside:
+            show_gpus_to_worker(folder, record)
+        output = contextlib.nullcontext(make_console()) if inside else training_output(quiet=True)
         try:
-            config = compose.config_of(node)
-            run = _open_or_create(path, config, record)
-            if run is not None:
-                execute(run, config, console)
-            return (
-                float(Run(path).read_summary()["dev"][config.task.metric])
-                if job_status(path) == "finished"
-                else math.nan
-            )
-        except RunStopped as stop:
-            log.warning("job %d: %s", number + 1, stop)
+            with contextlib.chdir(record.cwd), output as console:
+                return _run_job(node, folder, record, console)
+        except KeyboardInterrupt:  # recorded in the run; the launcher goes on to the next job
             return math.nan
-        except Exception as error:  # whatever a job died of, the others run; its own log has the traceback
-            log.error("job %d failed: %s", number + 1, " ".join(str(error).split()))
-            return math.nan
-        finally:
-            gc.collect()  # a model and its hooks refer to each other; the next job needs the memory
-            log.info("")
 
 
-def job_status(path: Path) -> str:
-    """Return the status of a job's run, `missing` when its directory is free, `damaged` when it cannot be read."""
-    if not ((path / "config.yaml").exists() and (path / "run.json").exists()):
-        return "missing"
+def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Console) -> float:
+    hydra = HydraConfig.get()
+    number = int(hydra.job.num)
+    path = record.directories(folder).get(number, Path(hydra.runtime.output_dir))
+
+    def check_going_on() -> None:
+        if sweep_record.read(folder).stopped:  # since this job has begun
+            raise KeyboardInterrupt
+
+    _announce(folder, record, number, list(hydra.overrides.task))
     try:
-        return Run(path).status()
-    except UserError:
-        return "damaged"
+        config = compose.config_of(node)
+        run = _open_or_create(path, config, record)
+        if run is not None:
+            execute(run, config, console, check_going_on)
+        return (
+            float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
+        )
+    except RunStopped as stop:
+        log.warning("job %d: %s", number + 1, stop)
+        return math.nan
+    except Exception as error:  # whatever a job died of, the others run; its own log has the traceback
+        log.error("job %d failed: %s", number + 1, " ".join(str(error).split()))
+        return math.nan
+    finally:
+        gc.collect()  # a model and its hooks refer to each other; the next job needs the memory
+        log.info("")
 
 
 def _recorded(folder: Path, number: int, job: compose.Job) -> SweepJob:
@@ -179,66 +226,70 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
         raise UserError(
             f"{folder} contains a sweep over another grid: {what}; repeat its command, or name another hydra.sweep.dir"
         )
-    return stored
+    return dataclasses.replace(stored, overrides=_relaunched(stored.overrides, new.overrides))
 
 
-def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper) -> int:
+def _relaunched(stored: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return the stored overrides of a sweep with the launcher that was chosen now: the jobs are the same."""
+    return [text for text in stored if not _is_launcher(text)] + [text for text in new if _is_launcher(text)]
+
+
+def _is_launcher(text: str) -> bool:
+    return text.lstrip("+~").startswith(("hydra/launcher", "hydra.launcher."))
+
+
+def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper, gpus: Sequence[str]) -> int:
     """Let Hydra's sweeper and launcher run the jobs, then show what they came to.
+
+    `gpus` are overrides that tell the launcher how many GPUs there are.
 
     `hydra.main` is the documented way to a sweep, but it takes its arguments from sys.argv and exits the process on
     errors. The object that `initialize_config_dir` makes known has the same method that `hydra.main` calls.
     """
-    own = [f"hydra.sweep.dir={quote(folder)}"]
+    own = [f"hydra.sweep.dir={quote(folder)}", *gpus]
     if sweeper.params:
         own.append("hydra.sweeper.params=null")  # the overrides include that grid
     if (sweeper.name, sweeper.launcher) == ("basic", "basic"):
         own.append("hydra.sweeper.max_batch_size=1")  # or it composes all jobs once more before the first one starts
     overrides = [*compose.search_path(record.config_dir), *record.overrides, *own]
-    try:
+
+    def start(job: Callable[[DictConfig], float]) -> None:
         with compose.hydra_session() as hydra:
-            hydra.multirun(config_name=compose.MAIN, task_function=run_job, overrides=overrides)
+            hydra.multirun(config_name=compose.MAIN, task_function=job, overrides=overrides)
+
+    try:
+        if sweeper.launcher == "basic":
+            start(run_job)
+        else:
+            with training_output(record.quiet):
+                sweep_workers.launch(folder, record, lambda: start(run_job_in_worker))
     except KeyboardInterrupt:
         with training_output(record.quiet):
-            left = sum(status != "finished" for _, status in _statuses(folder, record).values())
+            left = sum(status != "finished" for _, status in job_statuses(folder, record).values())
             log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative(folder)))
         raise
-    except (HydraException, OSError, RuntimeError) as error:  # of Hydra's own: a plug-in that it cannot load
-        raise UserError(str(error)) from error
+    except CANNOT_START[sweeper.launcher == "basic"] as error:
+        name = "" if sweeper.launcher == "basic" else f"hydra/launcher={sweeper.launcher}: "
+        raise UserError(f"{name}{error}") from error
     return _conclude(folder, record)
 
 
 def _conclude(folder: Path, record: SweepRecord) -> int:
     """Show the comparison of the finished jobs, then the failed ones; return the exit status."""
-    statuses = _statuses(folder, record)
+    statuses = job_statuses(folder, record)
     finished = sum(status == "finished" for _, status in statuses.values())
     with training_output(record.quiet) as console:
         log.info("%d of %d jobs finished", finished, len(statuses))
+        if any(status in ("interrupted", "missing") for _, status in statuses.values()):
+            log.info("go on with: mezo resume %s", shlex.quote(relative(folder)))
         if finished and not record.quiet:
             log.info("")
             report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
     for number, (path, status) in statuses.items():
         if status != "finished":
-            label = "" if record.jobs is None else f" ({describe_job([job.overrides for job in record.jobs], number)})"
-            print_line(f"failed: job {number + 1}{label}: {_reason(path, status)}", sys.stderr)
+            label = f" ({job_label(record, number)})" if record.jobs is not None else ""
+            print_line(f"failed: job {number + 1}{label}: {why_not_finished(path, status)}", sys.stderr)
     return 0 if finished == len(statuses) else 1
-
-
-def _reason(path: Path, status: str) -> str:
-    """Return in one line why a job has no result."""
-    if status == "missing":
-        return "it did not start; see the log above"
-    try:
-        return " ".join(str(Run(path).info().get("error") or status).split())
-    except UserError as error:
-        return str(error)
-
-
-def _statuses(folder: Path, record: SweepRecord) -> dict[int, tuple[Path, str]]:
-    """Return the directory and the status of every job; under an adaptive sweeper, of those that were started."""
-    paths = record.directories(folder)
-    if record.jobs is None:
-        paths = dict(enumerate(run.path for run in find_runs(folder)))
-    return {number: (path, job_status(path)) for number, path in paths.items()}
 
 
 def _announce(folder: Path, record: SweepRecord, number: int, overrides: list[str]) -> None:
@@ -247,26 +298,8 @@ def _announce(folder: Path, record: SweepRecord, number: int, overrides: list[st
         label = " ".join(text for text in overrides if text not in record.overrides)
         log.info("job %d  %s", number + 1, label)
         return
-    label = describe_job([job.overrides for job in record.jobs], number)
-    log.info("job %d of %d  %s%s", number + 1, len(record.jobs), label, _time_left(folder, record, number))
-
-
-def _time_left(folder: Path, record: SweepRecord, number: int) -> str:
-    """Estimate the time for the jobs from `number` on by the last ones that finished."""
-    paths = record.directories(folder)
-    done = [path for n, path in paths.items() if n < number and (path / "summary.json").exists()][-9:]
-    left = sum(not (path / "summary.json").exists() for n, path in paths.items() if n >= number)
-    seconds = [_duration(path) for path in done]
-    return f"  about {format_duration(left * statistics.median(seconds))} left" if seconds and left else ""
-
-
-def _duration(path: Path) -> float:
-    """Return the seconds from a run's start to its end; for a resumed run the pause is included."""
-    try:
-        start, end = (datetime.fromisoformat(str(Run(path).info().get(key))) for key in ("start", "end"))
-    except (UserError, ValueError):
-        return 0.0
-    return (end - start).total_seconds()
+    label = job_label(record, number)
+    log.info("job %d of %d  %s%s", number + 1, len(record.jobs), label, time_left(folder, record, number))
 
 
 def _show_progress() -> Callable[[int, int], None]:

@@ -453,7 +453,9 @@ def _explain_composition(error: BaseException) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"
-    return re.sub(r"\w+ raised while composing config: ", "", _first_lines(error))
+    line = re.sub(r"\w+ raised while composing config: ", "", _first_lines(error))
+    key = re.search(r"full_key: (\S+)", str(error))
+    return line if key is None or key[1] in line else f"{key[1]}: {line}"
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -130,7 +130,7 @@ def _check_hydra_choice(override: Override) -> None:
         near = did_you_mean(str(override.value), known)
         raise UserError(f"'{text}': allowed is {key}= with one of {join(known)}{near}")
     package = known[override.value]
-    if package is not None and not _is_installed(package):
+    if package is not None and not is_installed(package):
         raise UserError(f"'{text}': it is not installed: pip install {package}")
 
 
@@ -147,7 +147,7 @@ def _check_hydra_setting(override: Override) -> None:
         )
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Return whether one of Hydra's plug-ins is there. It is located, not imported."""
     try:
         return importlib.util.find_spec(f"hydra_plugins.{package.replace('-', '_')}") is not None

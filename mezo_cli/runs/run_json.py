@@ -18,6 +18,7 @@ def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:
         "argv": argv,
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "start": utc_now(),
         "end": None,
         "error": None,

@@ -34,6 +34,10 @@ class SweepRecord:
     jobs: list[SweepJob] | None
     retry_failed: bool = False  # of the process that runs it now, as is:
     quiet: bool = False
+    gpus_per_job: int | None = None
+    gpus: list[str] | None = None  # what CUDA_VISIBLE_DEVICES may be in a job; None: as in this process, which is:
+    visible_gpus: str | None = None
+    stopped: bool = False  # jobs that would start now end at once: Ctrl-C in a sweep on several processes
 
     def write(self, folder: Path) -> None:
         """Write the record into the sweep's directory.

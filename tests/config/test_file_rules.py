@@ -191,7 +191,7 @@ def test_the_environment_is_read_on_the_command_line(tmp_path: Path, monkeypatch
     ],
 )
 def test_launchers_and_sweepers_are_chosen_by_name(word: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mezo_cli.config.overrides._is_installed", lambda package: False)
+    monkeypatch.setattr("mezo_cli.config.overrides.is_installed", lambda package: False)
     with pytest.raises(UserError) as caught:
         plan_sweep([*SHORT, word])
     assert part in " ".join(str(caught.value).split())

@@ -1,0 +1,86 @@
+"""`--gpus-per-job N`: which GPUs the jobs of a sweep see (CUDA_VISIBLE_DEVICES)."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs import gpu_slots
+from mezo_cli.runs.sweep_record import SweepRecord
+from mezo_cli.system import import_torch, visible_gpus
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SCHEDULERS = {  # launchers that hand out GPUs themselves, and the setting that asks for them
+    "submitit_slurm": "hydra.launcher.gpus_per_node",
+    "ray": "hydra.launcher.ray.remote.num_gpus",
+}
+
+
+def plan_gpus(per_job: int | None, launcher: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a value of CUDA_VISIBLE_DEVICES for each job that runs at a time, and overrides for the launcher.
+
+    The GPUs are those that this process may use. Slurm and ray hand out their own.
+
+    Args:
+        per_job: the number of GPUs per job; None: every job sees all.
+        launcher: the name of the launcher.
+        overrides: of the sweep.
+
+    Raises:
+        UserError: when there are too few GPUs, or the overrides ask for others.
+    """
+    if per_job is None:
+        return [], []
+    asked = f"--gpus-per-job {per_job}"
+    if per_job < 1:
+        raise UserError(f"{asked}: give 1 or more")
+    given = {text.lstrip("+").partition("=")[0]: text for text in overrides}
+    for key in ("hydra.launcher.gpus_per_node", *SCHEDULERS.values()):
+        if key in given:
+            raise UserError(f"{asked} and '{given[key]}' say the same: leave one out")
+    if launcher in SCHEDULERS:
+        return [], [f"++{SCHEDULERS[launcher]}={per_job}"]
+    if VISIBLE not in os.environ:
+        import_torch()
+    pool = visible_gpus()
+    slots = gpu_slots.slots(pool, per_job)
+    if not slots:
+        source = f"{VISIBLE}={os.environ[VISIBLE]}" if VISIBLE in os.environ else "this machine"
+        raise UserError(f"{asked}: {source} has {len(pool)} GPUs")
+    if launcher != "joblib":
+        return slots, []
+    jobs = given.get("hydra.launcher.n_jobs", f"={len(slots)}").partition("=")[2]
+    if jobs not in map(str, range(1, len(slots) + 1)):
+        raise UserError(f"'{given['hydra.launcher.n_jobs']}': with {asked} and {len(pool)} GPUs give 1 to {len(slots)}")
+    return slots, [f"hydra.launcher.n_jobs={jobs}"]
+
+
+def show_gpus_to_worker(folder: Path, record: SweepRecord) -> None:
+    """Set CUDA_VISIBLE_DEVICES in a process that a launcher has started, for as long as it lives.
+
+    submitit's local jobs would see no GPU: it sets the variable to the GPUs that it was asked for, which are none.
+    """
+    if record.gpus:
+        os.environ[VISIBLE] = gpu_slots.claim(folder, record.gpus)
+    elif os.environ.get("SUBMITIT_EXECUTOR") == "local" and os.environ.get(VISIBLE) == "":
+        _set_visible(record.visible_gpus)
+
+
+@contextlib.contextmanager
+def gpus_of_first_slot(slots: Sequence[str]) -> Iterator[None]:
+    """Show this process the GPUs of one job inside the block: it runs the jobs one after the other."""
+    before = os.environ.get(VISIBLE)
+    if slots:
+        os.environ[VISIBLE] = slots[0]
+    try:
+        yield
+    finally:
+        _set_visible(before)
+
+
+def _set_visible(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(VISIBLE, None)
+    else:
+        os.environ[VISIBLE] = value
