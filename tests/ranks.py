@@ -3,6 +3,7 @@
 They are forked from one process that has imported torch, so that a start takes no seconds.
 """
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -58,13 +59,9 @@ def _run(
 
 def _result(process: Any, result: Connection) -> Result:
     """Return how a rank ended; one that was killed has no output."""
-    found = result.recv() if result.poll(TIMEOUT) and _has_result(result) else None
+    found: Result | None = None
+    if result.poll(TIMEOUT):
+        with contextlib.suppress(EOFError):
+            found = result.recv()
     process.join(TIMEOUT)
     return found or Result(process.exitcode, "", "")
-
-
-def _has_result(result: Connection) -> bool:
-    try:
-        return result.poll()
-    except (EOFError, OSError):
-        return False

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from mezo_cli import data
 from mezo_cli.commands.open_run import is_shared, open_run
+from mezo_cli.commands.shared_run import in_turn
 from mezo_cli.config.overrides import quote
 from mezo_cli.console import (
     TextTable,
@@ -20,6 +21,7 @@ from mezo_cli.console import (
     print_line,
     progress_bar,
 )
+from mezo_cli.distributed.join import joined
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
@@ -74,24 +76,29 @@ def evaluate(
     if checkpoint is not None and not is_run and not shared:
         what = f"the checkpoint '{path.name}' of {run_dir}" if run_dir is not None else "a plain model folder"
         raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option goes with a run directory")
+    from mezo_cli.training.agreement import check_same_weights
     from mezo_cli.training.device_errors import explain_device_errors
     from mezo_cli.training.evaluation import evaluate as evaluate_rows
     from mezo_cli.training.setup import prepare
 
     console = make_error_console() if as_json else make_console()
-    with console_logging(console, quiet):
+    with joined() as ranks, console_logging(console, quiet):
         if run_dir is None:
             from mezo_cli.config.compose import build_config
 
             config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:
-            opened = open_run(path, checkpoint, base)
+            with in_turn(ranks):
+                opened = open_run(path, checkpoint, base)
             if opened.shared is not None:
                 from mezo_cli.sharing.shared_run import with_own_data
 
                 opened = replace(opened, config=with_own_data(opened.config, overrides))
             config, name = opened.config, opened.name
         splits = data.load_splits(config)
+        if ranks is not None:
+            ranks.start(config)
+            ranks.check_same("data", f"sha256 {splits.fingerprint[:16]}")
         rows = getattr(splits, split)
         if rows is None:
             raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
@@ -101,6 +108,8 @@ def evaluate(
             if opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
                 log.warning("warning: the data have changed since the run")
             session = opened.load()
+        if ranks is not None:
+            check_same_weights(session, ranks)
         advice = f"a lower eval_batch_size (now {config.eval_batch_size})"
         if run_dir is not None:  # whose settings are fixed
             advice = (

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.open_run import Opened, open_run
+from mezo_cli.commands.shared_run import in_turn
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
+from mezo_cli.distributed.join import joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.report.render import check_output
 from mezo_cli.runs.files import write_atomically, write_error
@@ -54,17 +56,30 @@ def predict(
         raise UserError("--text and --file: give one of them")
     if out is not None:
         check_output(out, _FORMATS)
-    with console_logging(make_error_console(), quiet):
-        opened = open_run(path, checkpoint, base)
+    with joined() as ranks, console_logging(make_error_console(), quiet):
+        if ranks is not None and not words and file is None:
+            raise UserError(
+                f"{STDIN}: {ranks.size} ranks were started, and one process reads it: give --text or --file"
+            )
+        with in_turn(ranks):
+            opened = open_run(path, checkpoint, base)
         task = opened.config.task
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
+        from mezo_cli.training.agreement import check_same_weights
         from mezo_cli.training.device_errors import explain_device_errors
 
+        if ranks is not None:
+            ranks.start(opened.config)
+            ranks.check_same("input", "\n".join(" ".join(row.texts) for row in rows or []))
         session = opened.load()
+        if ranks is not None:
+            check_same_weights(session, ranks)
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
             found = _answer_lines(session, quiet) if stream else _predict(session, rows or _read_lines(task))
+    if ranks is not None and not ranks.is_first:
+        return
     cut = sum(one.cut for one in found)
     if cut:
         verb = "was" if cut == 1 else "were"

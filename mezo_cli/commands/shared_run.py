@@ -1,7 +1,8 @@
 """One run for all ranks: rank 0 creates or claims the run directory, the others follow it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mezo_cli.config.schema import Config
@@ -34,6 +35,16 @@ def share_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | None
         return None
     path, text = json.loads(told)
     return FollowedRun(Path(path)), from_yaml(text)
+
+
+@contextmanager
+def in_turn(ranks: Ranks | None) -> Iterator[None]:
+    """Let rank 0 pass the block first, which may repair or download files, and then the others."""
+    if ranks is not None and not ranks.is_first:
+        ranks.from_first()
+    yield
+    if ranks is not None and ranks.is_first:
+        ranks.from_first("passed")
 
 
 def check_shareable(config: Config, size: int) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 POLL_SECONDS = 0.01  # between two looks at the store
+LOOK_SECONDS = 0.5  # between two looks at the store while an exchange waits for another rank
 DEFAULT_TIMEOUT = 120.0  # until the config is known
-ALIVE_SECONDS = 1.0  # how long rank 0 waits, when an exchange has failed, for the ranks that are still there
+ALIVE_SECONDS = 1.0  # how long a rank waits, when something has failed, for word from those that are still there
 
 _current: ContextVar["Ranks | None"] = ContextVar("ranks", default=None)
 
@@ -122,11 +123,22 @@ class Ranks:
         to_all = torch.frombuffer(bytearray(piece * self.size), dtype=torch.uint8) if piece else torch.empty(0).byte()
         found = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
-            self._group.alltoall_base(found, to_all, list(sizes), [len(piece)] * self.size).wait()
+            self._wait(self._group.alltoall_base(found, to_all, list(sizes), [len(piece)] * self.size))
         except RuntimeError as error:
             raise self._lost(error) from error
         self.exchanged[purpose] += sum(sizes)
         return found.numpy().tobytes()
+
+    def _wait(self, work: Any) -> None:
+        """Wait for an exchange; look now and then whether a rank that fails has reported it, and let signals in."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            self._raise_reported()
 
     def gather_shares(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values of all ranks one after the other: [sum of sizes, ...], on the CPU.
@@ -150,8 +162,12 @@ class Ranks:
 
     # --- texts ---
 
-    def exchange(self, text: str) -> list[str]:
+    def exchange(self, text: str, timeout: float | None = None) -> list[str]:
         """Return the text that each rank gave, in their order. Every rank calls it at the same point.
+
+        Args:
+            text: this rank's.
+            timeout: seconds to wait for each of the others; None: `timeout`.
 
         Raises:
             RankLost: when a rank does not give its text within the timeout.
@@ -160,7 +176,7 @@ class Ranks:
         self._agreements += 1
         keys = [f"{self._agreements}/{rank}" for rank in range(self.size)]
         self._call(self._store.set, keys[self.rank], text)
-        return [self._await(key, rank) for rank, key in enumerate(keys)]
+        return [self._await(key, rank, timeout) for rank, key in enumerate(keys)]
 
     def from_first(self, text: str = "") -> str:
         """Return rank 0's text. The others wait until it has come to the same point."""
@@ -186,13 +202,16 @@ class Ranks:
                 ours, theirs = _first_difference(texts[0], other)
                 raise UserError(f"rank {rank} has another {what} than rank 0: {theirs}, and rank 0 has {ours}")
 
-    def _await(self, key: str, rank: int) -> str:
+    def _await(self, key: str, rank: int, timeout: float | None = None) -> str:
         """Return the value of a key that another rank sets."""
-        deadline = time.monotonic() + self.timeout
+        seconds = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         while not self._call(self._store.check, [key]):
             self._raise_reported()
             if time.monotonic() > deadline:
-                raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
+                raise RankLost(
+                    f"rank {rank} did not answer within {seconds:g} s (distributed.timeout={self.timeout:g})"
+                )
             time.sleep(POLL_SECONDS)
         found: bytes = self._call(self._store.get, key)
         return found.decode()
@@ -216,6 +235,7 @@ class Ranks:
     def end(self, status: int) -> None:
         """Tell the other ranks that rank 0 has ended with this exit status."""
         self._call(self._store.set, "end", str(status))
+        self._await_all("ended")  # the store may be this process's own
 
     def await_end(self) -> int | None:
         """Return the exit status of rank 0, when it has ended; None if that cannot be known."""
@@ -223,7 +243,9 @@ class Ranks:
             deadline = time.monotonic() + self.timeout
             while time.monotonic() < deadline:
                 if self._call(self._store.check, ["end"]):
-                    return int(self._call(self._store.get, "end"))
+                    status = int(self._call(self._store.get, "end"))
+                    self._call(self._store.set, f"ended/{self.rank}", "")
+                    return status
                 time.sleep(POLL_SECONDS)
         except RankLost:
             pass
@@ -231,22 +253,29 @@ class Ranks:
 
     def _raise_reported(self) -> None:
         """Raise the error that another rank has reported, with its rank, if there is one."""
+        if not self.is_first and self._call(self._store.check, ["end"]):
+            raise RankLost("rank 0 has ended")
         if not self._call(self._store.check, ["error"]):
             return
         found = json.loads(self._call(self._store.get, "error"))
         text = f"rank {found['rank']}: {found['text']}"
         raise UserError(text) if found["kind"] == "user" else RunFailed(text)
 
+    def _await_all(self, what: str) -> list[int]:
+        """Wait a moment until every other rank has set its key of that name; return those that have not."""
+        deadline = time.monotonic() + ALIVE_SECONDS
+        missing = [rank for rank in range(self.size) if rank != self.rank]
+        while missing and time.monotonic() < deadline:
+            missing = [rank for rank in missing if not self._call(self._store.check, [f"{what}/{rank}"])]
+            time.sleep(POLL_SECONDS)
+        return missing
+
     def _lost(self, error: RuntimeError) -> Exception:
         """Return the error for an exchange that failed: what a rank has reported, or which ranks are gone."""
         try:
             self._raise_reported()
             self._call(self._store.set, f"alive/{self.rank}", "")
-            deadline = time.monotonic() + ALIVE_SECONDS
-            missing = [rank for rank in range(self.size) if rank != self.rank]
-            while missing and time.monotonic() < deadline:
-                missing = [rank for rank in missing if not self._call(self._store.check, [f"alive/{rank}"])]
-                time.sleep(POLL_SECONDS)
+            missing = self._await_all("alive")
             self._raise_reported()
         except (UserError, RunFailed) as reported:
             return reported

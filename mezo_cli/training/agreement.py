@@ -1,12 +1,18 @@
-"""What the ranks that share a run agree on: the step to resume at, equal rows and weights."""
+"""What the ranks that share a run agree on: the step to resume at, equal rows, equal weights at every evaluation."""
+
+import logging
 
 from mezo_cli import models
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import UserError
+from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.setup import Session
+
+log = logging.getLogger("mezo")
+
+REBUILD_SECONDS = 3600.0  # how long the others wait for a rank that rebuilds its weights
 
 
 def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | None:
@@ -38,3 +44,29 @@ def check_same_weights(session: Session, ranks: Ranks) -> None:
     """
     path, fingerprint = session.config.model.path, models.fingerprint(session.loaded.model)
     ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
+
+
+def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
+    """Compare the weights of all ranks; let a rank that differs from rank 0 rebuild its own from the trajectory.
+
+    Raises:
+        RunFailed: when they still differ then.
+    """
+    differing = _find_differing(session, ranks, ranks.timeout)
+    if not differing:
+        return
+    names = join(f"rank {rank}" for rank in differing)
+    log.warning("warning: step %d: the weights of %s differ from rank 0's; rebuilding them by a replay", step, names)
+    if ranks.rank in differing:
+        restore.rebuild(session, run, step)
+    differing = _find_differing(session, ranks, max(REBUILD_SECONDS, ranks.timeout))
+    if differing:
+        names = join(f"rank {rank}" for rank in differing)
+        raise RunFailed(
+            f"step {step}: the weights of {names} differ from rank 0's after a replay of {run.trajectory} too"
+        )
+
+
+def _find_differing(session: Session, ranks: Ranks, timeout: float) -> list[int]:
+    found = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
+    return [rank for rank, one in enumerate(found) if one != found[0]]

@@ -68,6 +68,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
     if ranks is not None:
         agreement.check_same_weights(session, ranks)
+        log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     with failures, TrainingRun(config, run, ranks) as state, torch.no_grad():

@@ -115,6 +115,24 @@ def _load_step(config: Config, run: Run, past: Trajectory, step: int, for_resume
     return _replay(_load_folder(config, run, "last"), run, past, state_step, step, for_resume, state)
 
 
+def rebuild(session: Session, run: Run, step: int) -> None:
+    """Write the weights and the optimizer's state of `step` into a session that has lost them; all else stays.
+
+    Raises:
+        UserError: when a file that is needed is damaged.
+    """
+    config = session.config
+    stored = load_step(config, run, step)
+    optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+    with torch.no_grad():
+        for p, sound in zip(session.loaded.model.parameters(), stored.loaded.model.parameters(), strict=True):
+            p.copy_(sound)
+        if optimizer.replayable:
+            past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
+            _in_parts(past, 0, step, work, "rebuilding the optimizer's state")
+    session.optimizer = optimizer
+
+
 def load_for_resume(config: Config, run: Run, step: int) -> Session:
     """Return a session at the weights and the optimizer state of `step`: training continues as if never stopped.
 

@@ -18,7 +18,7 @@ from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import restore
+from mezo_cli.training import agreement, restore
 from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, label_predictions, read_dev_scores
 from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
 from mezo_cli.training.loggers.base import RunEnd, Status
@@ -219,6 +219,8 @@ class TrainingRun:
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
         if config.evaluates_at(step) and step not in self.dev_scores:
+            if self._ranks is not None:
+                agreement.repair_weights(session, self.run, step, self._ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
             is_best = self._update_best(evaluation.score)
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.

@@ -48,7 +48,7 @@ def test_directions_end_in_the_bits_of_one_process(roberta: Path, movies: Path, 
     assert shared == {"ranks": 2, "split": "directions", "bytes_per_step": 3 * 16}
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "f1"])
+@pytest.mark.parametrize("loss", ["cross_entropy", pytest.param("f1", marks=pytest.mark.slow)])
 def test_rows_agree_with_one_process(roberta: Path, movies: Path, tmp_path: Path, loss: str) -> None:
     words = [*EACH, f"objective.loss={loss}", "batch_size=7", "micro_batch_size=2", "optimizer.lr=1e-3"]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
@@ -74,3 +74,16 @@ def test_an_error_of_another_rank_is_rank_0s_line(roberta: Path, movies: Path, t
     assert [result.code for result in results] == [2, 2]
     assert "error: rank 1: data.shots=many: " in error_line(results[0])
     assert results[1].err == ""
+
+
+def test_evaluation_and_prediction_are_shared(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "steps=0", "eval_batch_size=5")).code == 0
+    for words in (["eval", run, "--json", "-q"], ["predict", run, "--file", movies / "test.jsonl", "--json", "-q"]):
+        alone, shared = mezo(*words), run_ranks(words, words)
+        assert [result.code for result in shared] == [0, 0], shared
+        assert json.loads(shared[0].out) == json.loads(alone.out)
+        assert (shared[1].out, shared[1].err) == ("", "")
+    results = run_ranks(["predict", run], ["predict", run])
+    assert [result.code for result in results] == [2, 2]
+    assert "one process reads it: give --text or --file" in error_line(results[0])

@@ -1,0 +1,159 @@
+"""Ranks that lose their weights, die or hang: what the others do, and how the run goes on."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.runs import Run
+from mezo_cli.training.setup import Session
+from tests.command_line import error_line, mezo, small
+from tests.distributed.test_sharing import EACH, files
+from tests.ranks import run_ranks
+
+DIRECTIONS = (*EACH, "optimizer.samples=2")
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the noise without compiling it, as the ranks do: the bits are the same."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+def at_step(step: int, act: Any) -> None:
+    """Call `act` with the session after a step."""
+    before = Session.step
+
+    def wrapped(session: Session, rows: Any, at: int) -> Any:
+        result = before(session, rows, at)
+        if at == step:
+            act(session)
+        return result
+
+    Session.step = wrapped  # type: ignore[method-assign]
+
+
+def damage_rank_1(rank: int) -> None:
+    """Change one weight of rank 1 after the second step."""
+
+    def damage(session: Session) -> None:
+        with torch.no_grad():
+            next(iter(session.params.tensors.values())).view(-1)[5] += 1.0
+
+    if rank == 1:
+        at_step(1, damage)
+
+
+def kill_rank_1(rank: int) -> None:
+    """Kill rank 1 after the fourth step."""
+    if rank == 1:
+        at_step(3, lambda session: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def kill_rank_0(rank: int) -> None:
+    """Kill rank 0 after the fourth step."""
+    if rank == 0:
+        at_step(3, lambda session: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hang_rank_1(rank: int) -> None:
+    """Let rank 1 hang after the fourth step, for longer than the timeout of the test."""
+    if rank == 1:
+        at_step(3, lambda session: time.sleep(12))
+
+
+def fail_rank_1(rank: int) -> None:
+    """Let rank 1 fail by a defect after the fourth step."""
+
+    def fail(session: Session) -> None:
+        raise ValueError("a defect")
+
+    if rank == 1:
+        at_step(3, fail)
+
+
+def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS, "optimizer=mezo_momentum")]
+    results = run_ranks(words, words, prepare=damage_rank_1)
+    assert [result.code for result in results] == [0, 0], results
+    assert results[0].out.count("the weights of rank 1 differ from rank 0's") == 1
+    replayed = mezo("replay", tmp_path / "run", "--step", 6, "--out", tmp_path / "out")
+    assert replayed.code == 0, replayed
+    last = tmp_path / "run" / "checkpoints" / "last" / "model.safetensors"
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == last.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    assert mezo("train", *small(roberta, movies, tmp_path / "one", *DIRECTIONS)).code == 0
+    words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS)]
+    results = run_ranks(words, words, prepare=fail_rank_1)
+    assert [result.code for result in results] == [1, 1], results
+    assert results[0].err == "error: rank 1: ValueError: a defect\n"
+    assert Run(tmp_path / "run").info()["error"] == "rank 1: ValueError: a defect"
+    assert "rank 1: ValueError: a defect" in (tmp_path / "run" / "train.log").read_text()
+    assert mezo("resume", tmp_path / "run").code == 0
+    assert files(tmp_path / "run") == files(tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all(roberta: Path, movies: Path, tmp_path: Path, rank: int) -> None:
+    assert mezo("train", *small(roberta, movies, tmp_path / "one", *DIRECTIONS)).code == 0
+    words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS)]
+    began = time.monotonic()
+    results = run_ranks(words, words, prepare=[kill_rank_0, kill_rank_1][rank])
+    assert time.monotonic() - began < 100
+    assert results[rank].code == -signal.SIGKILL
+    assert results[1 - rank].code == 1
+    run = Run(tmp_path / "run")
+    assert run.status() == ("failed" if rank == 1 else "interrupted")
+    if rank == 1:
+        assert re.match("error: rank 1 ended: ", results[0].err)
+    two = ["resume", str(tmp_path / "run")]
+    results = run_ranks(two, two)  # on two ranks again
+    assert [result.code for result in results] == [0, 0], results
+    assert files(tmp_path / "run") == files(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all_within_the_timeout(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS, "distributed.timeout=5")]
+    results = run_ranks(words, words, prepare=hang_rank_1)
+    assert [result.code for result in results] == [1, 1], results
+    assert results[0].err == "error: rank 1 did not answer within distributed.timeout=5 s\n"
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+@pytest.mark.slow
+def test_rows_agree_over_a_hundred_steps(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    import json
+
+    words = [*EACH, "steps=100", "eval_every=0", "optimizer.lr=1e-4", "batch_size=16"]
+    assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
+    two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
+    assert [result.code for result in run_ranks(two, two)] == [0, 0]
+    found = [
+        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert len(found[0]) > 100
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = ["train", *small(roberta, movies, tmp_path / "run")]
+    for more, part in (
+        ("optimizer=adamw", "optimizer=adamw: 2 ranks were started"),
+        ("batch_size=1", "batch_size=1 is less than 2 ranks"),
+        ("distributed.split=directions", "optimizer.samples=1 is less than 2 ranks"),
+    ):
+        results = run_ranks([*words, more], [*words, more])
+        assert [result.code for result in results] == [2, 2]
+        assert part in error_line(results[0])
+        assert not (tmp_path / "run").exists()
