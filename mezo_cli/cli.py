@@ -301,6 +301,16 @@ def fetch(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
+def engine(
+    action: Annotated[str, typer.Argument(metavar="install", help="Make its environment in the user's cache.")],
+) -> None:
+    """Install the inference engine vLLM in an environment of its own, for engine=vllm."""
+    from mezo_cli.commands import engine as command
+
+    command.engine(action)
+
+
+@app.command()
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
     from mezo_cli.commands import env as command

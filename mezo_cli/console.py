@@ -190,6 +190,16 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
         yield lambda done: progress.update(task, completed=done)
 
 
+@contextmanager
+def status_line(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that is called with what is done now: on a terminal one line that changes, else plain lines."""
+    if not console.is_terminal:
+        yield lambda now: print_line(f"{what}: {now}", sys.stderr)
+        return
+    with console.status(what) as line:
+        yield lambda now: line.update(plain_text(f"{what}: {now}"))
+
+
 # --- console, tables, log ---
 
 

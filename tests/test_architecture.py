@@ -22,6 +22,7 @@ LAYERS = [
     {"runs", "data", "tasks"},
     {"models", "perturb"},
     {"objectives", "optim"},
+    {"engine"},
     {"training"},
     {"config"},
     {"report", "sharing"},
@@ -36,6 +37,7 @@ ALLOWED_USERS = {
     "omegaconf": {"config.compose", "commands.sweep"},
     "typer": {"cli", "commands"},
     "peft": {"models"},
+    "vllm": {"engine"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
 }

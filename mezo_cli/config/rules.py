@@ -20,6 +20,7 @@ def check_rules(config: Config) -> None:
     _check_labels(config)
     _check_loggers(config)
     _check_cuda_graphs(config)
+    _check_engine(config)
 
 
 def _check_unread(config: Config) -> None:
@@ -110,3 +111,35 @@ def _check_cuda_graphs(config: Config) -> None:
     if config.model.cuda_graphs:
         why = "CUDA graphs have not been tried on a GPU yet"
         raise SettingError("model.cuda_graphs", f"model.cuda_graphs=true: {why}; allowed is false")
+
+
+def _check_engine(config: Config) -> None:
+    """Reject what an engine does not compute: it takes prompts, and follows a LoRA or the steps of `mezo`."""
+    engine, optimizer, peft = config.engine, optimizer_class(config.optimizer), config.peft.name
+    if engine.name == "none":
+        if engine.python is not None:
+            raise SettingError("engine.python", f"engine.python={engine.python}: engine=none has no such setting")
+        return
+    chosen = f"engine={engine.name}"
+    if config.objective.name != "lm":
+        raise SettingError("engine", f"{chosen}: objective={config.objective.name} has no engine, only objective=lm")
+    if peft not in ("none", "lora"):
+        raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")
+    if config.init != "none":
+        raise SettingError("init", f"init={config.init}: {chosen} computes no hidden states; use init=none")
+    name = config.optimizer.name
+    if optimizer.needs_backward or not optimizer.replayable:
+        raise SettingError("optimizer", f"optimizer={name}: {chosen} computes no gradients; use optimizer=mezo")
+    if peft == "none" and name != "mezo":
+        why = "with all parameters the engine takes the steps of optimizer=mezo only"
+        raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; or use peft=lora")
+    if config.optimizer.noise == "torch":
+        raise SettingError("optimizer.noise", f"optimizer.noise=torch: {chosen} draws z by element; use gaussian")
+    for key in ("dtype", "compute_dtype"):
+        value = getattr(config.model, key)
+        if value != "float32":
+            why = "is that of mezo's own copy, which is float32 beside an engine; use engine.dtype"
+            raise SettingError(f"model.{key}", f"model.{key}={value}: it {why}")
+    if config.micro_batch_size is not None:
+        why = f"{chosen} makes its batches itself"
+        raise SettingError("micro_batch_size", f"micro_batch_size={config.micro_batch_size}: {why}; leave it out")

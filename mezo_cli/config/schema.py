@@ -249,6 +249,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """The inference engine that computes the forwards (docs/engines.md). A setting of another choice is null.
+
+    Attributes:
+        name: none: the model's own forwards; vllm: vLLM's, for objective lm; chosen by `engine=`.
+        python: the interpreter of an environment with vLLM; null: that of the one that `mezo engine install` makes.
+        tensor_parallel: over how many processes the engine's weights are sharded.
+        dtype: of the engine's weights and forwards.
+        memory: bytes for the engine's keys and values, in each process.
+    """
+
+    name: str = one_of("none", "none", "vllm")
+    python: str | None = None
+    tensor_parallel: int | None = ranged(None, low=1, of="vllm")
+    dtype: str | None = one_of(None, "float32", "bfloat16", of="vllm")
+    memory: int | None = ranged(None, low=1, of="vllm")
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The source of the rows, and how many are used.
 
@@ -328,6 +347,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     init: str = one_of("none", "none", "linear_probe")
     probe_c: float | None = ranged(None, above=0.0)
     seed: int = ranged(42, low=0, high=2**32 - 1)

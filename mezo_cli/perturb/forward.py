@@ -119,6 +119,11 @@ class PerturbedForward:
                 self.params.tensors[name].data = theta
 
     @property
+    def perturbation(self) -> Perturbation | None:
+        """What forwards see instead of theta; None outside `perturbed`."""
+        return self._perturbation
+
+    @property
     def num_signs(self) -> int:
         """Number of signs that a forward is to compute now: 2 inside `perturbed` with both, else 1."""
         return 1 if self._perturbation is None else len(self._perturbation.signs)

@@ -21,6 +21,7 @@ from mezo_cli.training.device_errors import explain_device_errors, smaller_batch
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.setup import Session, prepare
 from mezo_cli.training.training_run import TrainingRun
+from mezo_cli.training.with_engine import attach, running_engine
 
 log = logging.getLogger("mezo")
 
@@ -71,7 +72,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    with failures, TrainingRun(config, run, ranks) as state, torch.no_grad():
+    started = running_engine(config, session, train_rows)
+    with failures, started as engine, TrainingRun(config, run, ranks) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)
         else:
@@ -83,6 +85,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 batch = [train_rows[i] for i in sampler.batch(state.step)]
                 result = session.step(batch, state.step)
                 state.record(result)
+                if engine is not None:
+                    engine.update(session.optimizer, state.step - 1, result)
                 state.record_kernels(session.params.noise)
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
@@ -95,10 +99,14 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         if ranks is not None:
             ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = state.seconds()
+        if engine is not None:
+            engine.check_weights()
         if state.best_step != state.step:
             del session  # memory may not hold two models
             gc.collect()
             session = restore.load_step(config, run, state.best_step)
+            if engine is not None:
+                attach(engine, session, train_rows)
         return state.finish(session, limit(train_rows, TRAIN_ROWS), test, seconds, console)
 
 

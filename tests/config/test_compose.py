@@ -155,13 +155,14 @@ def test_every_key_can_be_overridden() -> None:
         allowed, owner = metadata(key)
         word = f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}"
         if owner:
-            build_config([f"{key.split('.')[0]}={owner}", word])
+            build_config([f"{key.split('.')[0]}={owner}", word, "objective=lm"])
         else:
             words.append(word)
     other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
     other |= {"task.lm.max_length=3": "task.lm.max_length=8", "peft.name=bias": "peft.name=head"}
     other |= {"model.cuda_graphs=word": "model.cuda_graphs=false", "peft.layers=3": "peft.layers=null"}
     other |= {"model.dtype=float16": "model.dtype=float32", "micro_batch_size=3": "micro_batch_size=null"}
+    other |= {"engine.name=vllm": "engine.name=none", "engine.python=word": "engine.python=null"}
     words = [other.get(word, word) for word in words]
     common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
     kinds = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in}

@@ -1,0 +1,18 @@
+"""`mezo engine install`: make the environment of the inference engine."""
+
+from mezo_cli.console import make_error_console, print_line, status_line
+from mezo_cli.engine import environment
+from mezo_cli.errors import UserError
+
+
+def engine(action: str) -> None:
+    """Do what `action` says, and print the folder of the environment.
+
+    Raises:
+        UserError: for another action than `install`, and when a part of it fails.
+    """
+    if action != "install":
+        raise UserError(f"mezo engine {action}: allowed is mezo engine install")
+    with status_line(make_error_console(), "engine vllm") as report:
+        folder = environment.install(report)
+    print_line(f"engine vllm is installed in {folder}")

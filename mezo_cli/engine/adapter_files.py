@@ -1,0 +1,69 @@
+"""Write a LoRA at theta + c z as the folder of an adapter, in the layout that `peft` and vLLM load."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mezo_cli.models.adapters import WEIGHTS, Adapter
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.params import Params
+
+MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
+
+
+class AdapterFiles:
+    """Folders of adapters, each with weights of its own. They are removed by `remove`, and all of them by `close`.
+
+    Args:
+        adapter: the adapter of the model, whose settings every folder has.
+        params: its tensors.
+    """
+
+    def __init__(self, adapter: Adapter, params: Params) -> None:
+        memory = MEMORY if MEMORY.is_dir() else None
+        self._root = tempfile.TemporaryDirectory(prefix="mezo-adapters-", dir=memory)
+        self._params, self._count = params, 0
+        self._template = Path(self._root.name) / "template"
+        adapter.save(self._template)
+        saved = load_file(self._template / WEIGHTS)
+        # peft leaves the adapter's own name out of the names of its tensors
+        self._names = {name: f"base_model.model.{name.replace('.default.', '.')}" for name in params.tensors}
+        if sorted(self._names.values()) != sorted(saved):
+            raise ValueError("the tensors that are trained are not those of the saved adapter")
+        (self._template / WEIGHTS).unlink()
+
+    def write(self, direction: Direction | None, coefficients: list[float]) -> list[str]:
+        """Write theta + c z for each coefficient c, or theta if there is no direction; return the folders."""
+        tensors: list[dict[str, Tensor]] = [{} for _ in coefficients]
+        for name, p in self._params.tensors.items():
+            for of_sign, c in zip(tensors, coefficients, strict=True):
+                of_sign[self._names[name]] = self._perturbed(name, p, direction, c)
+        return [self._save(of_sign) for of_sign in tensors]
+
+    def _perturbed(self, name: str, p: Tensor, direction: Direction | None, c: float) -> Tensor:
+        if direction is None:
+            return p.detach().cpu().clone()
+        span = self._params.span(name)
+        out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
+        self._params.noise.perturb(direction, span, c, out)
+        return out[: p.numel()].view(p.shape).cpu()
+
+    def _save(self, tensors: dict[str, Tensor]) -> str:
+        self._count += 1
+        folder = Path(self._root.name) / str(self._count)
+        shutil.copytree(self._template, folder)
+        save_file(tensors, folder / WEIGHTS)
+        return str(folder)
+
+    def remove(self, folders: list[str]) -> None:
+        """Remove folders."""
+        for folder in folders:
+            shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Remove all folders."""
+        self._root.cleanup()

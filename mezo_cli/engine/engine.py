@@ -1,0 +1,265 @@
+"""An engine at work for one run: start it, check it, let it score label words, and keep its weights up to date.
+
+mezo's own copy of theta is the truth: it is updated by the optimizer as in every run, and checkpoints and the
+trajectory come from it. The engine has the weights twice more than that, and only computes scores with them:
+
+- a LoRA's A and B are sent with every request, as the files of an adapter;
+- all parameters are perturbed and updated inside the engine by the same scalars, to the same bits.
+"""
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mezo_cli.config.schema import Config
+from mezo_cli.engine.adapter_files import MEMORY, AdapterFiles
+from mezo_cli.engine.environment import find_python
+from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
+from mezo_cli.engine.process import EngineFailed, EngineProcess
+from mezo_cli.engine.scores import EngineScores
+from mezo_cli.errors import RunFailed, UserError, join
+from mezo_cli.models import LoadedModel
+from mezo_cli.models.download import fetch
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.optim import Optimizer, StepResult
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.params import Term
+
+log = logging.getLogger("mezo")
+
+CHECKED_C = 1e-2  # of z, in the check at the start
+# The largest difference of two log-probabilities of a label, as a fraction of the largest score.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+class Engine:
+    """The engine of one run. It takes the run's sessions one after the other: `objective` replaces a session's own.
+
+    Args:
+        config: of the run.
+        max_length: tokens of the longest prompt with a label word.
+        python: the interpreter of the engine's environment.
+
+    Raises:
+        UserError: when the engine cannot be started.
+    """
+
+    def __init__(self, config: Config, max_length: int, python: Path | None = None) -> None:
+        self.config, self._max_length = config, max_length
+        self._error: type[UserError | RunFailed] = UserError  # RunFailed once it has started
+        self._adapters: AdapterFiles | None = None
+        self._clean: list[str] = []  # the adapter at theta, until theta changes
+        self._blocks: list[Block] = []
+        try:
+            self._process = EngineProcess(python or find_python(config.engine.python))
+        except EngineFailed as failure:
+            raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
+
+    def objective(self, loaded: LoadedModel, forward: PerturbedForward, own: Objective, rows: Batch) -> EngineScores:
+        """Return the objective that scores a session's rows by the engine, with the session's weights.
+
+        Args:
+            loaded, forward, own: the session's model, its forwards and its objective.
+            rows: some rows, whose scores by the engine are compared with those of `own`, plain and perturbed.
+
+        Raises:
+            UserError: when the engine does not support the model, or computes other scores.
+        """
+        self._params = forward.params
+        first = self._error is UserError
+        words = max(map(len, own.label_ids))
+        if first:
+            check_heads(self.config, loaded.model.config)
+            self._start(loaded, words == 1)
+        if self.config.peft.name == "lora":
+            self._close_adapters()
+            self._adapters = AdapterFiles(loaded.adapter, self._params)
+        else:
+            self._load()
+        scores = EngineScores(loaded.model, forward, own.label_ids, lambda *asked: self._score(forward, *asked))
+        if first:
+            self._check(forward, own, scores, rows)
+            self._error = RunFailed
+        return scores
+
+    def _start(self, loaded: LoadedModel, raw_logits: bool) -> None:
+        """Let the process load the model, and check that it holds all that is trained."""
+        config, engine = self.config, self.config.engine
+        tensors = [(name, list(p.shape)) for name, p in self._params.tensors.items()]
+        lora = config.peft.name == "lora"
+        described = self._call(
+            "start",
+            folder=str(fetch(config.model)),
+            tensor_parallel=engine.tensor_parallel,
+            dtype=engine.dtype,
+            memory=engine.memory,
+            max_length=min(self._max_length, getattr(loaded.model.config, "max_position_embeddings", 1 << 30)),
+            raw_logits=raw_logits,
+            prefix_cache=True,
+            rank=config.peft.r if lora else None,
+            tensors=[] if lora else tensors,
+            noise=config.optimizer.noise,
+        )
+        self._blocks = [Block(*block) for block in described["blocks"]]
+        if not lora:
+            try:
+                check_whole(tensors, self._blocks)
+            except LayoutError as error:
+                family = type(loaded.model).__name__
+                raise UserError(f"engine={engine.name} does not support {family}: {error}") from error
+        sharded = f" in {engine.tensor_parallel} processes" if engine.tensor_parallel != 1 else ""
+        log.info("engine %s %s, %s%s", engine.name, described["version"], engine.dtype, sharded)
+
+    @torch.no_grad()
+    def _check(self, forward: PerturbedForward, own: Objective, scores: EngineScores, rows: Batch) -> None:
+        """Compare the label scores of some rows with those of the session's own objective, plain and perturbed."""
+        direction = Direction(self.config.seed, 0)
+        found, wanted = [scores.logits(rows)], [own.logits(rows)]
+        with forward.perturbed(direction, CHECKED_C):
+            found += list(scores.logits(rows))
+            wanted += list(forward.forward_per_sign(lambda: own.logits(rows)))
+        reference = torch.stack(wanted)
+        error = float((_label_log_probs(torch.stack(found)) - _label_log_probs(reference)).abs().max())
+        allowed = TOLERANCE[str(self.config.engine.dtype)] * float(reference.abs().max())
+        if not error <= allowed:
+            raise UserError(
+                f"engine={self.config.engine.name} computes other scores than the model "
+                f"{self.config.model.path} itself (by {error:.2g}, allowed is {allowed:.2g})"
+            )
+        log.info("engine its scores of %d rows are the model's own, up to %.1g", len(rows.rows), error)
+
+    def _score(self, forward: PerturbedForward, prompts: Any, tokens: Any) -> list[list[list[float]]]:
+        """Ask for the scores with the weights that `forward` perturbs."""
+        perturbation = forward.perturbation
+        direction = None if perturbation is None else perturbation.direction
+        coefficients = [0.0] if perturbation is None else [sign * perturbation.eps for sign in perturbation.signs]
+        if self._adapters is None:
+            weights = [{} if direction is None else {"direction": direction, "c": c} for c in coefficients]
+            return self._request(prompts, tokens, weights)
+        if direction is None:
+            self._clean = self._clean or self._adapters.write(None, [0.0])
+            return self._request(prompts, tokens, [{"adapter": self._clean[0]}])
+        folders = self._adapters.write(direction, coefficients)
+        found = self._request(prompts, tokens, [{"adapter": folder} for folder in folders])
+        self._remove(folders)
+        return found
+
+    def _request(self, prompts: Any, tokens: Any, weights: list[dict[str, Any]]) -> list[list[list[float]]]:
+        found: list[list[list[float]]] = self._call("score", prompts=prompts, tokens=tokens, weights=weights)
+        return found
+
+    def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
+        """Follow an update of the session's weights: that of step number `step` (from 0).
+
+        Raises:
+            RunFailed: when the engine has ended.
+        """
+        if self._adapters is None:
+            assert optimizer.replayable
+            record = (step, result.projected_grads, result.lr)
+            optimizer.apply_updates(_RemoteParams(self), [record])  # type: ignore[arg-type]  # it calls `update` alone
+        else:
+            self._remove(self._clean)
+            self._clean = []
+
+    def check_weights(self) -> None:
+        """Check that the engine's weights, where it keeps some, have the bits of the session's.
+
+        Raises:
+            RunFailed: when they have not.
+        """
+        if self._adapters is not None:
+            return
+        tensors = list(self._params.tensors.items())
+        wrong = set()
+        for numbers, found in self._call("digests"):
+            block = Block(*numbers)
+            name, p = tensors[block.tensor]
+            own = p.detach().view(as_matrix(p.shape))[block.row :, block.column :][: block.rows, : block.columns]
+            if digest(own.cpu().numpy()) != found:
+                wrong.add(name)
+        if wrong:
+            raise RunFailed(f"the engine's weights are not those of the trajectory: {join(sorted(wrong)[:3])}")
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tokens the prompts had so far, and how many of them were read from the prefix cache."""
+        counts: dict[str, int] = self._call("counts")
+        return counts
+
+    def export(self, path: Path) -> None:
+        """Write the trained tensors as the engine holds them to a safetensors file."""
+        self._call("export", path=str(path))
+
+    def _load(self) -> None:
+        """Give the engine the session's weights."""
+        with tempfile.TemporaryDirectory(prefix="mezo-weights-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+            path = Path(folder) / "theta.safetensors"
+            save_file({name: p.detach().cpu().clone() for name, p in self._params.tensors.items()}, path)
+            self._call("load", path=str(path))
+
+    def _remove(self, folders: list[str]) -> None:
+        if folders and self._adapters is not None:
+            self._call("remove", folders=folders)
+            self._adapters.remove(folders)
+
+    def _call(self, method: str, **params: Any) -> Any:
+        try:
+            return self._process.call(method, **params)
+        except EngineFailed as failure:
+            raise self._error(f"engine={self.config.engine.name} failed: {failure}") from failure
+
+    def _close_adapters(self) -> None:
+        if self._adapters is not None:
+            self._remove(self._clean)
+            self._adapters.close()
+        self._clean = []
+
+    def close(self) -> None:
+        """End the process and remove what was written for it."""
+        self._process.close()
+        if self._adapters is not None:
+            self._adapters.close()
+
+
+class _RemoteParams:
+    """The engine's theta, for an optimizer whose `apply_updates` calls `Params.update` alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
+        """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
+        self._engine._call("update", terms=list(terms), decays=list(decays))
+
+
+def check_heads(config: Config, model: Any) -> None:
+    """Reject a number of processes that the model's attention heads cannot be shared among.
+
+    Args:
+        config: of the run.
+        model: the model's own config.
+
+    Raises:
+        UserError: names the numbers that are allowed.
+    """
+    parts, heads = config.engine.tensor_parallel, model.num_attention_heads
+    of_keys = getattr(model, "num_key_value_heads", None) or heads
+    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (of_keys % n == 0 or n % of_keys == 0)]
+    if parts not in allowed:
+        raise UserError(
+            f"engine.tensor_parallel={parts} does not divide the {heads} attention heads of {config.model.path}; "
+            f"allowed are {join(map(str, allowed))}"
+        )
+
+
+def _label_log_probs(scores: Tensor) -> Tensor:
+    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
+    return scores.double().log_softmax(-1)

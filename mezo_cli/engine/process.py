@@ -1,0 +1,124 @@
+"""Run the process of an engine in its own environment, and call it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mezo_cli
+from mezo_cli.engine import protocol
+
+WAIT = 5.0  # seconds for a process to end by itself
+
+
+class EngineFailed(Exception):  # noqa: N818 (it names what happened)
+    """The engine reported an error, or its process has ended. The text is one line."""
+
+
+class EngineProcess:
+    """The process of an engine. It sees the package `mezo_cli` of this process, and nothing else of its environment.
+
+    Args:
+        python: the interpreter of the engine's environment.
+        program: the module that it runs.
+
+    Raises:
+        EngineFailed: when it does not start, or speaks another version of the protocol.
+    """
+
+    def __init__(self, python: Path, program: str = "mezo_cli.engine.worker") -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="mezo-engine-")
+        self._log = Path(self._folder.name) / "engine.log"
+        packages = Path(self._folder.name) / "packages"
+        packages.mkdir()
+        (packages / "mezo_cli").symlink_to(Path(mezo_cli.__file__).resolve().parent)
+        here, there = socket.socketpair()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        environment |= {"PYTHONPATH": str(packages), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+        try:
+            with open(self._log, "wb") as log:
+                self._process = subprocess.Popen(
+                    [str(python), "-m", program, str(there.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[there.fileno()],
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is mezo's alone; the group is killed as one
+                )
+        except OSError as error:
+            here.close()
+            self._folder.cleanup()
+            raise EngineFailed(f"{python} cannot be run: {error.strerror}") from error
+        finally:
+            there.close()
+        self._socket = here
+        self._stream = here.makefile("rwb")
+        try:
+            version = self.call("hello").get("protocol")
+            if version != protocol.VERSION:
+                raise EngineFailed(f"{python} speaks version {version} of the protocol, not {protocol.VERSION}")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Call a method of the engine and return its result.
+
+        Raises:
+            EngineFailed: when the engine reports an error, or has ended.
+        """
+        try:
+            protocol.send(self._stream, {"method": method, "params": params})
+            answer = protocol.receive(self._stream)
+        except (OSError, ValueError) as error:
+            raise EngineFailed(self._describe_end(str(error))) from error
+        if answer is None:
+            raise EngineFailed(self._describe_end("it closed the connection"))
+        if "error" in answer:
+            raise EngineFailed(str(answer["error"]))
+        return answer["result"]
+
+    def _describe_end(self, otherwise: str) -> str:
+        """Return how the process ended, and the last line that it wrote."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(WAIT)
+        status = self._process.returncode
+        if status is None:
+            how = otherwise
+        elif status < 0:
+            how = f"its process was ended by {signal.Signals(-status).name}"
+        else:
+            how = f"its process ended with status {status}"
+        written = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return protocol.one_line(f"{how}: {written[-1]}" if written else how)
+
+    def close(self) -> None:
+        """End the process and those that it started."""
+        for end in (self._stream, self._socket):  # it ends when the socket is closed
+            with contextlib.suppress(OSError):
+                end.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(WAIT)
+        with contextlib.suppress(ProcessLookupError):  # what is left of its group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

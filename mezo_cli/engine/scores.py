@@ -1,0 +1,71 @@
+"""The label scores of objective lm, with an engine's forwards in place of the model's own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.models import CAUSAL_LM
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import LmEncoder
+
+Tokens = Sequence[Sequence[int]]
+# (prompts, the tokens to score after each prompt) -> [signs][prompts][tokens], for the weights that `forward` perturbs
+Score = Callable[[Tokens, Tokens], list[list[list[float]]]]
+
+
+class EngineScores(Objective):
+    """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
+
+    After each prompt, and after each prefix of a word behind it, the engine scores the tokens that go on some word.
+
+    Args:
+        model: the model, which computes nothing here.
+        forward: says with which weights to compute.
+        label_ids: the tokens of each label's word.
+        score: asks the engine.
+    """
+
+    model_kind = CAUSAL_LM
+    encoder_class = LmEncoder
+    supports_paired_forward = True
+
+    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Sequence[int]], score: Score) -> None:
+        super().__init__(model, forward, label_ids)
+        self._score = score
+        self._words = [tuple(word) for word in label_ids]
+        self._prefixes = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
+        self._next = [
+            sorted({word[len(prefix)] for word in self._words if word[: len(prefix)] == prefix and word != prefix})
+            for prefix in self._prefixes
+        ]
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
+        """Lay out nothing: the engine takes the tokens of the rows."""
+        return {}
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return True: the engine makes batches of its own."""
+        return True
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
+        prompts = [[*row.input_ids, *prefix] for row in batch.rows for prefix in self._prefixes]
+        found = self._score(prompts, self._next * len(batch.rows))
+        count = len(self._prefixes)
+        scores = torch.tensor(
+            [[self._of_row(one[i : i + count]) for i in range(0, len(one), count)] for one in found]
+        ).to(batch.device)
+        return scores if self.forward.num_signs == 2 else scores[0]
+
+    def _of_row(self, scores: list[list[float]]) -> list[float]:
+        """Return the score of each label of a row: the sum over its word's tokens."""
+        by_prefix = {
+            prefix: dict(zip(tokens, of_prefix, strict=True))
+            for prefix, tokens, of_prefix in zip(self._prefixes, self._next, scores, strict=True)
+        }
+        return [sum(by_prefix[word[:n]][word[n]] for n in range(len(word))) for word in self._words]

@@ -1,0 +1,182 @@
+"""The part of mezo inside each worker of vLLM: the worker's shards of theta, theta + c z, and the update of theta.
+
+vLLM mixes the class into its worker (`worker_extension_cls`) and calls its methods by name. Each worker draws z for its
+own shards, by the name of the checkpoint's tensor and the number of the element, so nothing of z is sent. The shards of
+theta are held in float32, apart from the weights that the engine computes with: these are written from them, and no
+rounding adds up. The arithmetic is that of `perturb.noise`: the shards keep the bits of mezo's own theta.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm import _custom_ops
+
+from mezo_cli.engine.layout import Block, as_matrix, digest, find_blocks
+from mezo_cli.perturb.noise import Direction, make_noise
+
+# On a CPU, oneDNN would pack the linear layers' weights and leave tensors of 0 elements, which no perturbation reaches.
+_custom_ops._supports_onednn = False
+
+PART = 1 << 22  # elements of z that are drawn at a time
+
+
+class Shards:
+    """Methods of a worker of vLLM: `model_runner` is the worker's own."""
+
+    model_runner: Any
+    rank: int
+
+    @torch.inference_mode()
+    def mezo_lay_out(self, tensors: Sequence[tuple[str, Sequence[int]]], noise: str) -> list[list[int]]:
+        """Find which elements of the trained tensors this worker holds, and copy them.
+
+        Args:
+            tensors: name and shape of each trained tensor, by the checkpoint's names.
+            noise: the kind of the noise.
+
+        Returns:
+            The worker's blocks (`layout.Block`).
+        """
+        self._mezo_tensors = [(name, tuple(shape)) for name, shape in tensors]
+        self._mezo_noise = make_noise(noise)
+        self._mezo_held: list[tuple[Tensor, Tensor, list[Block]]] = []  # (weights, theta, blocks), as matrices
+        model = self.model_runner.get_model()
+        params = dict(model.named_parameters())
+        weights = {name: p.data for name, p in params.items()}
+        loaded = []
+        for what in ("tensor", "row", "column"):
+            for p in params.values():
+                p.data = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+            model.load_weights(self._mezo_coordinates(what))
+            loaded.append({name: _matrix(p.data).to(torch.int32).cpu().numpy() for name, p in params.items()})
+        for name, p in params.items():
+            p.data = weights[name]
+            blocks = find_blocks(*(of[name] for of in loaded))
+            if blocks:
+                self._mezo_held.append((_matrix(p.data), _matrix(p.data).float().clone(), blocks))
+        return [list(block) for _, _, blocks in self._mezo_held for block in blocks]
+
+    def _mezo_coordinates(self, what: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield the checkpoint's tensors with each element's tensor number, row or column, counted from 1.
+
+        float32 holds them exactly up to 2^24.
+        """
+        for number, (name, shape) in enumerate(self._mezo_tensors):
+            rows, columns = as_matrix(shape)
+            if max(rows, columns, len(self._mezo_tensors)) >= 1 << 24:
+                raise ValueError(f"{name} has more rows or columns than the layout can be found for: {shape}")
+            values = torch.full((rows, columns), float(number + 1))
+            if what == "row":
+                values = torch.arange(1.0, rows + 1).view(-1, 1).expand(rows, columns)
+            elif what == "column":
+                values = torch.arange(1.0, columns + 1).expand(rows, columns)
+            yield name, values.reshape(shape).contiguous()
+
+    @torch.inference_mode()
+    def mezo_perturb(self, direction: Sequence[int], c: float) -> None:
+        """Let the engine compute with theta + c z."""
+        for weights, theta, blocks in self._mezo_held:
+            for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
+                weights[of_local] = theta[of_local] + z * _float32(c)
+
+    @torch.inference_mode()
+    def mezo_restore(self) -> None:
+        """Let the engine compute with theta."""
+        for weights, theta, blocks in self._mezo_held:
+            for block in blocks:
+                weights[_place(block)] = theta[_place(block)]
+
+    @torch.inference_mode()
+    def mezo_update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
+        """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
+        for (direction, coefficient), decay in zip(terms, decays, strict=True):
+            for _, theta, blocks in self._mezo_held:
+                for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
+                    cz = z * _float32(coefficient)
+                    if np.float32(decay) == 1.0:
+                        theta[of_local] += cz
+                    else:
+                        theta[of_local] = (theta[of_local].double() * _float32(decay) + cz.double()).float()
+        self.mezo_restore()
+
+    @torch.inference_mode()
+    def mezo_load(self, path: str) -> None:
+        """Set theta from a safetensors file of whole tensors."""
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            for _, theta, blocks in self._mezo_held:
+                for block in blocks:
+                    whole = _matrix(file.get_tensor(self._mezo_tensors[block.tensor][0]))
+                    theta[_place(block)] = whole[_source(block)].to(theta.device)
+        self.mezo_restore()
+
+    @torch.inference_mode()
+    def mezo_save(self, folder: str) -> str:
+        """Write this worker's blocks of theta to a safetensors file; return its path."""
+        from safetensors.torch import save_file
+
+        path = Path(folder) / f"shard-{self.rank}.safetensors"
+        blocks = {
+            " ".join(map(str, block)): theta[_place(block)].cpu().contiguous()
+            for _, theta, found in self._mezo_held
+            for block in found
+        }
+        save_file(blocks, path)
+        return str(path)
+
+    @torch.inference_mode()
+    def mezo_digests(self) -> list[tuple[list[int], str]]:
+        """Return the SHA-256 of each block of theta, as its float32 values in rows."""
+        return [
+            (list(block), digest(theta[_place(block)].cpu().numpy()))
+            for _, theta, blocks in self._mezo_held
+            for block in blocks
+        ]
+
+    def _mezo_draw(self, blocks: Sequence[Block], direction: Direction) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+        """Yield z of blocks, part by part, each with its place in the local tensor.
+
+        A block that is some columns of a matrix draws the whole rows.
+        """
+        device = self._mezo_held[0][0].device
+        for block in blocks:
+            name, shape = self._mezo_tensors[block.tensor]
+            width = as_matrix(shape)[1]
+            if block.rows == 1:
+                first = block.row * width + block.column
+                z = self._mezo_noise.z(direction, name, shape, device, first, first + block.columns)
+                yield _place(block), z.view(1, -1)
+                continue
+            size = max(1, PART // width)
+            for start in range(0, block.rows, size):
+                rows = min(size, block.rows - start)
+                first = (block.row + start) * width
+                z = self._mezo_noise.z(direction, name, shape, device, first, first + rows * width).view(rows, width)
+                part = block._replace(local_row=block.local_row + start, rows=rows)
+                yield _place(part), z[:, block.column : block.column + block.columns]
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.view(as_matrix(tensor.shape))
+
+
+def _place(block: Block) -> tuple[slice, slice]:
+    """Return where a block is in its local tensor."""
+    return (
+        slice(block.local_row, block.local_row + block.rows),
+        slice(block.local_column, block.local_column + block.columns),
+    )
+
+
+def _source(block: Block) -> tuple[slice, slice]:
+    """Return where a block is in its checkpoint tensor."""
+    return slice(block.row, block.row + block.rows), slice(block.column, block.column + block.columns)
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))

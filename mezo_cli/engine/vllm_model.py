@@ -1,0 +1,214 @@
+"""A model in vLLM: the logits of given tokens after prompts, with adapters or with perturbed weights.
+
+With a LoRA, vLLM's public interface is enough: each sign of a step is an adapter in a file, and both are scored in one
+call. Where all parameters are trained, `shards.Shards` is mixed into vLLM's workers.
+
+vLLM keeps the keys and values of the beginnings of prompts. They hold only for the weights that computed them, so every
+request has a salt that is never used again once the weights have changed.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows for `max_lora_rank`
+
+
+class VllmModel:
+    """A model in vLLM, in this process and its workers.
+
+    Args:
+        folder: the checkpoint.
+        tensor_parallel: over how many processes it is sharded.
+        dtype: of the engine's weights and forwards.
+        memory: bytes for keys and values.
+        max_length: tokens of the longest prompt.
+        raw_logits: whether scores are logits; else they are log-probabilities.
+        prefix_cache: whether the keys and values of common beginnings are computed once.
+        rank: of the LoRA that is trained; None if all of `tensors` are.
+        tensors: name and shape of each trained tensor.
+        noise: the kind of the noise.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        tensor_parallel: int,
+        dtype: str,
+        memory: int,
+        max_length: int,
+        raw_logits: bool,
+        prefix_cache: bool,
+        rank: int | None,
+        tensors: Sequence[tuple[str, Sequence[int]]],
+        noise: str,
+    ) -> None:
+        _set_environment(tensor_parallel)
+        import vllm
+
+        if rank is None:
+            options: dict[str, Any] = {"worker_extension_cls": "mezo_cli.engine.shards.Shards"}
+        else:
+            allowed = next((one for one in MAX_RANKS if one >= rank), rank)
+            options = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "max_lora_rank": allowed}
+        self._llm = vllm.LLM(
+            folder,
+            tensor_parallel_size=tensor_parallel,
+            dtype=dtype,
+            kv_cache_memory_bytes=memory,
+            max_model_len=max_length + 1,  # one token is sampled, and never read
+            logprobs_mode="raw_logits" if raw_logits else "raw_logprobs",
+            enable_prefix_caching=prefix_cache,
+            enforce_eager=True,
+            skip_tokenizer_init=True,
+            trust_remote_code=False,
+            seed=0,
+            **options,
+        )
+        self._version = vllm.__version__
+        self._weights = 0  # counts how often the weights that forwards see have changed: the salt of requests
+        self._adapters: dict[str, int] = {}  # folder -> id, unique in this process
+        self._last_adapter = 0
+        self._tokens = {"prompt": 0, "cached": 0}
+        self._shapes = tensors
+        self._blocks: list[list[int]] = []
+        if rank is None:
+            self._blocks = [block for of in self._all("mezo_lay_out", tensors, noise) for block in of]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the version of vLLM, and the blocks of the trained tensors that its workers hold."""
+        return {"version": self._version, "blocks": self._blocks}
+
+    def score(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], weights: Sequence[dict[str, Any]]
+    ) -> list[list[list[float]]]:
+        """Return the scores of some tokens after each prompt, with each of some weights.
+
+        Args:
+            prompts: token ids.
+            tokens: for each prompt the tokens to score.
+            weights: each is {} for theta, {"adapter": folder}, or {"direction": [seed, step, sample], "c": float} for
+                theta + c z.
+
+        Returns:
+            [weights][prompts][tokens].
+        """
+        if all("adapter" in one for one in weights):
+            found = self._generate(
+                [(p, t, self._adapter(one["adapter"])) for one in weights for p, t in zip(prompts, tokens, strict=True)]
+            )
+            return [found[i * len(prompts) : (i + 1) * len(prompts)] for i in range(len(weights))]
+        return [self._score_with(prompts, tokens, one) for one in weights]
+
+    def _score_with(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], weights: dict[str, Any]
+    ) -> list[list[float]]:
+        requests = [(p, t, None) for p, t in zip(prompts, tokens, strict=True)]
+        if not weights:
+            return self._generate(requests)
+        try:
+            self._weights += 1
+            self._all("mezo_perturb", weights["direction"], weights["c"])
+            return self._generate(requests)
+        finally:
+            self._all("mezo_restore")
+            self._weights += 1
+
+    def _generate(self, requests: Sequence[tuple[Sequence[int], Sequence[int], Any]]) -> list[list[float]]:
+        """Run (prompt, tokens, adapter) requests in one call; return the scores of each one's tokens."""
+        from vllm import SamplingParams
+
+        prompts, params = [], []
+        for prompt, tokens, adapter in requests:
+            salt = f"{self._weights} {adapter.lora_int_id if adapter else 0}"
+            prompts.append({"prompt_token_ids": list(prompt), "cache_salt": salt})
+            params.append(
+                SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=list(tokens), detokenize=False)
+            )
+        adapters = [adapter for _, _, adapter in requests]
+        outputs = self._llm.generate(prompts, params, lora_request=adapters if any(adapters) else None, use_tqdm=False)
+        for output in outputs:
+            self._tokens["prompt"] += len(output.prompt_token_ids)
+            self._tokens["cached"] += output.num_cached_tokens or 0
+        return [
+            [output.outputs[0].logprobs[0][token].logprob for token in tokens]
+            for output, (_, tokens, _) in zip(outputs, requests, strict=True)
+        ]
+
+    def _adapter(self, folder: str) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        if folder not in self._adapters:
+            self._last_adapter += 1
+            self._adapters[folder] = self._last_adapter
+        number = self._adapters[folder]
+        return LoRARequest(f"step-{number}", number, folder)
+
+    def remove(self, folders: Sequence[str]) -> None:
+        """Remove adapters that are not needed any more."""
+        for folder in folders:
+            self._llm.llm_engine.remove_lora(self._adapters.pop(folder))
+
+    def update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
+        """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
+        self._weights += 1
+        self._all("mezo_update", terms, decays)
+
+    def load(self, path: str) -> None:
+        """Set theta from a safetensors file of whole tensors."""
+        self._weights += 1
+        self._all("mezo_load", path)
+
+    def digests(self) -> list[tuple[list[int], str]]:
+        """Return the SHA-256 of each block of theta that the workers hold."""
+        return [block for of in self._all("mezo_digests") for block in of]
+
+    def export(self, path: str) -> None:
+        """Write theta to a safetensors file of whole tensors."""
+        import torch
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        from mezo_cli.engine.layout import Block, as_matrix
+
+        whole = {name: torch.empty(as_matrix(shape)) for name, shape in self._shapes}
+        for shard in self._all("mezo_save", str(Path(path).parent)):
+            with safe_open(shard, "pt") as file:
+                for key in file.keys():  # noqa: SIM118 (it is not a dict)
+                    block = Block(*map(int, key.split()))
+                    rows = slice(block.row, block.row + block.rows)
+                    columns = slice(block.column, block.column + block.columns)
+                    whole[self._shapes[block.tensor][0]][rows, columns] = file.get_tensor(key)
+            Path(shard).unlink()
+        save_file({name: whole[name].view(*shape) for name, shape in self._shapes}, path)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tokens the prompts had so far, and how many of them were read from the prefix cache."""
+        return dict(self._tokens)
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of `Shards` in every worker; return their results."""
+        return list(self._llm.collective_rpc(method, args=args))
+
+
+def _set_environment(tensor_parallel: int) -> None:
+    """Set what vLLM reads from the environment when it is imported."""
+    settings = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # for the sampled token after a prompt of the model's greatest length
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder
+    }
+    if tensor_parallel > 1:
+        settings["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cpu_groups(sorted(os.sched_getaffinity(0)), tensor_parallel))
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def cpu_groups(cpus: Sequence[int], count: int) -> list[str]:
+    """Share CPUs among processes: one text per process, `0,1`. With fewer CPUs than processes some are shared."""
+    size = max(1, len(cpus) // count)
+    return [",".join(map(str, cpus[i * size % len(cpus) :][:size])) for i in range(count)]

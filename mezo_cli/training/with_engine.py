@@ -1,0 +1,44 @@
+"""Let an inference engine compute the label scores of a run: start it for a session, and give it the next session."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.training.setup import Session
+
+if TYPE_CHECKING:  # a run without an engine imports nothing of it
+    from mezo_cli.engine.engine import Engine
+
+CHECKED_ROWS = 2  # whose scores are compared at the start
+
+
+@contextmanager
+def running_engine(config: Config, session: Session, rows: Sequence[TokenizedExample]) -> Iterator["Engine | None"]:
+    """Yield the run's engine, which computes the session's scores from then on; None without one.
+
+    Args:
+        config: of the run.
+        session: at the weights that training begins from.
+        rows: of train.
+
+    Raises:
+        UserError: when the engine is not installed, does not start, or does not support the model.
+    """
+    if config.engine.name == "none":
+        yield None
+        return
+    from mezo_cli.engine.engine import Engine
+
+    engine = Engine(config, max(len(row.input_ids) for row in rows))
+    try:
+        attach(engine, session, rows)
+        yield engine
+    finally:
+        engine.close()
+
+
+def attach(engine: "Engine", session: Session, rows: Sequence[TokenizedExample]) -> None:
+    """Let a running engine compute a session's scores, with the session's weights."""
+    batch = session.batch(rows[:CHECKED_ROWS])
+    session.objective = engine.objective(session.loaded, session.forward, session.objective, batch)

@@ -1,0 +1,111 @@
+"""A program in the place of an engine's: transformers computes the scores, by the protocol of the real one.
+
+Its first argument is a mode. `dies=N` kills the process when it is asked for the N-th score of perturbed weights.
+"""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.engine import protocol, worker
+from mezo_cli.engine.layout import as_matrix, digest
+
+
+class FakeModel:
+    """The methods of `vllm_model.VllmModel`, with transformers."""
+
+    def __init__(self, folder: str, tensors: Any, noise: str, rank: int | None, raw_logits: bool, **_: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from mezo_cli.perturb.noise import make_noise
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        self.params = dict(self.model.named_parameters())
+        self.theta = {name: self.params[name].detach().clone() for name, _ in tensors}
+        self.noise, self.shapes, self.raw_logits, self.scored = make_noise(noise), tensors, raw_logits, 0
+
+    def describe(self) -> dict[str, Any]:
+        blocks = [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
+        return {"version": "0", "blocks": blocks[1:] if MODE == "misses a tensor" else blocks}
+
+    def _add(self, weights: Any) -> None:
+        import torch
+
+        from mezo_cli.perturb.noise import Direction
+
+        if "adapter" in weights:
+            from safetensors.torch import load_file
+
+            state = load_file(Path(weights["adapter"]) / "adapter_model.safetensors")
+            for name, a in state.items():
+                if "lora_A" in name:
+                    base = name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
+                    b = state[name.replace("lora_A", "lora_B")]
+                    self.theta.setdefault(base, self.params[base].detach().clone())
+                    self.params[base].data = self.theta[base] + 2.0 * b @ a  # alpha / r
+            return
+        direction = weights.get("direction")
+        for name, theta in self.theta.items():
+            z = 0.0 if direction is None else self.noise.z(Direction(*direction), name, theta.shape, "cpu")
+            c = torch.tensor(weights.get("c", 0.0), dtype=torch.float32)
+            self.params[name].data = theta + (z * c).view(theta.shape) if direction is not None else theta
+
+    def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
+        import torch
+
+        found = []
+        for one in weights:
+            self.scored += bool(one)
+            if f"dies={self.scored}" == MODE:
+                print("out of luck", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if MODE != "misses perturbations":
+                self._add(one)
+            with torch.no_grad():
+                rows = [self.model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+            rows = rows if self.raw_logits else [row.log_softmax(-1) for row in rows]
+            found.append([row[list(of)].tolist() for row, of in zip(rows, tokens, strict=True)])
+        return found
+
+    def update(self, terms: Any, decays: Any) -> None:
+        import numpy as np
+
+        from mezo_cli.perturb.noise import Direction
+
+        for (direction, c), decay in zip(terms, decays, strict=True):
+            for name, theta in self.theta.items():
+                z = self.noise.z(Direction(*direction), name, theta.shape, "cpu").view(theta.shape)
+                cz = z * float(np.float32(c))
+                theta.copy_((theta.double() * float(np.float32(decay)) + cz.double()).float())
+
+    def load(self, path: str) -> None:
+        from safetensors.torch import load_file
+
+        for name, value in load_file(path).items():
+            self.theta[name].copy_(value)
+
+    def digests(self) -> Any:
+        blocks = [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
+        return [(b, digest(self.theta[name].numpy())) for b, (name, _) in zip(blocks, self.shapes, strict=True)]
+
+    def remove(self, folders: list[str]) -> None:
+        assert all(Path(folder).is_dir() for folder in folders)
+
+
+def fails(**_: Any) -> Any:
+    raise RuntimeError("no memory\nfor the weights")
+
+
+MODE = sys.argv[1]
+
+if __name__ == "__main__":
+    stream = socket.socket(fileno=int(sys.argv[2])).makefile("rwb")
+    worker.die_with_parent(int(sys.argv[3]))
+    if MODE == "ends":
+        sys.exit("no module named vllm")
+    if MODE == "other version":
+        protocol.VERSION = 99
+    worker.serve(stream, fails if MODE == "fails" else FakeModel)

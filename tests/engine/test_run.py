@@ -1,0 +1,143 @@
+"""A run whose forwards an engine computes: the trajectory of the model's own forwards, replay without it, its end."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mezo_cli.engine import engine as engine_module
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.engine.fakes import fake_python
+
+ENGINE = ("engine=vllm", "engine.memory=100000000")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tiny decoder and its data."""
+
+    folder: Path
+    model: Path
+    data: Path
+
+    def train(self, name: str, *more: str, mode: str | None = None) -> Any:
+        """Train a run, by the fake engine if a mode is given."""
+        python = () if mode is None else (*ENGINE, f"engine.python={fake_python(self.folder / 'bin', mode)}")
+        words = small(self.model, self.data, self.folder / name, "objective=lm", "model=gpt2", "optimizer.lr=1e-4")
+        return mezo("train", *words, "log_every=1", *python, *more)
+
+    def grads(self, name: str) -> list[float]:
+        """The projected gradients of a run."""
+        lines = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
+        return [line["projected_grad"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("engine")
+    return Setting(folder, tiny.decoder(folder / "llama", "llama"), tiny.movie_folder(folder / "movies"))
+
+
+def differ_little(grads: list[float], others: list[float]) -> bool:
+    """Whether two runs agree as a run by an engine should with one without it."""
+    mean = sum(map(abs, grads)) / len(grads)
+    return len(grads) == len(others) and max(abs(a - b) for a, b in zip(grads, others, strict=True)) <= 1e-3 * mean
+
+
+def test_an_engine_that_dies_leaves_a_run_that_is_resumed_and_replayed(setting: Setting) -> None:
+    """All parameters: the run ends as if the engine had not died, and as the model's own forwards end."""
+    died = setting.train("died", mode="dies=10")  # 2 scores per step, and 2 in the check at the start
+    assert died.code == 1
+    line = "error: engine=vllm failed: its process was ended by SIGKILL: out of luck\n"
+    assert died.err.endswith(line)
+    before = (setting.folder / "died" / "trajectory.bin").read_bytes()
+    assert json.loads((setting.folder / "died" / "run.json").read_text())["status"] == "failed"
+    fake_python(setting.folder / "bin", "dies=10").write_text(fake_python(setting.folder / "bin").read_text())
+    assert mezo("resume", setting.folder / "died").code == 0
+    assert (setting.folder / "died" / "trajectory.bin").read_bytes().startswith(before)
+    assert setting.train("own").code == 0
+    assert differ_little(setting.grads("own"), setting.grads("died"))
+    replayed = setting.folder / "replayed"
+    assert mezo("replay", setting.folder / "died", "--step", "6", "--out", replayed).code == 0
+    last = load_file(setting.folder / "died" / "checkpoints" / "last" / "model.safetensors")
+    assert all(torch.equal(value, last[name]) for name, value in load_file(replayed / "model.safetensors").items())
+
+
+def test_a_lora_goes_to_the_engine_with_every_request(setting: Setting) -> None:
+    words = ("peft=lora", "task.lm.label_words=[bad okay, bad good]", "optimizer.samples=2", "steps=3")
+    assert setting.train("lora", *words, mode="").code == 0
+    assert setting.train("own-lora", *words).code == 0
+    assert differ_little(setting.grads("own-lora"), setting.grads("lora"))
+    summaries = [json.loads((setting.folder / name / "summary.json").read_text()) for name in ("lora", "own-lora")]
+    scores = [summary["test"]["loss"] for summary in summaries]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "parts"),
+    [
+        ("fails", (), ["engine=vllm failed: RuntimeError: no memory for the weights"]),
+        ("ends", (), ["engine=vllm cannot be started: its process ended with status 1"]),
+        pytest.param("misses a tensor", (), ["does not support Llama", "holds 0 of the"], marks=pytest.mark.slow),
+        pytest.param("misses perturbations", (), ["computes other scores than the model"], marks=pytest.mark.slow),
+        ("", ("engine.tensor_parallel=3",), ["does not divide the 4 attention heads", "allowed are 1, 2, 4"]),
+    ],
+    ids=["fails", "ends", "tensor", "perturbations", "heads"],
+)
+def test_an_engine_that_is_not_right_is_refused_before_training(
+    setting: Setting, mode: str, words: tuple[str, ...], parts: list[str], tmp_path: Path
+) -> None:
+    result = setting.train(str(tmp_path), *words, mode=mode)
+    assert result.code == 2
+    last = result.err.splitlines()[-1]
+    assert all(part in last for part in parts), last
+    assert not (tmp_path / "trajectory.bin").exists()
+
+
+def test_without_an_installed_engine_the_line_names_the_command(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = setting.train("nothing", "engine=vllm")
+    assert result.code == 2
+    assert "engine=vllm is not installed: run 'mezo engine install', or give engine.python=PATH" in result.err
+    given = setting.train("nowhere", "engine=vllm", f"engine.python={tmp_path}/python")
+    assert "there is no such program" in given.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["engine=vllm"], "objective=mlm has no engine, only objective=lm"),
+        (["engine=vllm", "objective=cls"], "objective=cls has no engine"),
+        (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
+        (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
+        (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),
+        (["engine=vllm", "objective=lm", "init=linear_probe"], "computes no hidden states"),
+        (["engine=vllm", "objective=lm", "optimizer.noise=torch"], "use gaussian"),
+        (["engine=vllm", "objective=lm", "model.compute_dtype=bfloat16"], "use engine.dtype"),
+        (["engine=vllm", "objective=lm", "micro_batch_size=4"], "makes its batches itself"),
+        (["engine.tensor_parallel=2"], "engine=none has no such setting, only engine=vllm"),
+        (["engine.python=python"], "engine=none has no such setting"),
+        (["engine=vlm"], "did you mean 'vllm'"),
+        (["engine=vllm", "objective=lm", "engine.tensor_parallel=0"], "at least 1"),
+        (["engine=vllm", "objective=lm", "engine.dtype=float64"], "float32, bfloat16"),
+    ],
+)
+def test_what_an_engine_does_not_compute_is_refused(words: list[str], part: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert part in error_line(mezo("train", *words, "model=demo", "data=demo", f"hydra.run.dir={run}"))
+    assert not run.exists()
+
+
+@pytest.mark.slow
+def test_weights_that_are_not_the_trajectorys_are_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module.Engine, "update", lambda *_: None)
+    result = setting.train("forgets", "steps=1", "eval_every=0", mode="")
+    assert result.code == 1
+    assert "the engine's weights are not those of the trajectory" in result.err.splitlines()[-1]
