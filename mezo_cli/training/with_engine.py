@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.errors import UserError
 from mezo_cli.training.setup import Session
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
@@ -28,6 +29,9 @@ def running_engine(config: Config, session: Session, rows: Sequence[TokenizedExa
     if config.engine.name == "none":
         yield None
         return
+    if session.ranks is not None:
+        other = "engine.tensor_parallel=N shards the model"
+        raise UserError(f"engine={config.engine.name}: the processes of torchrun cannot share an engine; {other}")
     from mezo_cli.engine.engine import Engine
 
     engine = Engine(config, max(len(row.input_ids) for row in rows))
