@@ -77,6 +77,7 @@ def test_an_engine_that_dies_leaves_a_run_that_is_resumed_and_replayed(setting: 
     assert all(torch.equal(value, last[name]) for name, value in load_file(replayed / "model.safetensors").items())
 
 
+@pytest.mark.slow
 def test_a_lora_goes_to_the_engine_with_every_request(setting: Setting) -> None:
     words = ("peft=lora", "task.lm.label_words=[bad okay, bad good]", "optimizer.samples=2", "steps=3")
     assert setting.train("lora", *words, mode="").code == 0
