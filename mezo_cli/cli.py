@@ -139,6 +139,30 @@ def resume(
 
 
 @app.command()
+def tune(
+    overrides: Overrides = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="KEY=LOW:HIGH",
+            help="A key to search over; may be repeated. Default: optimizer.lr, .eps, from a tenth to ten times.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", help="How many trainings, those done before included.")] = 20,
+    goal: Annotated[
+        str, typer.Option("--goal", help="score: the best metric on dev; loss: the lowest loss on dev.")
+    ] = "score",
+    config_dir: ConfigDir = None,
+    quiet: QuietTraining = False,
+) -> None:
+    """Search for learning rate, eps and other numbers with Optuna: one training per trial."""
+    from mezo_cli.commands import tune as command
+
+    raise typer.Exit(command.tune(overrides or [], config_dir, ranges or [], trials, goal, quiet))
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a trajectory folder (hub:USER/REPO).")],
     step: Annotated[int, typer.Option("--step", help="The step whose weights to rebuild.")],

@@ -118,7 +118,17 @@ def resume(folder: Path, retry_failed: bool = False, quiet: bool = False) -> int
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
+        if record.tune is not None:
+            return _resume_search(folder, record, retry_failed, quiet)
         return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
+
+
+def _resume_search(folder: Path, record: SweepRecord, retry_failed: bool, quiet: bool) -> int:
+    from mezo_cli.commands import tune
+
+    if retry_failed:
+        raise UserError(f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial")
+    return tune.resume(folder, record, quiet)
 
 
 def run_job(node: DictConfig) -> float:
@@ -217,6 +227,8 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
         UserError: when that sweep is over another grid.
     """
     stored = sweep_record.read(folder)
+    if stored.tune is not None:
+        raise UserError(f"{folder} contains a search of `mezo tune`; go on with: mezo resume {folder}")
     before, now = ([job.overrides for job in record.jobs or ()] for record in (stored, new))
     if sorted(before) != sorted(now) or (not now and stored.overrides != new.overrides):
         added = next((" ".join(texts) for texts in now if texts not in before), None)

@@ -32,6 +32,7 @@ class SweepRecord:
     cwd: str  # its working directory: relative paths in the overrides start here
     config_dir: str | None
     jobs: list[SweepJob] | None
+    tune: dict[str, Any] | None = None  # of `mezo tune`: ranges, trials, goal; jobs are added as it goes
     retry_failed: bool = False  # of the process that runs it now, as is:
     quiet: bool = False
     gpus_per_job: int | None = None

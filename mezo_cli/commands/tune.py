@@ -1,0 +1,360 @@
+"""`mezo tune`: search for settings with Optuna's ask and tell. A trial is a training in a directory of the sweep.
+
+The study is SWEEP/study.journal, Optuna's journal: one JSON object per line. `sweep.json` has each trial's job before
+it starts. A trial's number seeds the sampler, so a search that was interrupted goes on as if it had not been.
+"""
+
+import dataclasses
+import logging
+import math
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mezo_cli import report
+from mezo_cli.commands.execute import announce, execute, relative
+from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
+from mezo_cli.config import compose
+from mezo_cli.config.choices import find_choices
+from mezo_cli.config.keys import check_key, key_type
+from mezo_cli.config.overrides import quote
+from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.console import print_line, training_output
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger("mezo")
+
+STUDY = "study.journal"
+GOALS: dict[str, Literal["maximize", "minimize"]] = {"score": "maximize", "loss": "minimize"}
+DEFAULT_KEYS = ("optimizer.lr", "optimizer.eps")  # searched from a tenth of their value to ten times it
+LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
+
+
+@dataclass(frozen=True)
+class Range:
+    """A key and where its value is searched for, both ends included."""
+
+    key: str
+    low: float
+    high: float
+    kind: type  # int or float
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the value is drawn by its logarithm."""
+        return self.low > 0 and self.high / self.low >= LOG_FROM
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.kind(self.low)!r}:{self.kind(self.high)!r}"
+
+
+def tune(
+    overrides: Sequence[str],
+    config_dir: str | None,
+    ranges: Sequence[str] = (),
+    trials: int = 20,
+    goal: str = "score",
+    quiet: bool = False,
+) -> int:
+    """Search for the settings with the best result on dev, or go on with a search; return the exit status.
+
+    Args:
+        overrides: of the command line, one value per key.
+        config_dir: the user's config folder.
+        ranges: `KEY=LOW:HIGH` each; without any, learning rate and eps.
+        trials: how many trainings there are in the end, those of an earlier call included.
+        goal: `score`: the task's metric at the best checkpoint; `loss`: the lowest loss.
+        quiet: print the directory, warnings and errors only.
+
+    Raises:
+        UserError: for a setting or a range that is not valid; nothing is started then.
+    """
+    _check_installed()
+    if trials < 1:
+        raise UserError(f"--trials {trials}: give 1 or more")
+    if goal not in GOALS:
+        raise UserError(f"--goal {goal}: allowed are {', '.join(GOALS)}")
+    base, folder = _compose_base(overrides, config_dir)
+    searched = _parse_ranges(ranges, base)
+    for end in ("low", "high"):
+        _compose_trial(overrides, config_dir, [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched])
+    record = SweepRecord(
+        overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
+        argv=list(sys.argv),
+        cwd=os.getcwd(),
+        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
+        jobs=[],
+        tune={"ranges": [str(one) for one in searched], "trials": trials, "goal": goal},
+    )
+    if sweep_record.exists(folder):
+        record = _continue(folder, record)
+    return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
+
+
+def resume(folder: Path, record: SweepRecord, quiet: bool) -> int:
+    """Go on with the search in a folder, in its own working directory; return the exit status."""
+    search = record.tune or {}
+    overrides = [*record.overrides, f"hydra.sweep.dir={quote(folder.absolute())}"]
+    return tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
+
+
+# --- what is searched for ---
+
+
+def _check_installed() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError('mezo tune needs Optuna: pip install "mezo-runner[tune]" (or: pip install optuna)') from error
+
+
+def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, Path]:
+    """Return the config that all trials share, and the folder of the search."""
+    for override in compose.parse(overrides, find_choices(config_dir)):
+        if override.sweeps:
+            raise UserError(f"'{override.text}': mezo tune takes one value per key; --range {override.name}=LOW:HIGH")
+        if override.name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper", "hydra.run", "hydra.sweep.subdir")):
+            raise UserError(f"'{override.text}': mezo tune runs one trial after the other, each in hydra.sweep.dir")
+    plan = plan_sweep(overrides, config_dir)
+    if plan.jobs is None or len(plan.jobs) > 1:
+        raise UserError("the experiment is a grid of several jobs: mezo tune takes one value per key")
+    if plan.jobs[0].config.max_seconds is not None:
+        raise UserError("max_seconds: a training that it stops has no result; leave it out of mezo tune")
+    return plan.jobs[0].config, plan.directory
+
+
+def _compose_trial(overrides: Sequence[str], config_dir: str | None, values: Sequence[str]) -> Config:
+    return compose.build_config([*(text for text in overrides if not text.startswith("hydra.")), *values], config_dir)
+
+
+def _parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
+    """Return the ranges, or those of the default keys around their values.
+
+    Raises:
+        UserError: for a text that is no range of a numeric key.
+    """
+    if not texts:
+        found = []
+        for key in DEFAULT_KEYS:
+            value = _value(base, key)
+            if not value:
+                raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
+            found.append(Range(key, value / 10, value * 10, float))
+        return found
+    found = [_parse_range(text) for text in texts]
+    names = [one.key for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"--range {twice}: given twice")
+    return found
+
+
+def _parse_range(text: str) -> Range:
+    key, _, ends = text.partition("=")
+    shape = f"--range '{text}': expected KEY=LOW:HIGH, e.g. optimizer.lr=1e-6:1e-4"
+    parts = ends.split(":")
+    if not key or len(parts) != 2:
+        raise UserError(shape)
+    check_key(key)
+    kind: Any = key_type(key)
+    if kind not in (int, float) or key == "max_seconds":
+        raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
+    try:
+        low, high = (kind(part) for part in parts)
+    except ValueError as error:
+        raise UserError(f"{shape}; {key} takes {'whole numbers' if kind is int else 'numbers'}") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"{shape}, LOW below HIGH")
+    return Range(key, low, high, kind)
+
+
+def _value(config: Config, key: str) -> Any:
+    node: Any = to_dict(config)
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
+    """Return the stored record of a search, with the number of trials asked for now.
+
+    Raises:
+        UserError: when it is another search, or a sweep.
+    """
+    stored = sweep_record.read(folder)
+    if stored.tune is None:
+        raise UserError(f"{folder} contains a sweep of `mezo train -m`; name another hydra.sweep.dir")
+    assert new.tune is not None
+    same = {**stored.tune, "trials": new.tune["trials"]} == new.tune
+    if not same or sorted(stored.overrides) != sorted(new.overrides):
+        raise UserError(f"{folder} contains a search with other settings or ranges; name another hydra.sweep.dir")
+    return dataclasses.replace(stored, tune=new.tune)
+
+
+# --- the trials ---
+
+
+def _run(folder: Path, record: SweepRecord, ranges: Sequence[Range]) -> int:
+    assert record.tune is not None
+    with training_output(record.quiet) as console:
+        record.write(folder)
+        study = _open_study(folder, record.tune["goal"], len(record.jobs or ()))
+        announce(folder, record.quiet)
+        try:
+            while len(record.jobs or ()) < record.tune["trials"] or _open_trial(study) is not None:
+                record, number = _next_trial(folder, record, study, ranges)
+                _run_trial(folder, record, study, number, console)
+        except KeyboardInterrupt:
+            log.warning("go on with: mezo resume %s", shlex.quote(relative(folder)))
+            raise
+        return _conclude(folder, record, study, console)
+
+
+def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
+    """Open the study of a search, or create it.
+
+    Raises:
+        UserError: when its file is damaged, or does not belong to `sweep.json`.
+    """
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = folder / STUDY
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            study = optuna.create_study(storage=storage, study_name="mezo", direction=GOALS[goal], load_if_exists=True)
+        known = len(study.get_trials(deepcopy=False))
+    except Exception as error:  # whatever it finds in a file that is damaged
+        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if known < jobs or known > jobs + 1:  # a trial is asked for before its job is recorded
+        raise UserError(f"{path} has {known} trials, sweep.json {jobs}: they do not belong together")
+    return study
+
+
+def _open_trial(study: "optuna.Study") -> "optuna.trial.FrozenTrial | None":
+    """Return the trial that has no result yet."""
+    return next((trial for trial in study.get_trials(deepcopy=False) if not trial.state.is_finished()), None)
+
+
+def _next_trial(
+    folder: Path, record: SweepRecord, study: "optuna.Study", ranges: Sequence[Range]
+) -> tuple[SweepRecord, int]:
+    """Return the trial to run: the one that was interrupted, or a new one, which is recorded as a job."""
+    import optuna
+
+    found = _open_trial(study)
+    number = len(study.get_trials(deepcopy=False)) if found is None else found.number
+    study.sampler = optuna.samplers.TPESampler(seed=number)
+    trial = study.ask() if found is None else optuna.trial.Trial(study, found._trial_id)
+    params = {one.key: _suggest(trial, one) for one in ranges}  # those that are stored already, for an open trial
+    jobs = list(record.jobs or ())
+    if number == len(jobs):
+        values = [f"{key}={value!r}" for key, value in params.items()]
+        jobs.append(SweepJob(number, [*_settings(record), *values], str(number)))
+        record = dataclasses.replace(record, jobs=jobs)
+        record.write(folder)
+    return record, number
+
+
+def _suggest(trial: "optuna.Trial", one: Range) -> float:
+    if one.kind is int:
+        return trial.suggest_int(one.key, int(one.low), int(one.high), log=one.is_log)
+    return trial.suggest_float(one.key, one.low, one.high, log=one.is_log)
+
+
+def _settings(record: SweepRecord) -> list[str]:
+    return [text for text in record.overrides if not text.startswith("hydra.")]
+
+
+def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:
+    """Train a trial, or go on with it, and tell the study its result; a trial that fails has none."""
+    import optuna
+
+    assert record.jobs is not None
+    assert record.tune is not None
+    job = record.jobs[number]
+    path = folder / job.directory
+    status = job_status(path)
+    if status == "running":
+        raise UserError(f"{path} is running: another process is at this search")
+    log.info("trial %d of %d  %s", number + 1, record.tune["trials"], _format(study.trials[number].params))
+    try:
+        config = compose.build_config(job.overrides, record.config_dir)
+        run = Run.create(path, to_yaml(config), record.argv) if status == "missing" else Run.open(path)
+        if read_config(path / "config.yaml") != config:
+            raise UserError(f"{path} contains a run with other settings than this trial's")
+        if status == "interrupted":
+            run.claim()
+        if status in ("missing", "interrupted"):
+            execute(run, config, console)
+        value = _result(Run(path), config, record.tune["goal"])
+    except Exception as error:
+        log.error("trial %d failed: %s", number + 1, " ".join(str(error).split()))
+        study.tell(number, state=optuna.trial.TrialState.FAIL)
+        return
+    study.tell(number, value)
+    best = study.best_trial
+    log.info(
+        "trial %d: %s %.4f; best so far %.4f, trial %d",
+        number + 1,
+        record.tune["goal"],
+        value,
+        best.value,
+        best.number + 1,
+    )
+    log.info("")
+
+
+def _format(params: Mapping[str, float]) -> str:
+    return " ".join(f"{key}={value:.4g}" for key, value in params.items())
+
+
+def _result(run: Run, config: Config, goal: str) -> float:
+    """Return what a finished run has reached on dev.
+
+    Raises:
+        UserError: when it did not finish.
+    """
+    if run.status() != "finished":
+        raise UserError(why_not_finished(run.path, run.status()))
+    if goal == "loss":
+        return min(float(one["loss"]) for one in run.evaluations("dev"))
+    return float(run.read_summary()["dev"][config.task.metric])
+
+
+def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console: Any) -> int:
+    """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
+    assert record.tune is not None
+    jobs = record.jobs or []
+    statuses = [(folder / job.directory, job_status(folder / job.directory)) for job in jobs]
+    finished = sum(status == "finished" for _, status in statuses)
+    log.info("%d of %d trials finished", finished, len(jobs))
+    if finished:
+        if not record.quiet:
+            report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
+        best = study.best_trial
+        values = _format(best.params)
+        log.info(
+            "best: trial %d  %s  %.4f  %s", best.number + 1, values, best.value, relative(folder / str(best.number))
+        )
+    for number, (path, status) in enumerate(statuses):
+        if status != "finished":
+            reason = why_not_finished(path, status)
+            print_line(f"failed: trial {number + 1} ({job_label(record, number)}): {reason}", sys.stderr)
+    return 0 if finished == len(jobs) else 1
