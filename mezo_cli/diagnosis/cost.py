@@ -130,7 +130,7 @@ def judge_disk(section: Section, plan: Plan, sizes: Sequence[int], free: int) ->
 
 def judge_kernels(section: Section, kind: str, reason: str) -> None:
     """Judge how the kernels of the noise run: from `Noise.describe_kernels`."""
-    if kind == "compiled":
+    if kind == "compiled" and not reason:
         section.ok("noise_kernels", "the fast noise kernels are compiled", kind=kind)
     elif kind == "none":
         advice = "leave optimizer.noise at gaussian or rademacher: z of this kind is the same at every step on a CPU"

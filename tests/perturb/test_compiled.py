@@ -75,6 +75,61 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
 
 
+@pytest.fixture
+def no_native(noise: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile the kernels anew, from their tensor operations."""
+    monkeypatch.setattr(Kernel, "native_error", "not wanted here")
+    for kernel in vars(KERNELS[noise.kind]).values():
+        if isinstance(kernel, Kernel):
+            monkeypatch.setattr(kernel, "compiled", {})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_native")
+def test_tensor_operations_give_the_bits_of_the_eager_form(noise: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_eager_and_compiled_give_the_same_bits(noise, CHUNK + 5, monkeypatch)
+    assert Kernel.compiler_error is None
+    assert KERNELS[noise.kind].perturb_pair.compiled
+
+
+has_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU does not have AVX-512"
+)
+
+
+@has_avx512
+def test_a_cpu_with_avx512_compiles_no_tensor_operations(noise: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "0")
+    monkeypatch.setattr(Kernel, "_compile", None)
+    for kernel in vars(KERNELS[noise.kind]).values():
+        if isinstance(kernel, Kernel):
+            monkeypatch.setattr(kernel, "compiled", {})
+    theta = torch.linspace(-3, 3, 5000)
+    low = torch.empty(5000, dtype=torch.bfloat16)
+    perturb(noise, Z, "w", theta, 1e-3, torch.empty(5000), torch.empty(5000))
+    perturb(noise, Z, "w", theta, 1e-3, low)
+    update_(noise, "w", theta, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
+    assert Kernel.native_error is None
+    assert Kernel.compiler_error is None
+    assert sum(len(kernel.compiled) for kernel in vars(KERNELS[noise.kind]).values() if isinstance(kernel, Kernel)) == 4
+
+
+def test_every_code_of_the_table_and_every_coefficient_give_the_bits_of_the_eager_form(
+    noise: Noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 1 << 19  # eight draws per entry of the table
+    for c in (1.0, -3e-5, 0.0, 1e-42):
+        results = []
+        for flag in ("0", "1"):
+            monkeypatch.setenv("MEZO_EAGER", flag)
+            out, low = torch.empty(n), torch.empty(n, dtype=torch.bfloat16)
+            perturb(noise, Z, "w", torch.zeros(n), c, out, torch.empty(n))
+            perturb(noise, Z, "w", torch.full((n,), 1 / 3), c, low)
+            results.append((out, low))
+        assert torch.equal(results[0][0].view(torch.int32), results[1][0].view(torch.int32)), c
+        assert torch.equal(results[0][1].view(torch.int16), results[1][1].view(torch.int16)), c
+
+
 @pytest.mark.slow
 def test_without_a_compiler_the_bits_are_the_same_and_one_warning_says_that_it_is_slow() -> None:
     code = """
@@ -128,6 +183,27 @@ def test_guarded_compiled_code_gives_the_same_bits_and_one_warning(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "mezo"]
     assert line.endswith("compiled with torch.compile's guards, 20 us more per call: torch has changed")
     assert describe_kernels()[0] == "guarded"
+
+
+def test_cpp_that_does_not_compile_or_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = added(fresh_kernel())
+
+    def fails(arrays: object) -> None:
+        raise AttributeError("torch has changed")
+
+    def is_wrong(arrays: object) -> object:
+        return lambda theta, *_: theta.add_(0.25)
+
+    for native, reason in ((fails, "torch has changed"), (is_wrong, "the compiled code gives other numbers")):
+        monkeypatch.setattr(Kernel, "native_error", None)  # and back to what it was, after the test
+        kernel = fresh_kernel()
+        monkeypatch.setattr(kernel, "native", native)
+        with caplog.at_level(logging.WARNING, "mezo"):
+            assert torch.equal(added(kernel), expected)
+        assert f"does not use AVX-512, and takes twice the time: {reason}" in caplog.text
+        assert kernel.compiled
 
 
 def test_code_that_was_compiled_wrongly_is_not_used(

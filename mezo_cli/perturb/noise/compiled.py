@@ -1,5 +1,7 @@
 """Compile a kernel and check it against its eager form; without a compiler, run the eager form.
 
+A kernel is compiled from C++ of its own where there is one for the CPU (`avx512.py`), else from its tensor operations.
+
 Every call of a kernel is one call of the operator `mezo::noise`, so profilers and counters see one operation.
 """
 
@@ -15,10 +17,16 @@ from torch import Tensor
 log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
+Native = Callable[[tuple[Tensor, ...]], Function | None]  # arrays -> the compiled function, as `avx512.compile_kernel`
 OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the only index is masked to the length of its table
 CHECKED_TILES = 3  # compiled code must give the right bits on as many tiles before it is used
 # Kernels of all kinds share their code objects, by which torch counts recompilations.
 DYNAMO = {"recompile_limit": 1024}
+
+
+def no_native_kernel(arrays: tuple[Tensor, ...]) -> Function | None:
+    """Return None: the `native` of a kernel without C++ of its own."""
+    return None
 
 
 class Kernel:
@@ -33,14 +41,19 @@ class Kernel:
         arrays: 1 for theta <- f(theta), one more per output.
         tile: elements per tile.
         max_tiles: tiles per call at most, on a CPU.
+        native: compiles the kernel's own C++ for arrays like the given ones; None where there is none.
     """
 
     # Shared by all kernels: one failure shows that there is no compiler, or that torch's interfaces have changed.
     compiler_error: ClassVar[str | None] = None  # why the kernels are not compiled
     guarded_because: ClassVar[str | None] = None  # why they are compiled with torch.compile's guards
+    native_error: ClassVar[str | None] = None  # why the C++ of the kernels is not used
 
-    def __init__(self, function: Function, arrays: int, tile: int, max_tiles: int) -> None:
+    def __init__(
+        self, function: Function, arrays: int, tile: int, max_tiles: int, native: Native = no_native_kernel
+    ) -> None:
         self.function, self.arrays, self.tile, self.max_tiles = function, arrays, tile, max_tiles
+        self.native = native
         self.compiled: dict[Any, Function] = {}  # by device, dtype and number of threads
         self._number = len(_ALL)
         _ALL.append(self)
@@ -63,17 +76,33 @@ class Kernel:
             return
         arrays, rest = tensors[: self.arrays], tensors[self.arrays + 2 :]
         try:
-            compiled = self._compile(arrays, rest)
-            actual, expected = self._example(CHECKED_TILES, arrays), self._example(CHECKED_TILES, arrays)
-            compiled(*actual, *rest)
-            self.function(*expected, *rest)
-            if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
-                raise ValueError("the compiled code gives other numbers than the eager code")
+            compiled = self._compile_native(arrays, rest) or self._checked(self._compile(arrays, rest), arrays, rest)
         except Exception as error:  # a compiler fails in many ways, for which torch has no common type
             Kernel.compiler_error = _first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
             return
         self.compiled[self._key(*tensors)] = compiled
+
+    def _compile_native(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function | None:
+        """Compile and check the kernel's own C++; None if it has none for these arrays, or if that failed before."""
+        if Kernel.native_error is not None:
+            return None
+        try:
+            compiled = self.native(arrays)
+            return None if compiled is None else self._checked(compiled, arrays, rest)
+        except Exception as error:  # as above
+            Kernel.native_error = _first_line(error)
+            log.warning("warning: %s", describe_kernels()[1])
+            return None
+
+    def _checked(self, compiled: Function, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
+        """Return the compiled function if it gives the bits of the eager one, on a few tiles."""
+        actual, expected = self._example(CHECKED_TILES, arrays), self._example(CHECKED_TILES, arrays)
+        compiled(*actual, *rest)
+        self.function(*expected, *rest)
+        if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
+            raise ValueError("the compiled code gives other numbers than the eager code")
+        return compiled
 
     def _key(self, *tensors: Tensor) -> Any:
         """Return what the compiled code depends on besides sizes."""
@@ -178,6 +207,8 @@ def describe_kernels() -> tuple[str, str]:
             "guarded",
             f"the noise is compiled with torch.compile's guards, 20 us more per call: {Kernel.guarded_because}",
         )
+    if Kernel.native_error is not None:
+        return "compiled", f"the noise does not use AVX-512, and takes twice the time: {Kernel.native_error}"
     return "compiled", ""
 
 

@@ -1,6 +1,7 @@
 """The four kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
 
-They are written in tensor operations; `Kernel` compiles them to C++ or Triton, or runs them as they are.
+They are written in tensor operations; `Kernel` compiles them to C++ or Triton, or runs them as they are. `avx512.cpp`
+holds them once more, for CPUs with AVX-512.
 
 A tensor is cut into *tiles* of 4 * per_word * LANES elements. Lane l of tile t reads Philox block t * LANES + l. The
 block's four words serve the same lane of all rows of the tile: neighbours in memory read neighbouring words, which is
@@ -12,10 +13,12 @@ No fused multiply-add can change a bit, so every device computes the same: the k
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import avx512
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.philox import MASK, philox
 
@@ -51,13 +54,14 @@ def random_words(tiles: Tensor, keys: Tensor, step_sample: Tensor) -> Tensor:
     return torch.stack([word.to(torch.int32) for word in words])[:, :, None].transpose(0, 1)
 
 
-def make_kernels(draw: Draw, per_word: int, max_tiles: int) -> KernelSet:
+def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") -> KernelSet:
     """Return the kernels of a kind of noise.
 
     Args:
         draw: returns c z for some tiles.
         per_word: how many elements one random word serves.
         max_tiles: tiles per call on a CPU.
+        native: the name of `draw` in avx512.cpp, if it is there.
     """
 
     def perturb(theta: Tensor, out: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
@@ -92,4 +96,8 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int) -> KernelSet:
 
     tile = 4 * per_word * LANES
     functions = ((perturb, 2), (perturb_pair, 3), (add, 1), (decay, 1))
-    return KernelSet(tile, max_tiles, *(Kernel(function, arrays, tile, max_tiles) for function, arrays in functions))
+    kernels = [
+        Kernel(function, arrays, tile, max_tiles, partial(avx512.compile_kernel, native, function.__name__))
+        for function, arrays in functions
+    ]
+    return KernelSet(tile, max_tiles, *kernels)
