@@ -55,6 +55,11 @@ class FrozenLayers:
         self._dtype = torch.float32  # the compute dtype of the states that are kept
         self._collate: Callable[[Rows], Batch] | None = None
 
+    @property
+    def last_layer(self) -> nn.Module:
+        """The model's last layer, frozen or not."""
+        return self._layers[-1]
+
     @contextmanager
     def find(self) -> Iterator[None]:
         """Find the frozen layers from the forward inside, which builds an autograd graph."""

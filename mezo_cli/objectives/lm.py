@@ -23,6 +23,7 @@ from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
@@ -68,6 +69,7 @@ class CausalLabelScorer(Objective):
         if self.supports_paired_forward:
             self.frozen = FrozenLayers(model, forward, extra_tokens=len(prefixes))
             use_packed_attention(model)
+            LastDecoderLayer(self.frozen.last_layer, model.config.model_type)
         forward.exclude(head)
         head.forward = self._score_words  # type: ignore[method-assign,assignment]
         head.register_forward_pre_hook(self._select_positions)

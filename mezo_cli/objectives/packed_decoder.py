@@ -9,9 +9,9 @@ tokens of its own prefix.
     keys that b attends to   p p p p a b
 
 `pack` lays all rows end to end, without padding (packing.py). It needs a model whose attention goes through
-transformers' registry and takes our position ids, and that has no sliding window (`FAMILIES`). `pad` is for every other
-model: one right-padded row per prompt and longest prefix. Both are exact, and compute everything in one forward: no
-keys and values are kept for the next one, whose weights are others.
+transformers' registry and takes our position ids, and that has no sliding window (`is_supported`). `pad` is for every
+other model: one right-padded row per prompt and longest prefix. Both are exact, and compute everything in one forward:
+no keys and values are kept for the next one, whose weights are others.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from mezo_cli.objectives.collate import Arrays
+from mezo_cli.objectives.last_decoder_layer import FAMILIES
 from mezo_cli.objectives.packing import PackedLayout, pack_rows
 
-FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox")
 Prompts = Sequence[Sequence[int]]
 Prefixes = Sequence[tuple[int, ...]]  # of label words, without the empty one; shorter ones first
 
@@ -68,11 +68,16 @@ def packed_inputs(layout: dict[str, Tensor], longest: int) -> dict[str, Any]:
     """Return the model's keyword arguments for what `pack` laid out; `longest`: the length of the longest prompt."""
     starts_with = layout["starts_with"]
     mask = _attention_mask(layout["lengths"], longest + len(starts_with), starts_with)
+    read = layout["read"]  # [positions, rows]
+    read_mask = mask[torch.arange(len(mask), device=mask.device), 0, layout["positions"][read]]
+    shape = (len(mask), mask.shape[-1])
     return {
         "input_ids": layout["input_ids"].unsqueeze(0),
         "position_ids": layout["position_ids"].unsqueeze(0),
         "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
-        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, (len(mask), mask.shape[-1])),
+        "packed_layout": PackedLayout(
+            layout["rows"], layout["positions"], mask, shape, read.flatten(), read_mask.transpose(0, 1).unsqueeze(1)
+        ),
     }
 
 

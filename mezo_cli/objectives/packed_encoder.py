@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_attention, packed_logits, use_packed_attention
+from mezo_cli.objectives.packing import PackedLayout, attend_from, pack_rows, packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 
 # model_type -> (first position id, from the config; path of the last layer's attention)
@@ -119,9 +119,8 @@ class PackedEncoder:
         )
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, module.layer_idx)
-        output, _ = packed_attention(
-            module, query, key, value, None, scaling=module.scaling, packed_layout=inputs["packed_layout"]
-        )
+        layout: PackedLayout = inputs["packed_layout"]
+        output = attend_from(query, key, value, layout, layout.mask, module.scaling)
         return output.flatten(-2), None
 
     def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -55,12 +55,17 @@ class PackedLayout:
         mask: which keys each query attends to, bool [rows, 1, length or 1, length]; None when all rows have the same
             length and every token attends to its whole row.
         shape: rows, length.
+        read: of a decoder, the packed tokens that its head reads, [positions * rows], the first position of every row,
+            then the next; None where the last layer computes all tokens.
+        read_mask: which keys they attend to, bool [rows, 1, positions, length].
     """
 
     rows: Tensor
     positions: Tensor
     mask: Tensor | None
     shape: tuple[int, int]
+    read: Tensor | None = None
+    read_mask: Tensor | None = None
 
     def pad_input(self, packed: Tensor) -> Tensor:
         """Pad with zeros: [signs, heads, tokens, width] -> [signs * rows, heads, length, width]."""
@@ -101,34 +106,64 @@ def packed_attention(
     Args:
         module: the attention layer.
         query, key, value: [signs, heads, tokens, width] packed, or [rows, heads, length, width] padded. Packed keys and
-            values may have fewer heads, and may start with a prefix that every row attends to. Packed queries may be
-            those of one position per row, [signs, heads, rows, width], where the mask is the same for all positions.
+            values may have fewer heads, and may start with a prefix that every row attends to.
         attention_mask: of a padded batch.
         dropout: the fraction of the attention weights that is dropped; 0 except under backpropagation.
         scaling: of the scores; 1 / sqrt(width) when None.
         packed_layout: of a packed batch; None for a padded batch.
 
     Returns:
-        The output, [signs, tokens or rows, heads, width] packed or [rows, length, heads, width] padded, and None.
+        The output, [signs, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
     """
     if packed_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    groups = query.shape[1] // key.shape[1]
+    q = packed_layout.pad_input(query)
+    output = _attend(q, key, value, packed_layout, packed_layout.mask, dropout, scaling)
+    return packed_layout.unpad_input(output, len(query)), None
+
+
+def attend_from(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """Attend from some positions of each row, as many in every row.
+
+    Args:
+        query: [signs, heads, positions * rows, width], the first position of every row, then the next.
+        key, value: of all tokens, as `packed_attention` takes them.
+        layout: of the batch.
+        mask: which keys the positions attend to, bool [rows, 1, positions or 1, length], or None.
+        scaling: of the scores.
+
+    Returns:
+        [signs, positions * rows, heads, width].
+    """
+    signs, rows = len(query), layout.shape[0]
+    q = query.unflatten(2, (-1, rows)).permute(0, 3, 1, 2, 4).flatten(0, 1)  # [signs * rows, heads, positions, width]
+    output = _attend(q, key, value, layout, mask, 0.0, scaling)
+    return output.unflatten(0, (signs, rows)).permute(0, 3, 1, 2, 4).flatten(1, 2)
+
+
+def _attend(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedLayout,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> Tensor:
+    """Attend from padded queries, [signs * rows, heads, positions, width], to packed keys and values."""
+    groups = q.shape[1] // key.shape[1]
     if groups > 1:  # several query heads share a head of keys and values
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    signs, tokens, rows = len(query), len(packed_layout.rows), packed_layout.shape[0]
-    prefix, all_attend = key.shape[2] - tokens, query.shape[2] == tokens
-    k, v = (packed_layout.pad_input(x[:, :, prefix:]) for x in (key, value))
-    q = packed_layout.pad_input(query) if all_attend else query.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-    mask = None if packed_layout.mask is None else packed_layout.mask.repeat(signs, 1, 1, 1)
+    signs, rows, prefix = len(key), layout.shape[0], key.shape[2] - len(layout.rows)
+    k, v = (layout.pad_input(x[:, :, prefix:]) for x in (key, value))
+    mask = None if mask is None else mask.repeat(signs, 1, 1, 1)
     if prefix:
         k = torch.cat((key[:, :, :prefix].repeat_interleave(rows, 0), k), dim=2)
         v = torch.cat((value[:, :, :prefix].repeat_interleave(rows, 0), v), dim=2)
         mask = None if mask is None else F.pad(mask, (prefix, 0), value=True)
-    output = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
-    return packed_layout.unpad_input(output, signs) if all_attend else output.squeeze(2).unflatten(
-        0, (signs, rows)
-    ), None
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
 
 
 def packed_logits(
