@@ -52,8 +52,16 @@ def count(work: Callable[[], Any]) -> Counts:
     return Counts(host.operations, host.launches, host.names["mezo::noise"])
 
 
+def model_of(shape: str, layers: int, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a RoBERTa on the fake device."""
+    size = SHAPES[shape] | {"num_hidden_layers": layers}
+    model = RobertaForMaskedLM(RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **size))
+    to_fake(model.to(dtype).eval())
+    return model
+
+
 def measure(shape: str, spec: str, layers: int, paired_tokens: int | None) -> dict[str, Counts]:
-    """Return what is counted: two plain forwards, a step, and its update alone.
+    """Return what is counted: two plain forwards, a step, its update alone, and the same of weights in two bytes.
 
     Args:
         shape: a key of `SHAPES`.
@@ -61,15 +69,13 @@ def measure(shape: str, spec: str, layers: int, paired_tokens: int | None) -> di
         layers: their number.
         paired_tokens: as `model.paired_tokens`; None: the device's.
     """
-    size = SHAPES[shape] | {"num_hidden_layers": layers}
-    model = RobertaForMaskedLM(RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **size))
-    to_fake(model.eval())
+    model, small = model_of(shape, layers), model_of(shape, layers, torch.bfloat16)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     if paired_tokens is not None:
         forward.paired_tokens = paired_tokens
     objective = MaskedLabelScorer(model, forward, LABELS)
     batch = collate(rows_of(spec), 1, DEVICE, False, objective.lay_out)
-    optimizer = Mezo(make_config("mezo"), seed=0, steps=9)
+    optimizer, in_two_bytes = Mezo(make_config("mezo"), seed=0, steps=9), Params(small, make_noise("gaussian"))
 
     def loss() -> Tensor:
         if objective.fits_paired_forward(batch):
@@ -82,8 +88,10 @@ def measure(shape: str, spec: str, layers: int, paired_tokens: int | None) -> di
         "two plain forwards": lambda: [objective.logits(batch) for _ in range(2)],
         "a step": lambda: optimizer.step(forward, loss, 1),
         "its update": lambda: optimizer.apply_updates(forward.params, [(2, [1.0], 1e-6)]),
+        "its update in two bytes": lambda: optimizer.apply_updates(in_two_bytes, [(2, [1.0], 1e-6)]),
     }
     count(partial(optimizer.step, forward, loss, 0))  # makes the keys of the tensors, once per run
+    optimizer.apply_updates(in_two_bytes, [(1, [1.0], 1e-6)])
     return {name: count(work) for name, work in works.items()}
 
 

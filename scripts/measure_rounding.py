@@ -17,8 +17,8 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,8 +45,7 @@ STORAGE = ("float32", "bfloat16", f"bfloat16{NEAREST}", "float16", f"float16{NEA
 def train(folder: Path, words: list[str], storage: str) -> dict[str, Any]:
     """Train one run and return its figures."""
     config = build_config([*words, f"model.dtype={storage.removesuffix(NEAREST)}", "checkpoint=trajectory"])
-    nearest = mock.patch("mezo_cli.perturb.params.round_", round_to_nearest)
-    with nearest if storage.endswith(NEAREST) else nullcontext():
+    with to_nearest() if storage.endswith(NEAREST) else nullcontext():
         console = make_console()
         with console_logging(console):
             summary = execute(Run.create(folder, to_yaml(config), sys.argv), config, console)
@@ -55,6 +54,13 @@ def train(folder: Path, words: list[str], storage: str) -> dict[str, Any]:
     figures = {"before": zero_shot, "dev": summary["dev"]["accuracy"], "test": summary["test"]["accuracy"]}
     (folder / "figures.json").write_text(json.dumps(figures | {"kept": kept}))
     return figures | {"kept": kept}
+
+
+@contextmanager
+def to_nearest() -> Iterator[None]:
+    """Let updates round to the nearest value."""
+    with mock.patch("mezo_cli.perturb.params.round_", round_to_nearest), mock.patch.object(Params, "fuses", False):
+        yield
 
 
 def round_to_nearest(theta: Tensor, span: Span, dtype: torch.dtype, direction: Direction) -> None:
@@ -102,8 +108,7 @@ def show_kept(words: list[str]) -> None:
         records = [(step, [g], lr) for step, g in enumerate(grads)]
         exact, cells = movement(config, "float32", records), []
         for storage in others:
-            nearest = mock.patch("mezo_cli.perturb.params.round_", round_to_nearest)
-            with nearest if storage.endswith(NEAREST) else nullcontext():
+            with to_nearest() if storage.endswith(NEAREST) else nullcontext():
                 moved = movement(config, storage.removesuffix(NEAREST), records)
             cells.append(f"{float(moved @ exact / (exact @ exact)):.3f}")
         print(f"| {lr:.0e} | {float(exact.abs().mean()):.1e} | {' | '.join(cells)} |", flush=True)

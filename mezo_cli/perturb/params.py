@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
-from mezo_cli.perturb.noise.counter import call_size
+from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.storage import move_to_flat_storage
@@ -34,7 +35,10 @@ class Params:
 
     Attributes:
         noise: as given.
+        fuses: whether a step of one term is one kernel where theta has two bytes. The bits are the same.
     """
+
+    fuses = True
 
     def __init__(self, model: nn.Module, noise: Noise) -> None:
         self.noise = noise
@@ -124,7 +128,11 @@ class Params:
         size = call_size(MAX_ELEMENTS, self._device)
         for steps in _passes(terms, decays):
             self._begin_pass()
+            one_term = self.fuses and all(len(of_step) == 1 for of_step, _ in steps)
             for span in self._split(size, names):
+                if one_term and isinstance(self.noise, CounterNoise):
+                    self.noise.update_and_round_(span, [of_step[0] for of_step, _ in steps], [d for _, (d,) in steps])
+                    continue
                 theta = self.load(span)
                 for of_step, with_decays in steps:
                     self.noise.update_(span, theta, of_step, with_decays)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.noise.rounding import FUNCTIONS, MAX_ELEMENTS, kernel, round_
+from mezo_cli.perturb.noise import Direction, gaussian, make_noise, rademacher
+from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.rounding import FUNCTIONS, MAX_ELEMENTS, kernel, round_, update_kernel
 from mezo_cli.perturb.noise.spans import Segment, Span, tiles_of
 
 Z = Direction(seed=42, step=7)
@@ -118,6 +119,30 @@ def test_eager_and_compiled_round_alike(dtype: torch.dtype, tile: int, monkeypat
         assert not torch.equal(values, results[0])
         assert torch.equal(results[0], results[0].to(dtype).float())
     assert kernel(dtype, tile).compiled
+
+
+@pytest.mark.parametrize(
+    ("kind", "decays"),
+    [
+        ("gaussian", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("rademacher", False), ("gaussian", True))),
+    ],
+)
+def test_a_compiled_step_has_the_bits_of_an_eager_one(kind: str, decays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, n = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}[kind], MAX_ELEMENTS + 5000
+    results = []
+    for flag in ("0", "1"):
+        monkeypatch.setenv("MEZO_EAGER", flag)
+        span = span_of(n, tile=kernels.tile)
+        theta = torch.randn(span.numel, generator=torch.Generator().manual_seed(n)) * torch.logspace(-9, 4, span.numel)
+        span.segment.flat = theta.bfloat16()
+        noise = make_noise(kind)
+        assert isinstance(noise, CounterNoise)
+        noise.update_and_round_(span, [(Z, 1e-3), (Direction(42, 8), -2.0)], [0.99 if decays else 1.0] * 2)
+        results.append(span.theta.view(torch.int16))
+    assert update_kernel(kernels, decays=decays).compiled
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], theta.bfloat16().view(torch.int16))
 
 
 def test_the_bits_depend_neither_on_the_part_nor_on_the_tile_nor_on_the_tensors_beside_it(dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Theta in bfloat16 and float16: one rounding per step, right in expectation, the same bits in every replay."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import OptimizerConfig
 from mezo_cli.optim import OPTIMIZERS, all_settings
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import NOISES, Direction, make_noise
+from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.params import Params
 
 KINDS = ["gaussian", "rademacher"]
@@ -77,6 +78,7 @@ def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_n
     terms, decays = [(Direction(5, step), 0.0) for step in range(steps)], [1 - 1e-4] * steps
     exact = start * (1 - 1e-4) ** steps
     made.update(terms, decays)
+    nearest.fuses = False
     monkeypatch.setattr("mezo_cli.perturb.params.round_", lambda theta, span, dtype, _: theta.copy_(theta.to(dtype)))
     nearest.update(terms, decays)
     assert torch.equal(values(nearest).double(), start)  # every update is lost
@@ -108,6 +110,38 @@ def test_a_replay_of_many_steps_has_the_bits_of_one_step_at_a_time(kind: str, dt
     at_once.update(terms, decays)
     assert torch.equal(values(at_once), values(one_by_one))
     assert not torch.equal(values(at_once), values(params(dtype, kind)))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "uniform"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_kernel_per_step_gives_the_bits_of_update_and_rounding(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NOISES.targets, "uniform", "tests.perturb.uniform_noise:uniform_noise")
+    fused, apart = params(dtype, kind), params(dtype, kind)
+    apart.fuses = False
+    for made in (fused, apart):
+        # Also what no finite sum gives: the first elements are inf, -inf, nan and the largest value.
+        first = next(iter(made.tensors.values())).data.view(-1)
+        first[:4] = torch.tensor([torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).max])
+        first[4:90] *= torch.logspace(-9, 4, 86)
+    terms = [(Direction(3, step), 1e-3 * (step - 1)) for step in range(5)]
+    calls: list[Kernel] = []
+    monkeypatch.setattr(Kernel, "__call__", counting(Kernel.__call__, calls))
+    fused.update(terms, [1.0, 0.999, 1.0, 0.5, 1.0])
+    assert len(calls) == len(terms)
+    apart.update(terms, [1.0, 0.999, 1.0, 0.5, 1.0])
+    assert len(calls) == 3 * len(terms)
+    assert torch.equal(values(fused).view(torch.int16), values(apart).view(torch.int16))
+    assert not torch.equal(values(fused)[4:], values(params(dtype, kind))[4:])
+
+
+def counting(call: Callable[..., None], calls: list[Kernel]) -> Callable[..., None]:
+    def counted(kernel: Kernel, *tensors: Tensor) -> None:
+        calls.append(kernel)
+        call(kernel, *tensors)
+
+    return counted
 
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 BATCHES = ["16x32", "64x32"]
 MOST, MOST_OF_UPDATE = 1.3, 30
-PLAIN, STEP, UPDATE = "two plain forwards", "a step", "its update"
+PLAIN, STEP, UPDATE, TWO_BYTES = "two plain forwards", "a step", "its update", "its update in two bytes"
 
 if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch cannot register a device that is written in Python", allow_module_level=True)
@@ -40,7 +40,9 @@ def counts(*layers: int) -> dict[tuple[int, str], Any]:
 def check(works: dict[str, Any]) -> None:
     for what in ("operations", "launches"):
         assert works[STEP][what] <= MOST * works[PLAIN][what], (what, works)
-    assert works[UPDATE]["launches"] <= MOST_OF_UPDATE
+    for update in (UPDATE, TWO_BYTES):
+        assert 0 < works[update]["kernels"] <= works[update]["launches"] <= MOST_OF_UPDATE
+    assert works[TWO_BYTES]["kernels"] == works[UPDATE]["kernels"]
     assert 0 < works[STEP]["kernels"] < works[STEP]["launches"]
 
 
@@ -54,7 +56,7 @@ def test_a_step_of_24_layers_by_counts_of_one_and_two() -> None:
             for work in (PLAIN, STEP)
         }
         assert whole[PLAIN]["launches"] > 900
-        check({**whole, UPDATE: one[UPDATE]})
+        check({**whole, UPDATE: one[UPDATE], TWO_BYTES: one[TWO_BYTES]})
 
 
 @pytest.mark.slow
@@ -64,12 +66,14 @@ def test_a_step_of_the_whole_shape() -> None:
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
-@pytest.mark.parametrize("optimizer", ["mezo", "mezo_momentum", "mezo_adam"])
+@pytest.mark.parametrize("optimizer", ["mezo", "mezo in two bytes", "mezo_momentum", "mezo_adam"])
 def test_the_update_of_roberta_large_goes_over_few_spans(optimizer: str, noise: str) -> None:
     """Counted on the device `meta`, where tensors have no memory: only on a CPU are there more spans."""
     with torch.device("meta"):
         model = RobertaForMaskedLM(RobertaConfig(vocab_size=50265, max_position_embeddings=514, **LARGE))
-    params, config = Params(model, make_noise(noise)), make_config(optimizer, noise=noise)
+    if "two bytes" in optimizer:
+        model.bfloat16()
+    params, config = Params(model, make_noise(noise)), make_config(optimizer.split()[0], noise=noise)
     method = optimizer_class(config)(config, 0, 9)
     with mock.patch.object(Kernel, "__call__") as kernel, torch.no_grad():
         method.apply_updates(params, [(0, [1.0], 1e-6)])

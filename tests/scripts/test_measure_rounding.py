@@ -1,7 +1,6 @@
 """scripts/measure_rounding.py, which made the tables of docs/storage.md: what is kept of the updates of theta."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -24,7 +23,7 @@ def test_stochastic_rounding_keeps_the_updates_and_rounding_to_nearest_does_not(
 
     assert kept("bfloat16") == pytest.approx(1, abs=0.15)
     assert kept("float16") == pytest.approx(1, abs=0.05)
-    with mock.patch("mezo_cli.perturb.params.round_", script.round_to_nearest):
+    with script.to_nearest():
         assert kept("bfloat16") < 0.3
     assert script.spread([0.5]) == "0.5"
     assert script.spread([1.0, 3.0]) == "2.0 (1.4)"

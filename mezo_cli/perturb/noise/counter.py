@@ -13,13 +13,13 @@ from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import KernelSet
+from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, step_sample
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, STEPS, TWO_BYTES, update_kernel
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
-STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of theta
-DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
+STORED = (torch.float32, *TWO_BYTES)  # dtypes of theta
 
 
 class CounterNoise:
@@ -146,15 +146,41 @@ class CounterNoise:
         device = theta.device
         for place, part in span.split(self._call_size(device)):
             block = _part(theta, place)
-            for (direction, coefficient), decay in zip(terms, decays, strict=True):
-                of_direction = self._term_directions.get(direction.step, direction.sample, device)
-                scaled = self._term_scaled.get(coefficient, device)
-                rest = (part.tiles, part.keys(direction.seed), of_direction, scaled)
-                if np.float32(decay) == 1.0:
-                    # the same bits: a float32 sum does not change when it is taken in float64 first
-                    self._kernels.add(block, *rest)
-                else:
-                    self._kernels.decay(block, *rest, self._decays.get(decay, device))
+            for term, decay in zip(terms, decays, strict=True):
+                rest, factor = self._inputs(part, term), self._decay_factor(decay, device)
+                (self._kernels.decay if factor else self._kernels.add)(block, *rest, *factor)
+
+    @torch.no_grad()
+    def update_and_round_(self, span: Span, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]) -> None:
+        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
+
+        The bits are those of `update_` and `rounding.round_` for each term.
+
+        Args:
+            span: where theta is, stored in two bytes.
+            terms: (direction, coefficient), in order.
+            decays: one per term.
+        """
+        stored, device = self._checked(span, span.theta, TWO_BYTES), span.segment.device
+        theta = stored if device == stored.device else stored.to(device)
+        for place, part in span.split(call_size(MAX_ELEMENTS, device)):
+            block = _part(theta, place)
+            for term, decay in zip(terms, decays, strict=True):
+                rest, factor = self._inputs(part, term), self._decay_factor(decay, device)
+                kernel = update_kernel(self._kernels, decays=bool(factor))
+                kernel(block, *rest, STEPS.get(term[0].step, ROUND, device), *factor)
+        if theta is not stored:
+            stored.copy_(theta)
+
+    def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what an update's kernel draws c z from."""
+        (direction, coefficient), device = term, part.segment.device
+        of_direction = self._term_directions.get(direction.step, direction.sample, device)
+        return part.tiles, part.keys(direction.seed), of_direction, self._term_scaled.get(coefficient, device)
+
+    def _decay_factor(self, decay: float, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the factor of theta; nothing where it is 1: a float32 sum is the same when it is taken in float64."""
+        return () if np.float32(decay) == 1.0 else (self._decays.get(decay, device),)
 
     def _draw_tiles(self, direction: Direction, name: str, tiles: Tensor, c: float) -> Tensor:
         """Return c z for the tiles of these numbers (int32 [T], on the compute device), float32 [T, tile]."""
@@ -180,11 +206,6 @@ class CounterNoise:
         return theta
 
 
-def call_size(on_cpu: int, device: torch.device) -> int:
-    """Return how many elements one call of a kernel should process, given that number for a CPU."""
-    return on_cpu if device.type == "cpu" else DEVICE_BLOCK
-
-
 # Cached likewise (see small_tensors.py): what does not change from step to step.
 
 
@@ -202,16 +223,6 @@ def _numbers(count: int, device: torch.device) -> Tensor:
 
 def _decay_tensor(decay: float, device: torch.device) -> Tensor:
     return torch.full((), round_to_float32(decay), dtype=torch.float64, device=device)
-
-
-def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
-    """Return step and sample of a direction as kernels read them: int64 [2], made on the device.
-
-    A copy from the host would wait for it.
-    """
-    pair = torch.full((2,), sample, device=device)
-    pair[:1].fill_(step)
-    return pair
 
 
 def round_to_float32(value: float) -> float:

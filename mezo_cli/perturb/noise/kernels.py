@@ -23,6 +23,7 @@ from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.philox import MASK, philox
 
 LANES = 32  # a vector register holds 32 bfloat16 values
+DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
 
 # (tiles, keys, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -34,6 +35,7 @@ class KernelSet:
 
     tile: int  # elements
     max_tiles: int  # tiles per call on a CPU, so that their words stay in cache
+    draw: Draw
     perturb: Kernel  # out = theta + c z
     perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
     add: Kernel  # theta <- theta + c z
@@ -52,6 +54,21 @@ def random_words(tiles: Tensor, keys: Tensor, step_sample: Tensor) -> Tensor:
     key = keys.view(-1, 1)
     words = philox(block & MASK, block >> 32, step_sample[0], step_sample[1], key, key >> 32)
     return torch.stack([word.to(torch.int32) for word in words])[:, :, None].transpose(0, 1)
+
+
+def call_size(on_cpu: int, device: torch.device) -> int:
+    """Return how many elements one call of a kernel should process, given that number for a CPU."""
+    return on_cpu if device.type == "cpu" else DEVICE_BLOCK
+
+
+def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
+    """Return step and sample of a direction as kernels read them: int64 [2], made on the device.
+
+    A copy from the host would wait for it.
+    """
+    pair = torch.full((2,), sample, device=device)
+    pair[:1].fill_(step)
+    return pair
 
 
 def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") -> KernelSet:
@@ -100,4 +117,4 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         Kernel(function, arrays, tile, max_tiles, partial(avx512.compile_kernel, native, function.__name__))
         for function, arrays in functions
     ]
-    return KernelSet(tile, max_tiles, *kernels)
+    return KernelSet(tile, max_tiles, draw, *kernels)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import Kernel
-from mezo_cli.perturb.noise.counter import call_size, step_sample
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import LANES, random_words
+from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span
 
@@ -25,6 +24,7 @@ ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as la
 PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
 MAX_ELEMENTS = 1 << 20  # per call on a CPU
 STEPS = SmallTensors(step_sample, 64)  # what the kernels read per step; a pass over the storage begins by `begin_pass`
+TWO_BYTES = (torch.bfloat16, torch.float16)
 KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
@@ -38,8 +38,9 @@ def round_bfloat16(values: Tensor, bits: Tensor) -> Tensor:
         bits: int32 of that shape, uniform in [0, 2^16).
     """
     # bfloat16 is the upper half of a float32, also for subnormal numbers. A carry from the lower half goes up by one.
+    # The lower half of inf is 0. That of nan may not be, and a carry could make it -0.
     rounded = ((values.view(torch.int32) + bits) & KEPT_BITS["bfloat16"]).view(torch.float32)
-    return torch.where(values.isfinite(), rounded, values)
+    return torch.where(values == values, rounded, values)
 
 
 def round_float16(values: Tensor, bits: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def round_float16(values: Tensor, bits: Tensor) -> Tensor:
     steps = size * 2.0**24
     whole = steps.floor()
     small = torch.copysign((whole + ((steps - whole) * 65536.0 > bits)) * 2.0**-24, values)
-    return torch.where(values.isfinite(), torch.where(size < 2.0**-14, small, normal), values)
+    return torch.where(values == values, torch.where(size < 2.0**-14, small, normal), values)
 
 
 FUNCTIONS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor]] = {
@@ -64,17 +65,66 @@ FUNCTIONS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor]] = {
 @cache
 def kernel(dtype: torch.dtype, tile: int) -> Kernel:
     """Return the kernel that rounds storage in tiles of that many elements; the bits do not depend on the tile."""
-    function, blocks = FUNCTIONS[dtype], tile // PER_BLOCK
+    function = FUNCTIONS[dtype]
 
     def round_tiles(values: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> None:
-        numbers = (tiles.view(-1, 1) * blocks + torch.arange(blocks, dtype=torch.int32, device=tiles.device)).view(-1)
-        words = random_words(numbers, keys.view(-1, 1).expand(-1, blocks).reshape(-1), step_sample)
-        shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
-        bits = (words >> shifts) & 0xFFFF  # [T * blocks, 4, 2, LANES]
+        bits = _bits(tiles, keys, step_sample, tile)
         view = values.view(bits.shape)
         view.copy_(function(view, bits))
 
     return Kernel(round_tiles, 1, tile, MAX_ELEMENTS // tile)
+
+
+@cache
+def update_kernel(kernels: KernelSet, decays: bool) -> Kernel:
+    """Return the kernel of a step of one term: theta <- round(theta + c z), theta in two bytes.
+
+    Args:
+        kernels: of the kind of noise.
+        decays: whether the kernel has one more input, the factor of theta.
+    """
+
+    def add(theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, rounding: Tensor) -> None:
+        cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
+        view = theta.view(cz.shape)
+        view.copy_(FUNCTIONS[theta.dtype](view.float() + cz, bits))
+
+    def decay(
+        theta: Tensor,
+        tiles: Tensor,
+        keys: Tensor,
+        step_sample: Tensor,
+        scaled: Tensor,
+        rounding: Tensor,
+        decay_factor: Tensor,
+    ) -> None:
+        cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
+        view = theta.view(cz.shape)
+        view.copy_(FUNCTIONS[theta.dtype]((view.double() * decay_factor + cz.double()).float(), bits))
+
+    return Kernel(decay if decays else add, 1, kernels.tile, MAX_ELEMENTS // kernels.tile)
+
+
+def _in_one_shape(cz: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> tuple[Tensor, Tensor]:
+    """Return c z, [T, 4, per_word, LANES], and the random bits of its elements in a shape that both are views of.
+
+    A word of z serves `per_word` rows of LANES elements. A block of rounding words serves 8, and each of its words 2.
+    All of these are dimensions of the shape, so that the indices in compiled code are simple. Its sizes come from
+    `cz`: the compiler knows them, and would take a variable of the kernel for one that changes.
+    """
+    per_word = cz.shape[2]
+    rows = (4, per_word // 8, 4, 2) if per_word >= 8 else (per_word // 2, 8 // per_word, per_word // 2, 2)
+    bits = _bits(tiles, keys, step_sample, 4 * per_word * LANES)
+    return cz.view(-1, *rows, LANES), bits.view(-1, *rows, LANES)
+
+
+def _bits(tiles: Tensor, keys: Tensor, step_sample: Tensor, tile: int) -> Tensor:
+    """Return the random bits of each element, in [0, 2^16): int32 [elements / PER_BLOCK, 4, 2, LANES]."""
+    blocks = tile // PER_BLOCK
+    numbers = (tiles.view(-1, 1) * blocks + torch.arange(blocks, dtype=torch.int32, device=tiles.device)).view(-1)
+    words = random_words(numbers, keys.view(-1, 1).expand(-1, blocks).reshape(-1), step_sample)
+    shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
+    return (words >> shifts) & 0xFFFF
 
 
 @torch.no_grad()
