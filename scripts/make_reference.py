@@ -25,7 +25,7 @@ from mezo_cli.cli import app
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.keys import groups, is_group, plain_type, type_hints
 from mezo_cli.config.overrides import HYDRA_CHOICES
-from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Setting
+from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Owners, Setting
 from mezo_cli.config.validation import CHOICES, default_of
 from mezo_cli.optim import OPTIMIZERS, all_settings
 
@@ -71,7 +71,7 @@ def keys_of(kind: type, prefix: str = "") -> list[Key]:
         elif not (kind is OptimizerConfig and item.name == "settings"):
             limits = {key: limit for key, limit in item.metadata.items() if key != "of"}
             setting = Setting(item.name, hint, default_of(item), meanings[item.name], **limits)
-            own.append(_key(name, setting, str(item.metadata.get("of", ""))))
+            own.append(_key(name, setting, item.metadata.get("of")))
     return own + inner
 
 
@@ -80,19 +80,22 @@ def optimizer_keys() -> list[Key]:
     found = keys_of(OptimizerConfig, "optimizer.")
     for name, setting in all_settings().items():
         read_by = [one for one in OPTIMIZERS.built_in if name in {s.name for s in OPTIMIZERS.load(one).settings}]
-        key = _key(f"optimizer.{name}", setting, "")
+        key = _key(f"optimizer.{name}", setting, None)
         found.append(dataclasses.replace(key, meaning=f"{key.meaning}. Read by {_names(read_by)}."))
     return found
 
 
-def _key(name: str, setting: Setting, owner: str) -> Key:
+def _key(name: str, setting: Setting, owners: Owners | None) -> Key:
     group = name.split(".")[0]
     choices = CHOICES[name].built_in if name in CHOICES else setting.choices
     default = _value(setting.default)
     if setting.default == MISSING:
         default = f"of the file of `{group}=`"
-    elif owner:
-        default = f"{default}; {_value(_file(group, owner)[name.split('.')[1]])} with `{group}={owner}`"
+    elif owners and owners.required:
+        values = (f"{_value(_file(group, one)[name.split('.')[1]])} with `{group}={one}`" for one in owners.choices)
+        default = "; ".join([default, *values])
+    elif owners:
+        default = f"{default}; only with {' and '.join(f'`{group}={one}`' for one in owners.choices)}"
     return Key(name, _type(setting.type), _allowed(setting, choices), default, setting.help)
 
 

@@ -13,7 +13,6 @@ def check_rules(config: Config) -> None:
         SettingError: for the first combination that is not allowed.
     """
     _check_unread(config)
-    _check_peft_layers(config)
     _check_optimizer(config)
     _check_storage(config)
     _check_linear_probe(config)
@@ -36,15 +35,6 @@ def _check_unread(config: Config) -> None:
                 f"optimizer.{name}",
                 f"optimizer.{name}={shown}: optimizer={config.optimizer.name} does not read it; it reads {join(read)}",
             )
-
-
-def _check_peft_layers(config: Config) -> None:
-    peft = config.peft
-    if peft.layers is not None and peft.name not in ("lora", "bias"):
-        raise SettingError(
-            "peft.layers",
-            f"peft.layers={peft.layers}: peft={peft.name} has no such setting, only peft=lora and peft=bias",
-        )
 
 
 def _check_optimizer(config: Config) -> None:

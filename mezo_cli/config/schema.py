@@ -8,7 +8,7 @@ scripts/make_reference.py makes docs/reference/config.md of it.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mezo_cli.errors import UserError
 
@@ -39,16 +39,39 @@ class Setting:
     choices: Sequence[str] = ()
 
 
+class Owners(NamedTuple):
+    """The choices of a group that have a setting. With every other choice the setting is null.
+
+    Attributes:
+        choices: their names.
+        required: whether the setting may not be null with them.
+    """
+
+    choices: tuple[str, ...]
+    required: bool
+
+
 def ranged(
-    default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None, of: str = ""
+    default: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    of: str | tuple[str, ...] = (),
+    required: bool = True,
 ) -> Any:
-    """Return the field of a number with its range, as in `Setting`. `of`: see `one_of`."""
-    return field(default=default, metadata={"low": low, "above": above, "high": high, "of": of})
+    """Return the field of a number with its range, as in `Setting`. `of`, `required`: see `one_of`."""
+    return field(default=default, metadata={"low": low, "above": above, "high": high, "of": _owners(of, required)})
 
 
-def one_of(default: str | None, *choices: str, of: str = "") -> Any:
-    """Return the field of a text with its choices. With `of`, only that choice of the group has it; else it is null."""
-    return field(default=default, metadata={"choices": choices, "of": of})
+def one_of(default: str | None, *choices: str, of: str | tuple[str, ...] = (), required: bool = True) -> Any:
+    """Return the field of a text with its choices. With `of`, only these choices of the group have it (`Owners`)."""
+    return field(default=default, metadata={"choices": choices, "of": _owners(of, required)})
+
+
+def _owners(of: str | tuple[str, ...], required: bool) -> Owners | None:
+    choices = (of,) if isinstance(of, str) else of
+    return Owners(choices, required) if choices else None
 
 
 class SettingError(UserError):
@@ -212,7 +235,7 @@ class PeftConfig:
     alpha: int | None = ranged(None, low=1, of="lora")
     targets: str | None = one_of(None, "query_value", "attention_feed_forward", of="lora")
     length: int | None = ranged(None, low=1, of="prefix")
-    layers: int | None = ranged(None, low=1)
+    layers: int | None = ranged(None, low=1, of=("lora", "bias"), required=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mezo_cli.config.keys import check_key, is_group, plain_type, type_hints
 from mezo_cli.config.rules import check_rules
-from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Setting, SettingError
+from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Owners, Setting, SettingError
 from mezo_cli.errors import did_you_mean, join
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS, all_settings
@@ -107,13 +107,17 @@ def _build_optimizer(given: Mapping[str, Any]) -> OptimizerConfig:
     return OptimizerConfig(name, values)
 
 
-def _check_owner(key: str, value: Any, choice: str | None, owner: str | None) -> None:
+def _check_owner(key: str, value: Any, choice: str | None, owners: Owners | None) -> None:
     """Reject a setting that the group's choice does not have, and the lack of one that it needs."""
+    if owners is None:
+        return
     group = key.split(".")[0]
-    if owner and choice == owner and value is None:
-        raise SettingError(key, f"{key} is not set: {group}={owner} needs it")
-    if owner and choice != owner and value is not None:
-        raise SettingError(key, f"{key}={_show(value)}: {group}={choice} has no such setting, only {group}={owner}")
+    if choice in owners.choices:
+        if owners.required and value is None:
+            raise SettingError(key, f"{key} is not set: {group}={choice} needs it")
+    elif value is not None:
+        only = " and ".join(f"{group}={one}" for one in owners.choices)
+        raise SettingError(key, f"{key}={_show(value)}: {group}={choice} has no such setting, only {only}")
 
 
 def check_value(key: str, value: Any, setting: Setting) -> Any:

@@ -92,8 +92,13 @@ class FrozenLayers:
 
     def bytes_of(self, rows: Rows) -> int:
         """Return the memory that the states of rows take, in bytes."""
-        tokens = sum(len(row.input_ids) + self._extra_tokens for row in rows)
+        tokens = sum(self._extra_tokens + (1 if self._reads else len(row.input_ids)) for row in rows)
         return tokens * self._config.hidden_size * self._forward.compute_dtype.itemsize
+
+    @property
+    def _reads(self) -> bool:
+        """Whether all layers are frozen: of their output only the read positions are needed."""
+        return self.count == len(self._layers)
 
     @contextmanager
     def skipped(self, batch: Batch, run: Forward) -> Iterator[None]:
@@ -151,9 +156,9 @@ class FrozenLayers:
         for row in batch.rows:
             if id(row) not in self._states:
                 group = self._collate(self._groups[id(row)])
-                parts = _split(self._compute(group, run), group)
+                parts = _split(self._compute(group, run), group, self._reads)
                 self._states.update((id(one), part) for one, part in zip(group.rows, parts, strict=True))
-        return _join([self._states[id(row)] for row in batch.rows], batch)
+        return _join([self._states[id(row)] for row in batch.rows], batch, self._reads)
 
 
 def _layers_of(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
@@ -172,22 +177,24 @@ def _tensor(output: Any) -> Tensor:
     return found
 
 
-def _split(states: Tensor, batch: Batch) -> list[Tensor]:
-    """Return the states of each row: [tokens, width], its tokens in order."""
-    if len(states) == len(batch.rows) and states.shape[1] == 1:
-        return list(states)
+def _split(states: Tensor, batch: Batch, reads: bool) -> list[Tensor]:
+    """Return the states of each row: [tokens, width], its tokens in order; those that the head reads if `reads`."""
+    if reads:
+        read = batch.layout["read"]  # an encoder's layers have left only these; a decoder's [positions, rows]
+        return list(states) if read.dim() == 1 else list(states[0][read].unbind(1))
     ordered = states[0][_by_row(batch)]
     extra = (len(ordered) - batch.tokens) // len(batch.rows)
     return list(ordered.split([len(row.input_ids) + extra for row in batch.rows]))
 
 
-def _join(parts: Sequence[Tensor], batch: Batch) -> Tensor:
-    """Do the opposite of `_split`."""
-    if all(len(part) == 1 for part in parts):
+def _join(parts: Sequence[Tensor], batch: Batch, reads: bool) -> Tensor:
+    """Do the opposite of `_split`; a decoder's states are 0 where nothing is read."""
+    if reads and batch.layout["read"].dim() == 1:
         return torch.stack(list(parts))
-    together = torch.cat(list(parts))
-    states = torch.empty_like(together)
-    states[_by_row(batch)] = together
+    together = torch.stack(list(parts), dim=1).flatten(0, 1) if reads else torch.cat(list(parts))
+    places = batch.layout["read"].flatten() if reads else _by_row(batch)
+    states = together.new_zeros(len(batch.layout["rows"]), together.shape[1])
+    states[places] = together
     return states.unsqueeze(0)
 
 

@@ -125,7 +125,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def metadata(key: str) -> tuple[Any, Any]:
-    """Return the choices of a key, and the choice of its group that alone has it."""
+    """Return the choices of a key, and the choices of its group that alone have it, as `schema.Owners`."""
     if key.startswith("optimizer.") and key != "optimizer.name":
         return all_settings()[key.removeprefix("optimizer.")].choices, None
     if key in CHOICES:
@@ -152,15 +152,16 @@ def test_every_key_can_be_overridden() -> None:
     kinds = {key: kind.__name__ for key, kind, _ in numbers()}
     words = []
     for key in sorted(plain):
-        allowed, owner = metadata(key)
+        allowed, owners = metadata(key)
         word = f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}"
-        if owner:
-            build_config([f"{key.split('.')[0]}={owner}", word, "objective=lm"])
+        if owners:
+            for owner in owners.choices:
+                build_config([f"{key.split('.')[0]}={owner}", word, "objective=lm"])
         else:
             words.append(word)
     other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
     other |= {"task.lm.max_length=3": "task.lm.max_length=8", "peft.name=bias": "peft.name=head"}
-    other |= {"model.cuda_graphs=word": "model.cuda_graphs=false", "peft.layers=3": "peft.layers=null"}
+    other |= {"model.cuda_graphs=word": "model.cuda_graphs=false"}
     other |= {"model.dtype=float16": "model.dtype=float32", "micro_batch_size=3": "micro_batch_size=null"}
     other |= {"engine.name=vllm": "engine.name=none", "engine.python=word": "engine.python=null"}
     words = [other.get(word, word) for word in words]
@@ -184,6 +185,7 @@ def test_every_key_can_be_overridden() -> None:
         (["peft.r=4"], "peft.r=4: peft=none has no such setting, only peft=lora"),
         (["peft=prefix", "peft.r=4"], "peft.r=4: peft=prefix has no such setting, only peft=lora"),
         (["peft=lora", "peft.length=4"], "only peft=prefix"),
+        (["peft=head", "peft.layers=2"], "peft.layers=2: peft=head has no such setting, only peft=lora and peft=bias"),
         (["peft=lora", "peft.r=null"], "peft.r is not set: peft=lora needs it"),
         (["peft=lora", "peft.targets=all"], "not one of query_value, attention_feed_forward"),
         (["peft=lroa"], "(did you mean 'lora'?)"),
@@ -193,6 +195,8 @@ def test_a_setting_belongs_to_its_choice(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=re.escape(part)):
         build_config(words)
     assert build_config(["peft=lora"]).peft.r == 8
+    assert build_config(["peft=bias"]).peft.layers is None
+    assert build_config(["peft=bias", "peft.layers=2"]).peft.layers == 2
 
 
 def test_local_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
