@@ -55,7 +55,8 @@ def count(work: Callable[[], Any]) -> Counts:
 def model_of(shape: str, layers: int, dtype: torch.dtype = torch.float32) -> Any:
     """Return a RoBERTa on the fake device."""
     size = SHAPES[shape] | {"num_hidden_layers": layers}
-    model = RobertaForMaskedLM(RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **size))
+    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **size)
+    model: Any = RobertaForMaskedLM(config)
     to_fake(model.to(dtype).eval())
     return model
 
