@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 
-.PHONY: help run test test-fast test-oldest campaign check bench clean
+.PHONY: help run test test-fast test-oldest test-engine campaign check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -23,6 +23,10 @@ test-fast: $(VENV)/.dev ## install, then run the ordinary tests: at most 5 minut
 
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"
+
+test-engine: $(VENV)/.dev ## install, then make vLLM's environment (3.5 GB) and run its tests (under 25 minutes)
+	$(BIN)/mezo engine install
+	MEZO_TEST_ENGINE=1 $(BIN)/python -m pytest -n 0 tests/engine
 
 campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, signals, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py

@@ -1,0 +1,221 @@
+"""vLLM itself, on a CPU: `make test-engine` runs these; elsewhere they are skipped with a message."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mezo_cli.engine import environment
+from mezo_cli.engine.layout import Block, check_whole
+from mezo_cli.engine.process import EngineProcess
+from mezo_cli.perturb.noise import Direction, make_noise
+from tests import tiny
+from tests.command_line import environment as process_environment
+from tests.command_line import mezo, small
+
+pytestmark = pytest.mark.skipif(
+    "MEZO_TEST_ENGINE" not in os.environ, reason="needs vLLM in an environment of its own: make test-engine"
+)
+
+# vLLM's attention on a CPU takes heads of 32 elements or more
+SHAPES: dict[str, dict[str, int]] = {
+    "llama": {"hidden_size": 128, "intermediate_size": 256},
+    "opt": {"hidden_size": 128, "ffn_dim": 256, "word_embed_proj_dim": 128},
+}
+MEMORY = 200_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def python() -> Path:
+    """The python of the engine's environment; MEZO_TEST_ENGINE may name another."""
+    given = os.environ["MEZO_TEST_ENGINE"]
+    return environment.find_python(given if "/" in given else None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eager() -> Iterator[None]:
+    """Draw z without compiled kernels: to compile them, in each process, takes longer than these runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: tiny.decoder(folder / kind, kind, **shape) for kind, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.movie_folder(tmp_path_factory.mktemp("data"))
+
+
+def grads(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["projected_grad"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def own_grads(models: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, list[float]]:
+    """The projected gradients of the runs by the models' own forwards."""
+    found = {}
+    for kind in SHAPES:
+        for peft in ("none", "lora"):
+            run = tmp_path_factory.mktemp("own") / "run"
+            result = mezo("train", *words(models[kind], data, run, peft))
+            assert result.code == 0, result.err
+            found[kind, peft] = grads(run)
+    return found
+
+
+def words(model: Path, data: Path, run: Path, peft: str) -> list[str]:
+    """50 steps. With a larger lr the model would amplify differences of the last bits."""
+    lr = "1e-4" if peft == "lora" else "1e-5"
+    more = ("objective=lm", "model=gpt2", f"peft={peft}", f"optimizer.lr={lr}", "steps=50", "eval_every=25")
+    return small(model, data, run, *more, "log_every=1")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("peft", ["none", "lora"])
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_independent_runs_agree_and_replay_without_the_engine(
+    kind: str,
+    peft: str,
+    parts: int,
+    models: dict[str, Path],
+    data: Path,
+    python: Path,
+    own_grads: dict[Any, list[float]],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    engine = ["engine=vllm", f"engine.python={python}", f"engine.tensor_parallel={parts}", f"engine.memory={MEMORY}"]
+    result = mezo("train", *words(models[kind], data, run, peft), *engine)
+    assert result.code == 0, result.err
+    wanted, found = own_grads[kind, peft], grads(run)
+    mean = sum(map(abs, wanted)) / len(wanted)
+    assert len(found) == 50
+    assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) <= 1e-3 * mean
+    assert mezo("replay", run, "--step", "50", "--out", tmp_path / "replayed").code == 0
+    name = "adapter_model.safetensors" if peft == "lora" else "model.safetensors"
+    replayed, last = load_file(tmp_path / "replayed" / name), load_file(run / "checkpoints" / "last" / name)
+    assert replayed.keys() == last.keys()
+    assert all(torch.equal(replayed[key], last[key]) for key in last)
+
+
+def start(engine: EngineProcess, model: Path, tensors: list[Any], parts: int = 1) -> list[Block]:
+    """Start the engine for a run of all parameters; return the blocks that its workers hold."""
+    described = engine.call(
+        "start",
+        folder=str(model),
+        tensor_parallel=parts,
+        dtype="float32",
+        memory=MEMORY,
+        max_length=290,
+        raw_logits=True,
+        prefix_cache=True,
+        rank=None,
+        tensors=tensors,
+        noise="gaussian",
+    )
+    return [Block(*block) for block in described["blocks"]]
+
+
+def test_the_prefix_cache_holds_for_one_sign_and_never_longer(
+    models: dict[str, Path], python: Path, tmp_path: Path
+) -> None:
+    """Prompts of 200 tokens, of which all but the last are common: with a stale cache these scores would be wrong."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(models["llama"]).eval()
+    tensors = [(name, list(p.shape)) for name, p in model.named_parameters()]
+    beginning = [3 + i % 250 for i in range(199)]
+    prompts, tokens, seed, c = [[*beginning, last] for last in (10, 11, 12)], [[20, 21, 22]] * 3, 7, 0.05
+    directions = [Direction(seed, 0), Direction(seed, 1)]
+    weights = [{}, *({"direction": list(z), "c": sign * c} for z in directions for sign in (1, -1))]
+    terms, decays = [[list(directions[0]), -0.01], [list(directions[1]), 0.02]], [0.999, 1.0]
+    with EngineProcess(python) as engine:
+        assert check_whole(tensors, start(engine, models["llama"], tensors)) == model.num_parameters()
+        found = torch.tensor(engine.call("score", prompts=prompts, tokens=tokens, weights=weights))
+        assert engine.call("counts")["cached"] >= len(weights) * 2 * 128  # two rows of each sign share whole blocks
+        engine.call("update", terms=terms, decays=decays)
+        after = torch.tensor(engine.call("score", prompts=prompts, tokens=tokens, weights=[{}]))
+        engine.call("export", path=str(tmp_path / "theta.safetensors"))
+    theta = {name: p.detach().clone() for name, p in model.named_parameters()}
+    noise = make_noise("gaussian")
+
+    def scores(z: Direction | None, coefficient: float) -> torch.Tensor:
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                drawn = 0.0 if z is None else noise.z(z, name, p.shape, "cpu").view(p.shape) * coefficient
+                p.copy_(theta[name] + drawn)
+            return model(torch.tensor(prompts)).logits[:, -1, tokens[0]]
+
+    wanted = [scores(None, 0.0), *(scores(z, sign * c) for z in directions for sign in (1, -1))]
+    assert (wanted[1] - wanted[2]).abs().min() > 1e-3  # so that one for the other would be seen
+    torch.testing.assert_close(found, torch.stack(wanted), rtol=0, atol=1e-4)
+    for (z, coefficient), decay in zip(terms, decays, strict=True):
+        for name, value in theta.items():
+            cz = noise.z(Direction(*z), name, value.shape, "cpu").view(value.shape) * coefficient
+            factor = float(torch.tensor(decay, dtype=torch.float32))
+            theta[name] = (value.double() * factor + cz.double()).float()
+    torch.testing.assert_close(after[0], scores(None, 0.0), rtol=0, atol=1e-4)
+    exported = load_file(tmp_path / "theta.safetensors")
+    assert all(torch.equal(exported[name], value) for name, value in theta.items())
+
+
+PARENT = """
+import json, sys, time
+from pathlib import Path
+from mezo_cli.engine.process import EngineProcess
+from tests.engine import test_vllm
+engine = EngineProcess(Path(sys.argv[1]))
+test_vllm.start(engine, Path(sys.argv[2]), json.loads(sys.argv[3]), parts=2)
+print(engine.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_all_processes_of_an_engine_die_with_mezo(models: dict[str, Path], python: Path) -> None:
+    tensors = json.dumps(_shapes(models["opt"]))
+    command = [sys.executable, "-c", PARENT, str(python), str(models["opt"]), tensors]
+    with subprocess.Popen(command, env=process_environment(), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())  # the engine's process leads a session of its own
+        assert len(_processes(group)) >= 3
+        parent.send_signal(signal.SIGKILL)
+    for _ in range(600):
+        if not _processes(group):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"these outlive mezo: {_processes(group)}")
+
+
+def _shapes(model: Path) -> list[Any]:
+    from transformers import AutoModelForCausalLM
+
+    made = AutoModelForCausalLM.from_pretrained(model)
+    return [(name, list(p.shape)) for name, p in made.named_parameters()]
+
+
+def _processes(session: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
