@@ -45,7 +45,7 @@ class Engine:
 
     Args:
         config: of the run.
-        max_length: tokens of the longest prompt with a label word.
+        max_length: tokens of the longest prompt that will be scored, with all of a label word but its last token.
         python: the interpreter of the engine's environment.
 
     Raises:
@@ -101,7 +101,7 @@ class Engine:
             tensor_parallel=engine.tensor_parallel,
             dtype=engine.dtype,
             memory=engine.memory,
-            max_length=min(self._max_length, getattr(loaded.model.config, "max_position_embeddings", 1 << 30)),
+            max_length=self._max_length,
             raw_logits=raw_logits,
             prefix_cache=True,
             rank=config.peft.r if lora else None,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+BLOCK = 32  # tokens: whole blocks are kept and shared. On a CPU vLLM's default is 128
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows for `max_lora_rank`
 
 
@@ -60,6 +61,7 @@ class VllmModel:
             max_model_len=max_length + 1,  # one token is sampled, and never read
             logprobs_mode="raw_logits" if raw_logits else "raw_logprobs",
             enable_prefix_caching=prefix_cache,
+            block_size=BLOCK,
             enforce_eager=True,
             skip_tokenizer_init=True,
             trust_remote_code=False,

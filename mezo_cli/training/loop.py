@@ -72,7 +72,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    started = running_engine(config, session, train_rows)
+    started = running_engine(config, session, train_rows, dev_rows, [] if test is None else test[1])
     with failures, started as engine, TrainingRun(config, run, ranks) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)

@@ -15,13 +15,13 @@ CHECKED_ROWS = 2  # whose scores are compared at the start
 
 
 @contextmanager
-def running_engine(config: Config, session: Session, rows: Sequence[TokenizedExample]) -> Iterator["Engine | None"]:
+def running_engine(config: Config, session: Session, *splits: Sequence[TokenizedExample]) -> Iterator["Engine | None"]:
     """Yield the run's engine, which computes the session's scores from then on; None without one.
 
     Args:
         config: of the run.
         session: at the weights that training begins from.
-        rows: of train.
+        splits: the rows of train, and all others that will be scored.
 
     Raises:
         UserError: when the engine is not installed, does not start, or does not support the model.
@@ -34,9 +34,10 @@ def running_engine(config: Config, session: Session, rows: Sequence[TokenizedExa
         raise UserError(f"engine={config.engine.name}: the processes of torchrun cannot share an engine; {other}")
     from mezo_cli.engine.engine import Engine
 
-    engine = Engine(config, max(len(row.input_ids) for row in rows))
+    longest = max(len(row.input_ids) for split in splits for row in split)
+    engine = Engine(config, longest + max(map(len, session.objective.label_ids)) - 1)
     try:
-        attach(engine, session, rows)
+        attach(engine, session, splits[0])
         yield engine
     finally:
         engine.close()

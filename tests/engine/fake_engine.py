@@ -17,7 +17,9 @@ from mezo_cli.engine.layout import as_matrix, digest
 class FakeModel:
     """The methods of `vllm_model.VllmModel`, with transformers."""
 
-    def __init__(self, folder: str, tensors: Any, noise: str, rank: int | None, raw_logits: bool, **_: Any) -> None:
+    def __init__(
+        self, folder: str, tensors: Any, noise: str, rank: int | None, raw_logits: bool, max_length: int, **_: Any
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         from mezo_cli.perturb.noise import make_noise
@@ -26,6 +28,7 @@ class FakeModel:
         self.params = dict(self.model.named_parameters())
         self.theta = {name: self.params[name].detach().clone() for name, _ in tensors}
         self.noise, self.shapes, self.raw_logits, self.scored = make_noise(noise), tensors, raw_logits, 0
+        self.asked, self.max_length = 0, max_length
 
     def describe(self) -> dict[str, Any]:
         blocks = [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
@@ -56,7 +59,8 @@ class FakeModel:
     def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
         import torch
 
-        found = []
+        assert max(map(len, prompts)) <= self.max_length
+        found, self.asked = [], self.asked + 1
         for one in weights:
             self.scored += bool(one)
             if f"dies={self.scored}" == MODE:
@@ -90,6 +94,9 @@ class FakeModel:
     def digests(self) -> Any:
         blocks = [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
         return [(b, digest(self.theta[name].numpy())) for b, (name, _) in zip(blocks, self.shapes, strict=True)]
+
+    def counts(self) -> dict[str, int]:
+        return {"prompt": 10 * self.asked, "cached": 8 * self.asked}
 
     def remove(self, folders: list[str]) -> None:
         assert all(Path(folder).is_dir() for folder in folders)

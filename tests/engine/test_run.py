@@ -49,7 +49,10 @@ def eager() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     folder = tmp_path_factory.mktemp("engine")
-    return Setting(folder, tiny.decoder(folder / "llama", "llama"), tiny.movie_folder(folder / "movies"))
+    movies = tiny.movie_folder(folder / "movies")
+    with open(movies / "test.jsonl", "a", encoding="utf-8") as file:  # longer than every row of train
+        file.write(json.dumps({"sentence": "what a long and winding film it was", "label": "negative"}) + "\n")
+    return Setting(folder, tiny.decoder(folder / "llama", "llama"), movies)
 
 
 def differ_little(grads: list[float], others: list[float]) -> bool:
