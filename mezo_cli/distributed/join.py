@@ -81,7 +81,8 @@ def _meet(launch: Launch) -> Any:
         raise UserError(
             f"the {launch.size} ranks did not meet at {address} (MASTER_ADDR:MASTER_PORT): {first}"
         ) from error
-    return store
+    # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
+    return dist.PrefixStore(f"start {launch.restarts}", store)
 
 
 def _choose_gpu() -> None:
