@@ -56,9 +56,8 @@ def random_rows(spec: str, vocabulary: int) -> list[TokenizedExample]:
 def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
     """Run one of the processes, and write its seconds to a file."""
     torch.set_num_threads(1)
-    group = torch.distributed.ProcessGroupGloo(
-        torch.distributed.FileStore(f"{folder}/store", RANKS), rank, RANKS, timedelta(minutes=5)
-    )
+    store = torch.distributed.FileStore(f"{folder}/store", RANKS)
+    group = torch.distributed.ProcessGroupGloo(store, rank, RANKS, timedelta(minutes=5))
     seconds: dict[str, list[float]] = {"exchange": []}
     number = 0
     words = ["data=demo", "optimizer.lr=1e-9", f"model.path={model}", "model.device=cpu"]
@@ -67,7 +66,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         session = prepare(config)
         rows = random_rows(spec, session.loaded.model.config.vocab_size)
         session.exclude_unreachable(rows[0])
-        ranks = Ranks(rank, RANKS, None)
+        ranks = Ranks(rank, RANKS, store)
         ranks.start(config, group)
         for turn in range(rounds + 1):
             for name, shared in ((f"{split} alone", None), (f"{split} shared", ranks)):

@@ -98,7 +98,7 @@ def evaluate(
         splits = data.load_splits(config)
         if ranks is not None:
             ranks.start(config)
-            ranks.check_same("data", f"sha256 {splits.fingerprint[:16]}")
+            ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
         rows = getattr(splits, split)
         if rows is None:
             raise UserError(f"{name}: there is no {split} split (data={config.data.name})")

@@ -34,7 +34,7 @@ def joined() -> Iterator[Ranks | None]:
     ranks = Ranks(launch.rank, launch.size, _meet(launch), launch.restarts)
     try:
         with sharing(ranks):
-            ranks.check_same("code", "\n".join(_code()))
+            ranks.check_same("version", "\n".join(_code()))
             yield ranks
     except BaseException as error:
         _end_all(ranks, error)

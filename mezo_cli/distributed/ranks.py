@@ -200,7 +200,7 @@ class Ranks:
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 ours, theirs = _first_difference(texts[0], other)
-                raise UserError(f"rank {rank} has another {what} than rank 0: {theirs}, and rank 0 has {ours}")
+                raise UserError(f"rank {rank} has another {what} than rank 0: {theirs}; rank 0 has {ours}")
 
     def _await(self, key: str, rank: int, timeout: float | None = None) -> str:
         """Return the value of a key that another rank sets."""

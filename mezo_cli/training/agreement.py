@@ -30,7 +30,7 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
     Raises:
         UserError: when they have not.
     """
-    ranks.check_same("data", f"sha256 {splits.fingerprint[:16]}")
+    ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
     rows = min(config.batch_size, len(splits.train))
     if ranks.split == "rows" and rows < ranks.size:
         raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")

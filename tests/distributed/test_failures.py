@@ -1,5 +1,6 @@
 """Ranks that lose their weights, die or hang: what the others do, and how the run goes on."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from mezo_cli import data, models, system
 from mezo_cli.runs import Run
 from mezo_cli.training.setup import Session
 from tests.command_line import error_line, mezo, small
@@ -159,3 +161,51 @@ def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_pat
         assert [result.code for result in results] == [2, 2]
         assert part in error_line(results[0])
         assert not (tmp_path / "run").exists()
+
+
+def another_code(rank: int) -> None:
+    """Let rank 1 have other source files."""
+    if rank == 1:
+        system.source_digest = lambda: "0" * 64
+
+
+def other_weights(rank: int) -> None:
+    """Let rank 1 have another weight in its model files."""
+    if rank == 1:
+        before = models.load
+
+        def load(*args: Any) -> Any:
+            loaded = before(*args)
+            with torch.no_grad():
+                next(loaded.model.parameters()).view(-1)[5] += 1.0
+            return loaded
+
+        models.load = load
+
+
+def other_data(rank: int) -> None:
+    """Let rank 1 have one row less."""
+    if rank == 1:
+        before = data.load_splits
+
+        def load(config: Any) -> Any:
+            return dataclasses.replace(before(config), fingerprint="0" * 64)
+
+        data.load_splits = load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (another_code, "rank 1 has another version than rank 0: source files with sha256 0000000000000000"),
+        (other_data, "rank 1 has another set of rows than rank 0: rows of sha256 0000000000000000"),
+        (other_weights, "rank 1 has another model than rank 0: model.path="),
+    ],
+)
+def test_ranks_that_differ_are_refused(roberta: Path, movies: Path, tmp_path: Path, change: Any, part: str) -> None:
+    words = ["train", *small(roberta, movies, tmp_path / "run")]
+    results = run_ranks(words, words, prepare=change)
+    assert [result.code for result in results] == [2, 2], results
+    assert part in error_line(results[0])
+    assert not (tmp_path / "run" / "trajectory.bin").exists()

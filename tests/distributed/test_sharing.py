@@ -64,7 +64,7 @@ def test_a_rank_with_another_config_is_named(roberta: Path, movies: Path, tmp_pa
     words = ["train", *small(roberta, movies, tmp_path / "run")]
     results = run_ranks(words, [*words, "optimizer.eps=1e-2"])
     assert [result.code for result in results] == [2, 2]
-    assert "rank 1 has another config than rank 0: eps: 0.01, and rank 0 has eps: 0.001" in error_line(results[0])
+    assert "rank 1 has another config than rank 0: eps: 0.01; rank 0 has eps: 0.001" in error_line(results[0])
     assert not (tmp_path / "run").exists()
 
 
