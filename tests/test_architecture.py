@@ -137,6 +137,17 @@ def test_peft_and_sklearn_are_imported_when_a_run_asks_for_them(tmp_path: Path) 
     assert imported_by("import mezo_cli.training.loop", {"peft", "sklearn.linear_model"}, tmp_path) == []
 
 
+def test_without_an_engine_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    watched = {"mezo_cli.engine", "mezo_cli.engine.engine", "mezo_cli.engine.process"}
+    assert imported_by("import mezo_cli.training.loop", watched, tmp_path) == []
+
+
+def test_what_runs_inside_an_engine_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
+    needed = "import mezo_cli.engine.worker, mezo_cli.engine.layout; from mezo_cli.perturb.noise import make_noise"
+    missing_there = {"transformers", "datasets", "peft", "typer", "rich", "hydra", "omegaconf", "sklearn", "matplotlib"}
+    assert imported_by(f"{needed}; make_noise('gaussian')", missing_there, tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["commands", "report", "api", "runs", "config.compose", "config.validation"])
 def test_what_needs_no_model_imports_no_torch(name: str, tmp_path: Path) -> None:
     heavy = {"torch", "transformers", "datasets", "matplotlib", "jinja2"}

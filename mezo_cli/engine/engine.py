@@ -1,7 +1,7 @@
 """An engine at work for one run: start it, check it, let it score label words, and keep its weights up to date.
 
 mezo's own copy of theta is the truth: it is updated by the optimizer as in every run, and checkpoints and the
-trajectory come from it. The engine has the weights twice more than that, and only computes scores with them:
+trajectory come from it. The engine has weights of its own, and only computes scores with them:
 
 - a LoRA's A and B are sent with every request, as the files of an adapter;
 - all parameters are perturbed and updated inside the engine by the same scalars, to the same bits.
@@ -46,20 +46,19 @@ class Engine:
     Args:
         config: of the run.
         max_length: tokens of the longest prompt that will be scored, with all of a label word but its last token.
-        python: the interpreter of the engine's environment.
 
     Raises:
         UserError: when the engine cannot be started.
     """
 
-    def __init__(self, config: Config, max_length: int, python: Path | None = None) -> None:
+    def __init__(self, config: Config, max_length: int) -> None:
         self.config, self._max_length = config, max_length
         self._error: type[UserError | RunFailed] = UserError  # RunFailed once it has started
         self._adapters: AdapterFiles | None = None
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._process = EngineProcess(python or find_python(config.engine.python))
+            self._process = EngineProcess(find_python(config.engine.python))
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
@@ -188,15 +187,6 @@ class Engine:
                 wrong.add(name)
         if wrong:
             raise RunFailed(f"the engine's weights are not those of the trajectory: {join(sorted(wrong)[:3])}")
-
-    def counts(self) -> dict[str, int]:
-        """Return how many tokens the prompts had so far, and how many of them were read from the prefix cache."""
-        counts: dict[str, int] = self._call("counts")
-        return counts
-
-    def export(self, path: Path) -> None:
-        """Write the trained tensors as the engine holds them to a safetensors file."""
-        self._call("export", path=str(path))
 
     def _load(self) -> None:
         """Give the engine the session's weights."""

@@ -13,6 +13,7 @@ from typing import Any
 import mezo_cli
 from mezo_cli.engine import protocol
 
+PROGRAM = "mezo_cli.engine.worker"
 WAIT = 5.0  # seconds for a process to end by itself
 
 
@@ -25,13 +26,12 @@ class EngineProcess:
 
     Args:
         python: the interpreter of the engine's environment.
-        program: the module that it runs.
 
     Raises:
         EngineFailed: when it does not start, or speaks another version of the protocol.
     """
 
-    def __init__(self, python: Path, program: str = "mezo_cli.engine.worker") -> None:
+    def __init__(self, python: Path) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mezo-engine-")
         self._log = Path(self._folder.name) / "engine.log"
         packages = Path(self._folder.name) / "packages"
@@ -43,7 +43,7 @@ class EngineProcess:
         try:
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(
-                    [str(python), "-m", program, str(there.fileno()), str(os.getpid())],
+                    [str(python), "-m", PROGRAM, str(there.fileno()), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
