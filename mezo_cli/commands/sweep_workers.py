@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mezo_cli.commands.slurm_queue import SlurmQueue
 from mezo_cli.commands.sweep_jobs import job_label, job_statuses, why_not_finished
 from mezo_cli.console import format_duration
 from mezo_cli.errors import UserError
@@ -189,13 +190,19 @@ class _Supervisor:
         """End the jobs that run, and let those that start from now on end at once."""
         log.warning("stopping: waiting until the running jobs are recorded as interrupted; Ctrl-C again ends at once")
         dataclasses.replace(self._record, stopped=True).write(self._folder)
-        for job in self._submitted:
-            if type(job).__name__ == "SlurmJob":  # it may be queued, or run on another machine
-                job.cancel(check=False)
+        slurm = list(filter(_is_slurm, self._submitted))
+        for job in slurm:  # it may be queued, or run on another machine; Slurm sends SIGTERM
+            job.cancel(check=False)
+        if slurm:
+            return
         for path, status in job_statuses(self._folder, self._record).values():
             if status == "running":
                 with contextlib.suppress(UserError, OSError, ValueError):
                     _terminate(Run(path).info())
+
+
+def _is_slurm(job: Any) -> bool:
+    return type(job).__name__ == "SlurmJob"
 
 
 def _terminate(info: dict[str, Any]) -> None:
@@ -218,11 +225,13 @@ def _submitted_jobs() -> Iterator[list[Any]]:
     except ModuleNotFoundError:
         yield jobs
         return
-    submit = AutoExecutor.map_array
+    submit, queue = AutoExecutor.map_array, SlurmQueue()
 
     def map_array(self: Any, *args: Any) -> Any:
         with _without_ctrl_c():
             found = submit(self, *args)
+        for job in filter(_is_slurm, found):
+            queue.watch(job)
         jobs.extend(found)
         return found
 

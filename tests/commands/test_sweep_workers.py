@@ -44,7 +44,11 @@ def workers() -> Iterator[None]:
 
 
 def sweep(model: Any, movies: Path, folder: Path, launcher: str, *more: str) -> list[str]:
-    words = [word for word in small(model, movies, folder, "steps=2", *more) if not word.startswith("hydra.run.dir")]
+    words = [
+        word
+        for word in small(model, movies, folder, "steps=2", "model.device=cpu", *more)
+        if not word.startswith("hydra.run.dir")
+    ]
     return ["-m", *words, f"hydra.sweep.dir={folder}", f"hydra/launcher={launcher}"]
 
 
