@@ -226,10 +226,9 @@ class Ranks:
 
     def report(self, error: BaseException) -> None:
         """Tell the other ranks how this one failed. The first report counts."""
-        kind = "user" if isinstance(error, UserError) else "interrupted" if _interrupts(error) else "failed"
-        known = isinstance(error, (UserError, RunFailed))
-        text = str(error) if known else f"{type(error).__name__}: {error}"
-        document = json.dumps({"rank": self.rank, "kind": kind, "text": text})
+        text = str(error) if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: {error}"
+        text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
+        document = json.dumps({"rank": self.rank, "by_user": isinstance(error, UserError), "text": text})
         self._call(self._store.compare_set, "error", "", document)
 
     def end(self, status: int) -> None:
@@ -259,7 +258,7 @@ class Ranks:
             return
         found = json.loads(self._call(self._store.get, "error"))
         text = f"rank {found['rank']}: {found['text']}"
-        raise UserError(text) if found["kind"] == "user" else RunFailed(text)
+        raise UserError(text) if found["by_user"] else RunFailed(text)
 
     def _await_all(self, what: str) -> list[int]:
         """Wait a moment until every other rank has set its key of that name; return those that have not."""
@@ -293,10 +292,6 @@ def sharing(ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-def _interrupts(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.setup import Session
+from mezo_cli.training.shared_loss import ROW_LOSSES
 
 log = logging.getLogger("mezo")
 
@@ -25,7 +26,7 @@ def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | Non
 
 
 def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
-    """Check that all ranks have the same rows, and one for each rank at least.
+    """Check that all ranks have the same rows; and, if they share them, one each at least, and a loss that allows it.
 
     Raises:
         UserError: when they have not.
@@ -34,6 +35,11 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
     rows = min(config.batch_size, len(splits.train))
     if ranks.split == "rows" and rows < ranks.size:
         raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
+    if ranks.split == "rows" and config.objective.loss not in ROW_LOSSES:
+        raise UserError(
+            f"distributed.split=rows: objective.loss={config.objective.loss} is not put together from rows; "
+            f"allowed are {join(ROW_LOSSES)}; use distributed.split=directions"
+        )
 
 
 def check_same_weights(session: Session, ranks: Ranks) -> None:

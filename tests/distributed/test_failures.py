@@ -79,6 +79,7 @@ def fail_rank_1(rank: int) -> None:
         at_step(3, fail)
 
 
+@pytest.mark.slow
 def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS, "optimizer=mezo_momentum")]
     results = run_ranks(words, words, prepare=damage_rank_1)
@@ -150,6 +151,7 @@ def test_rows_agree_over_a_hundred_steps(roberta: Path, movies: Path, tmp_path: 
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run")]
     for more, part in (

@@ -1,10 +1,15 @@
 """The variables that `torchrun` sets, and what is refused before ranks meet."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from mezo_cli.config.schema import Config, Example, ObjectiveConfig, Splits
 from mezo_cli.distributed.launch import read_launch
 from mezo_cli.distributed.shares import share_of, share_sizes
 from mezo_cli.errors import UserError
+from mezo_cli.training.agreement import check_rows
 from tests.command_line import error_line, mezo
 
 MET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -65,3 +70,14 @@ def test_other_ranks_print_nothing(two_ranks: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "1")
     result = mezo("runs")
     assert (result.code, result.out, result.err) == (2, "", "")
+
+
+def test_a_loss_that_is_not_known_by_rows_is_refused() -> None:
+    ranks: Any = SimpleNamespace(split="rows", size=2, check_same=lambda what, text: None)
+    rows = Splits([Example(("a",), 0)] * 4, [], None)
+    check_rows(Config(objective=ObjectiveConfig("mlm", "f1")), rows, ranks)
+    with pytest.raises(UserError, match="own is not put together from rows"):
+        check_rows(Config(objective=ObjectiveConfig("mlm", "own")), rows, ranks)
+    ranks.size = 5
+    with pytest.raises(UserError, match="a step has 4 rows, fewer than 5 ranks"):
+        check_rows(Config(), rows, ranks)

@@ -76,6 +76,7 @@ def test_an_error_of_another_rank_is_rank_0s_line(roberta: Path, movies: Path, t
     assert results[1].err == ""
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_are_shared(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert mezo("train", *small(roberta, movies, run, "steps=0", "eval_batch_size=5")).code == 0
