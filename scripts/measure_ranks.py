@@ -119,7 +119,7 @@ def main() -> None:
         model = args.model or str(save_roberta_base(Path(folder) / "model"))
         mp.spawn(measure, (folder, model, args.rows, args.rounds), nprocs=RANKS)
         found = summarize([json.loads(Path(f"{folder}/{rank}.json").read_text()) for rank in range(RANKS)])
-    found |= {"rows": args.rows, "versions": system.versions()}
+    found |= {"batch": args.rows, "versions": system.versions()}
     for split in SAMPLES:
         one = found[split]
         alone, shared = statistics.median(one["alone"]), statistics.median(one["shared"])
