@@ -302,6 +302,17 @@ def test_fetch_without_a_network_is_one_line(hub: Hub, monkeypatch: Any) -> None
     assert "HF_HUB_OFFLINE is set; run it where there is a network" in line_of(run_in_process("fetch", "task=sst2"))
 
 
+def test_fetch_needs_no_network_for_what_is_on_this_machine(movies: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    said = run_in_process("fetch", "model=demo", "data=demo")
+    assert said.code == 0, said
+    assert "model  demo  part of mezo  " in said.out
+    assert "data   data=demo: part of mezo, nothing to download (" in said.out
+    assert run_in_process("fetch", "model=demo", "data=files", f"data.dir={movies}").code == 0
+    assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "data=demo"))
+    assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "model=demo"))
+
+
 def test_whether_the_server_answers(hub: Hub, monkeypatch: Any) -> None:
     assert is_reachable()
     monkeypatch.setenv("HF_ENDPOINT", CLOSED + "/")

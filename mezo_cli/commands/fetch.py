@@ -17,13 +17,14 @@ def fetch(overrides: Sequence[str], config_dir: str | None) -> None:
         UserError: without a network, and for a model or a data set that cannot be loaded.
     """
     config = build_config(overrides, config_dir)
-    if is_offline() or not is_reachable():
-        why = "HF_HUB_OFFLINE is set" if is_offline() else f"{hub_url()} does not answer"
-        raise UserError(f"mezo fetch downloads from the hub, and {why}; run it where there is a network")
     from mezo_cli.models import download
 
+    downloads = config.data.name == "hub" or not download.is_local(config.model.path)
+    if downloads and (is_offline() or not is_reachable()):
+        why = "HF_HUB_OFFLINE is set" if is_offline() else f"{hub_url()} does not answer"
+        raise UserError(f"mezo fetch downloads from the hub, and {why}; run it where there is a network")
     folder = download.fetch(config.model)
-    where = download.hub_commit(folder) or "a local folder"
+    where = download.hub_commit(folder) or ("part of mezo" if config.model.path == "demo" else "a local folder")
     print_line(f"model  {config.model.path}  {where}  {_size(folder.iterdir())}  {folder}")
     splits = data.load(config.task, config.data, config.data_seed)
     counts = f"{len(splits.train)} train, {len(splits.dev)} dev, {len(splits.test or [])} test"
@@ -34,7 +35,8 @@ def fetch(overrides: Sequence[str], config_dir: str | None) -> None:
         files = cached_files(config.task)
         print_line(f"data   {name}  {splits.revision}  {_size(files)}  {files[0].parent}  ({counts})")
     else:
-        print_line(f"data   data={config.data.name}: nothing to download ({counts})")
+        part = "part of mezo, " if config.data.name == "demo" else ""
+        print_line(f"data   data={config.data.name}: {part}nothing to download ({counts})")
 
 
 def _size(files: Iterable[Path]) -> str:
