@@ -94,11 +94,11 @@ def make_folder(home: Path, shape: str, dtype: str) -> Path:
     return folder
 
 
-def config_of(folder: Path, shape: str, storage: str, compute: str) -> Config:
-    """Return the config of a run."""
+def config_of(folder: Path, shape: str, storage: str, compute: str, *more: str) -> Config:
+    """Return the config of a run, with more settings."""
     words = [f"model.path={folder}", f"model.name={shape}", "model.device=cpu", f"objective={SHAPES[shape][0]}"]
     words += [f"model.dtype={storage}", f"model.compute_dtype={compute}", "data=demo", "steps=100", "optimizer.lr=1e-6"]
-    return build_config(words)
+    return build_config([*words, *more])
 
 
 def memory(field: str) -> int:
@@ -152,10 +152,11 @@ class Steps:
     Args:
         config: of the run.
         rows, tokens: the size of the batch.
+        trains: check the model's scores as the start of a run does.
     """
 
-    def __init__(self, config: Config, rows: int, tokens: int) -> None:
-        self.session: Session = prepare(config)
+    def __init__(self, config: Config, rows: int, tokens: int, trains: bool = False) -> None:
+        self.session: Session = prepare(config, trains=trains)
         generator = torch.Generator().manual_seed(0)
         vocabulary = min(len(self.session.encoder.tokenizer), 5000)
         texts = torch.randint(10, vocabulary, (rows, tokens), generator=generator).tolist()

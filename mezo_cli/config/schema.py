@@ -335,10 +335,13 @@ class DistributedConfig:
     Attributes:
         split: directions gives each rank whole directions of a step, rows gives it rows of the batch. null: directions
             if `optimizer.samples` is at least the number of ranks, else rows.
+        shard: full gives each rank a part of the weights, which are put together module by module; every rank computes
+            the whole batch. none: every rank holds all of them.
         timeout: seconds that a rank waits for the others before the run ends.
     """
 
     split: str | None = one_of(None, "directions", "rows")
+    shard: str = one_of("none", "none", "full")
     timeout: float = ranged(120.0, above=0.0, high=1e6)
 
 

@@ -15,6 +15,7 @@ from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
+from mezo_cli.perturb.params import Params
 
 # The largest allowed difference, as a fraction of the largest score: rounding, and no more.
 TOLERANCE = {"cpu": 1e-4}
@@ -104,16 +105,16 @@ def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: A
 
 
 @contextmanager
-def flip_weights(model: nn.Module) -> Iterator[None]:
+def flip_weights(params: Params) -> Iterator[None]:
     """Perturb the trainable parameters in place by one flipped bit each, and restore them exactly after the block."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    stored = [span.theta for span in params.spans(params.tensors)]
     try:
-        for p in trainable:
-            _flip_(p.data)
+        for theta in stored:
+            _flip_(theta)
         yield
     finally:
-        for p in trainable:
-            _flip_(p.data)
+        for theta in stored:
+            _flip_(theta)
 
 
 class _FlippedBits:
@@ -124,10 +125,10 @@ class _FlippedBits:
         self._write(span.theta, c, outs)
 
     def perturb_rows(
-        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor, first_row: int = 0
     ) -> None:
         """Do the same for some rows."""
-        self._write(theta[rows], c, outs)
+        self._write(theta[rows - first_row], c, outs)
 
     def _write(self, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
         for out, sign in zip(outs, (c, -c), strict=False):

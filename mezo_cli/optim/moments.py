@@ -30,11 +30,12 @@ class Moment:
             self._flat[segment] = flat
             for piece in segment.whole.pieces:
                 if piece.name in self._loaded:
-                    flat[piece.offset : piece.offset + piece.numel] = self._loaded.pop(piece.name).to(flat.device)
+                    loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
+                    flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
         return self._flat[segment]
 
     def load(self, tensors: "dict[str, Tensor]") -> None:
-        """Take over what `tensors` returned."""
+        """Take over what `tensors` returned; of a sharded tensor, this rank's part of it is used."""
         self._flat, self._views, self._loaded = {}, {}, tensors
 
     def tensors(self) -> "dict[str, Tensor]":

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.errors import UserError
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
@@ -107,9 +108,9 @@ class PerturbedForward:
             self._perturbation = Perturbation(direction, eps, signs)
             if len(signs) == 1:  # no patched forward reads these: the whole tensor is replaced
                 for name, theta in outside.items():
-                    span = self.params.span(name)
-                    out = torch.empty(span.numel, dtype=theta.dtype, device=theta.device)
-                    self.params.noise.perturb(direction, span, self._perturbation.coefficient, out)
+                    place = self.params.place(name)
+                    out = torch.empty(place.numel, dtype=theta.dtype, device=theta.device)
+                    self.params.perturb(direction, place, self._perturbation.coefficient, out)
                     self.params.tensors[name].data = out[: theta.numel()].view(theta.shape)
             with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
                 yield
@@ -184,6 +185,12 @@ class PerturbedForward:
         with self.using_compute_dtype(self.params.dtype), torch.enable_grad():
             unreachable = self.params.select_reachable(run())
         self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
+        sharded = [name for name in self._read_outside_module if name in self.params.shards]
+        if sharded:
+            raise UserError(
+                f"distributed.shard=full: a module of this model reads {sharded[0]} of another module, where it is not "
+                "gathered; use distributed.shard=none"
+            )
         self._plans = {}
         return unreachable
 
@@ -228,18 +235,19 @@ class PerturbedForward:
             self._read.add(name)
             return (p if rows is None else p[rows]).to(dtype)
         if self._perturbation is None or not self._is_perturbed(p):
-            value = (p.data if rows is None else p.data[rows]).to(dtype)
+            shard = self.params.shards.get(name)
+            value = (p.data if rows is None else p.data[rows]).to(dtype) if shard is None else shard.read(rows, dtype)
             return torch.stack([value, value]) if self._paired else value
         direction, c = self._perturbation.direction, self._perturbation.coefficient
         if rows is None or p.dim() == 1:
-            span = self.params.span(name)
-            outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
-            self.params.noise.perturb(direction, span, c, *outs)
+            place = self.params.place(name)
+            outs = torch.empty(self.num_signs, place.numel, dtype=dtype, device=p.device)
+            self.params.perturb(direction, place, c, *outs)
             outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
             outs = outs if rows is None else outs[:, rows]
         else:
             outs = torch.empty(self.num_signs, len(rows), *p.shape[1:], dtype=dtype, device=p.device)
-            self.params.noise.perturb_rows(direction, name, p.data, rows, c, *outs)
+            self.params.perturb_rows(direction, name, rows, c, outs)
         return outs if self._paired else outs[0]
 
     # --- patched forwards ---
@@ -262,7 +270,7 @@ class PerturbedForward:
             self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
             found = original_forward(ids)
             return found.to(self.compute_dtype) if self._is_rounded(weight) else found
-        if not self._is_perturbed(weight) and not self._is_rounded(weight):
+        if not self._is_perturbed(weight) and not self._is_rounded(weight) and not self._is_sharded(weight):
             return original_forward(ids)
         # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
         # the device, and the ids would decide how many rows there are. A table with fewer rows is drawn whole.
@@ -306,7 +314,7 @@ class PerturbedForward:
         copies = self._copies_of_layer(plan)
         if copies:
             return self._run_with(copies, module, original_forward, args, kwargs)
-        num_signs = self.num_signs if plan.spans else 1
+        num_signs = self.num_signs if plan.places else 1
         with self.scratch.allocate(plan.size(num_signs), self.compute_dtype, plan.device) as buffer:
             copies = plan.copies(buffer, num_signs)
             self._write(plan)
@@ -320,8 +328,10 @@ class PerturbedForward:
         if of not in self._plans:
             own = own_parameters(module)
             names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
-            rounded = {key: p for key, p in own.items() if key not in names and self._is_rounded(p)}
-            self._plans[of] = ModulePlan(self.params, names, rounded)
+            others = {key: p for key, p in own.items() if key not in names}
+            gathered = {key: self.params.shards[self._names[id(p)]] for key, p in others.items() if self._is_sharded(p)}
+            rounded = {key: p for key, p in others.items() if key not in gathered and self._is_rounded(p)}
+            self._plans[of] = ModulePlan(self.params, names, rounded, gathered)
         return self._plans[of]
 
     def _layer_plan(self, layer: nn.Module) -> ModulePlan:
@@ -330,12 +340,12 @@ class PerturbedForward:
         if self._planned_for is not self.params.tensors or of not in self._plans:
             modules = [m for m in layer.modules() if m in self._original_forwards and not is_lookup(m)]
             names = {name: name for module in modules for name in self._plan(module).names.values()}
-            self._plans[of] = ModulePlan(self.params, names, {})
+            self._plans[of] = ModulePlan(self.params, names, {}, {})
         return self._plans[of]
 
     def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
         """Return a module's perturbed weights as each sign sees them, where they were written with its layer's."""
-        if not self._of_layer or plan.rounds:
+        if not self._of_layer or plan.has_unperturbed:
             return []
         assert self._perturbation is not None
         of_signs = [self._of_layer[sign] for sign in self._perturbation.signs]
@@ -345,11 +355,13 @@ class PerturbedForward:
 
     def _write(self, plan: ModulePlan) -> None:
         """Write the parameters of a plan as each sign sees them."""
-        for span, outs in plan.perturbed:
+        for place, outs in plan.perturbed:
             assert self._perturbation is not None
-            self.params.noise.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
+            self.params.perturb(self._perturbation.direction, place, self._perturbation.coefficient, *outs)
         for p, out in plan.rounded:
             out.copy_(p.data)
+        for shard, out in plan.gathered:
+            shard.copy(out)
 
     def _run_with(
         self,
@@ -386,6 +398,10 @@ class PerturbedForward:
         """Whether patched forwards see this parameter perturbed now."""
         name = self._names[id(p)]
         return self._perturbation is not None and name in self.params.tensors and name not in self._read_outside_module
+
+    def _is_sharded(self, p: Tensor) -> bool:
+        """Whether this rank holds only a part of this parameter."""
+        return self._names[id(p)] in self.params.shards
 
     def _is_rounded(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter in another dtype than it is stored in."""

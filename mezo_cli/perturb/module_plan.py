@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.shards import Shard
 
 
 class ModulePlan:
@@ -16,50 +17,62 @@ class ModulePlan:
         params: the trainable tensors.
         perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
         rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
+        gathered: attribute -> shard, of the others that are not whole on this rank.
 
     Attributes:
         names: `perturbed`, as given.
-        spans: where the perturbed tensors are in flat storage.
+        places: where the perturbed tensors are.
         device: of the parameters.
-        perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
+        perturbed: (place, outputs of each sign) in the buffer that `copies` was last given.
         rounded: (parameter, output), likewise.
+        gathered: (shard, output), likewise.
     """
 
-    def __init__(self, params: Params, perturbed: Mapping[str, str], rounded: Mapping[str, nn.Parameter]) -> None:
-        self.spans = params.spans(perturbed.values())
-        self.names, self._rounded = dict(perturbed), dict(rounded)
-        self.device = next(iter([*(span.theta for span in self.spans), *rounded.values()]), torch.empty(0)).device
-        self.perturbed: list[tuple[Span, list[Tensor]]] = []
+    def __init__(
+        self,
+        params: Params,
+        perturbed: Mapping[str, str],
+        rounded: Mapping[str, nn.Parameter],
+        gathered: Mapping[str, Shard],
+    ) -> None:
+        self.places = params.places(perturbed.values())
+        self.names, self._rounded, self._gathered = dict(perturbed), dict(rounded), dict(gathered)
+        devices = [params.tensors[name].device for name in perturbed.values()]
+        devices += [p.device for p in rounded.values()] + [shard.device for shard in gathered.values()]
+        self.device = next(iter(devices), torch.device("cpu"))
+        self.perturbed: list[tuple[Span | Shard, list[Tensor]]] = []
         self.rounded: list[tuple[nn.Parameter, Tensor]] = []
+        self.gathered: list[tuple[Shard, Tensor]] = []
         self._buffer: Tensor | None = None
         self._copies: list[dict[str, Tensor]] = []
 
     @property
-    def rounds(self) -> bool:
-        """Whether there are rounded copies."""
-        return bool(self._rounded)
+    def has_unperturbed(self) -> bool:
+        """Whether there are copies without a perturbation."""
+        return bool(self._rounded or self._gathered)
 
     @property
     def is_empty(self) -> bool:
         """Whether the module sees its own parameters."""
-        return not self.spans and not self._rounded
+        return not self.places and not self.has_unperturbed
 
     def size(self, num_signs: int) -> int:
         """Return the number of elements of all copies."""
-        return num_signs * sum(span.numel for span in self.spans) + sum(p.numel() for p in self._rounded.values())
+        others = sum(p.numel() for p in self._rounded.values()) + sum(s.numel for s in self._gathered.values())
+        return num_signs * sum(place.numel for place in self.places) + others
 
     def copies(self, buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
-        """Return attribute -> its copy in `buffer`, one dict per sign; rounded copies serve both signs."""
+        """Return attribute -> its copy in `buffer`, one dict per sign; copies without a perturbation serve both."""
         if buffer is not self._buffer or num_signs != len(self._copies):
             self._buffer, self._copies = buffer, [{} for _ in range(num_signs)]
-            self.perturbed, self.rounded = [], []
+            self.perturbed, self.rounded, self.gathered = [], [], []
             begin = 0
-            for span in self.spans:
-                outs = list(buffer[begin : begin + num_signs * span.numel].chunk(num_signs))
-                begin += num_signs * span.numel
-                self.perturbed.append((span, outs))
+            for place in self.places:
+                outs = list(buffer[begin : begin + num_signs * place.numel].chunk(num_signs))
+                begin += num_signs * place.numel
+                self.perturbed.append((place, outs))
                 for copy, out in zip(self._copies, outs, strict=True):
-                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in span.pieces}
+                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in place.pieces}
                     copy.update({key: parts[name] for key, name in self.names.items() if name in parts})
             for key, p in self._rounded.items():
                 out = buffer[begin : begin + p.numel()].view(p.shape)
@@ -67,4 +80,11 @@ class ModulePlan:
                 self.rounded.append((p, out))
                 for copy in self._copies:
                     copy[key] = out
+            for key, shard in self._gathered.items():
+                out = buffer[begin : begin + shard.numel]
+                begin += shard.numel
+                self.gathered.append((shard, out))
+                (piece,) = shard.pieces
+                for copy in self._copies:
+                    copy[key] = out[: piece.numel].view(piece.shape)
         return self._copies

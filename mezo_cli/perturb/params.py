@@ -4,7 +4,7 @@ Where theta is stored in two bytes, the update of a step is computed in float32 
 noise/rounding.py. It is the same rounding whether one step is applied or, in a replay, many to one part of theta.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +17,7 @@ from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
 from mezo_cli.perturb.noise.spans import Span
+from mezo_cli.perturb.shards import Shard
 from mezo_cli.perturb.storage import move_to_flat_storage
 
 # Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
@@ -32,21 +33,23 @@ class Params:
     Args:
         model: a transformers model; its own `named_parameters()` give the names (tied tensors once).
         noise: draws z for a direction and a span of the storage.
+        shards: of the tensors of which this rank holds a part; the others are whole.
 
     Attributes:
-        noise: as given.
+        noise, shards: as given.
         fuses: whether a step of one term is one kernel where theta has two bytes. The bits are the same.
     """
 
     fuses = True
 
-    def __init__(self, model: nn.Module, noise: Noise) -> None:
-        self.noise = noise
+    def __init__(self, model: nn.Module, noise: Noise, shards: Mapping[str, Shard] | None = None) -> None:
+        self.noise, self.shards = noise, shards or {}
         self._tensors: Mapping[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._copy: Tensor | None = None  # of a span of theta
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage
-        for segment in move_to_flat_storage(self._tensors, noise.tile):
+        whole = {name: p for name, p in self._tensors.items() if name not in self.shards}
+        for segment in move_to_flat_storage(whole, noise.tile):
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
                 self._places[name] = Span(segment, first, last)
@@ -86,12 +89,25 @@ class Params:
         return unreachable
 
     def span(self, name: str) -> Span:
-        """Return where a tensor is in the storage."""
-        return self._places[name]
+        """Return where a tensor, or this rank's part of it, is in the storage."""
+        return self.shards[name].local if name in self.shards else self._places[name]
+
+    def place(self, name: str) -> Span | Shard:
+        """Return where `perturb` finds a tensor."""
+        return self.shards[name] if name in self.shards else self._places[name]
+
+    def places(self, names: Iterable[str]) -> list[Span | Shard]:
+        """Return where `perturb` finds these tensors: neighbours that are whole as one span."""
+        wanted = set(names)
+        return [*self._whole_spans(wanted), *(shard for name, shard in self.shards.items() if name in wanted)]
 
     def spans(self, names: Iterable[str]) -> list[Span]:
-        """Return where these tensors are in the storage, neighbours as one span."""
-        wanted, found = set(names), list[Span]()
+        """Return where these tensors, or this rank's parts of them, are in the storage, neighbours as one span."""
+        wanted = set(names)
+        return [*self._whole_spans(wanted), *(shard.local for name, shard in self.shards.items() if name in wanted)]
+
+    def _whole_spans(self, wanted: Collection[str]) -> list[Span]:
+        found = list[Span]()
         for name, place in self._places.items():
             if name not in wanted:
                 continue
@@ -99,6 +115,27 @@ class Params:
                 place = Span(place.segment, found.pop().first, place.last)
             found.append(place)
         return found
+
+    def perturb(self, direction: Direction, place: Span | Shard, c: float, *outs: Tensor) -> None:
+        """Write theta + c z and, to a second output, theta - c z: see `Noise.perturb`.
+
+        Args:
+            direction: names z.
+            place: of the tensors, [place.numel]; of a shard, the whole tensor is written, by all ranks together.
+            c: the coefficient.
+            outs: one or two outputs.
+        """
+        if isinstance(place, Shard):
+            place.perturb(self.noise, direction, c, *outs)
+        else:
+            self.noise.perturb(direction, place, c, *outs)
+
+    def perturb_rows(self, direction: Direction, name: str, rows: Tensor, c: float, outs: Tensor) -> None:
+        """Write rows of theta + c z and, to a second output, theta - c z: outs, [signs, R, ...], contiguous."""
+        if name in self.shards:
+            self.shards[name].perturb_rows(self.noise, direction, rows, c, outs)
+        else:
+            self.noise.perturb_rows(direction, name, self.tensors[name].data, rows, c, *outs)
 
     def update(
         self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float], names: Sequence[str] | None = None

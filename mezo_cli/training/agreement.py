@@ -48,7 +48,8 @@ def check_same_weights(session: Session, ranks: Ranks) -> None:
     Raises:
         UserError: when they do not.
     """
-    path, fingerprint = session.config.model.path, models.fingerprint(session.loaded.model)
+    path, loaded = session.config.model.path, session.loaded
+    fingerprint = models.fingerprint(loaded.model, shards=loaded.shards)
     ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
 
 
@@ -56,12 +57,15 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
     """Compare the weights of all ranks; let a rank that differs from rank 0 rebuild its own from the trajectory.
 
     Raises:
-        RunFailed: when they still differ then.
+        RunFailed: when they still differ then; at once where ranks hold parts of the weights, since no rank can replay
+            alone.
     """
     differing = _find_differing(session, ranks, ranks.timeout)
     if not differing:
         return
     names = join(f"rank {rank}" for rank in differing)
+    if session.shard_group is not None:
+        raise RunFailed(f"step {step}: the weights that every rank holds whole differ: {names} from rank 0")
     log.warning("warning: step %d: the weights of %s differ from rank 0's; rebuilding them by a replay", step, names)
     if ranks.rank in differing:
         restore.rebuild(session, run, step)
@@ -74,5 +78,6 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
 
 
 def _find_differing(session: Session, ranks: Ranks, timeout: float) -> list[int]:
-    found = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
+    loaded = session.loaded  # a part of the weights is on one rank: there is nothing to compare it with
+    found = ranks.exchange(models.fingerprint(loaded.model, exclude=loaded.shards), timeout)
     return [rank for rank, one in enumerate(found) if one != found[0]]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mezo_cli import models
-from mezo_cli.config.schema import Config, Example, TokenizedExample
+from mezo_cli.config.schema import Config, Example, ModelConfig, TokenizedExample
 from mezo_cli.distributed.ranks import Ranks, current
+from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.errors import UserError
 from mezo_cli.models import adapters
 from mezo_cli.models.parameter_names import count_parameters
@@ -30,8 +31,9 @@ from mezo_cli.objectives.reference_check import (
 from mezo_cli.optim import LossFn, Optimizer, StepResult, optimizer_class
 from mezo_cli.optim.dropout import dropout, set_rate
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.noise import Noise, make_noise
 from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.shards import gathered_modules, shard_parameters
 from mezo_cli.system import is_device_error
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
@@ -51,6 +53,7 @@ class Session:
         optimizer: updates the parameters.
         encoder: encodes rows for the model.
         ranks: the processes that share the run's steps and evaluations; None if this one is alone.
+        shard_group: the ranks that hold parts of the model; None if this process holds all of it.
     """
 
     config: Config
@@ -60,6 +63,7 @@ class Session:
     optimizer: Optimizer
     encoder: InputEncoder
     ranks: Ranks | None = None
+    shard_group: ShardGroup | None = None
 
     @property
     def params(self) -> Params:
@@ -171,7 +175,8 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
         objective_class = OBJECTIVES.load(config.objective.name)
         kind = objective_class.model_kind
-        loaded = models.load(source, kind, task.labels, config.seed)
+        group = find_shard_group(config)
+        loaded = models.load(source, kind, task.labels, config.seed, as_stored=group is not None)
         if loaded.new_head and checkpoint is None and not restores:
             log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
         if config.init == "linear_probe" and not kind.has_classifier and config.peft.name != "head":
@@ -184,10 +189,26 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
             set_rate(loaded.model, config.optimizer.dropout)
         optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
         check = trains and config.steps > 0 and not optimizer.needs_backward
-        forward, objective = _build_objective(config, loaded, encoder, check)
-        ranks = current()
+        forward, objective = _build_objective(config, loaded, encoder, check, group)
+        ranks = current() if group is None else None  # a forward of shards is one of all ranks together
         forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
-        return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
+        return Session(config, loaded, forward, objective, optimizer, encoder, ranks, group)
+
+
+def find_shard_group(config: Config) -> ShardGroup | None:
+    """Return the ranks that share the weights; None if this process is alone, or holds all of them."""
+    ranks = current()
+    return None if ranks is None or config.distributed.shard == "none" else ShardGroup(ranks)
+
+
+def _store(loaded: models.LoadedModel, noise: Noise, config: ModelConfig, group: ShardGroup | None) -> Params:
+    """Move the trainable tensors to flat storage; with a group, keep this rank's parts of the large ones alone."""
+    if group is None:
+        return Params(loaded.model, noise)
+    dtype = models.STORAGE_DTYPES[config.dtype]
+    shards = shard_parameters(loaded.model, noise.tile, group, loaded.device, dtype, whole=loaded.fresh)
+    loaded.shards = shards
+    return Params(loaded.model, noise, shards)
 
 
 def _collate(loaded: models.LoadedModel, rows: Sequence[TokenizedExample], objective: Objective | None = None) -> Batch:
@@ -198,11 +219,16 @@ def _collate(loaded: models.LoadedModel, rows: Sequence[TokenizedExample], objec
 
 @torch.no_grad()
 def _build_objective(
-    config: Config, loaded: models.LoadedModel, encoder: InputEncoder, perturbed: bool
+    config: Config,
+    loaded: models.LoadedModel,
+    encoder: InputEncoder,
+    perturbed: bool,
+    group: ShardGroup | None,
 ) -> tuple[PerturbedForward, Objective]:
     """Patch the model's forwards, build the objective, and check its logits against the unpatched model's.
 
-    The check runs on two short rows; if `perturbed`, also with perturbed weights.
+    The check runs on two short rows; if `perturbed`, also with perturbed weights. With a group, this rank keeps its
+    part of the weights alone.
     """
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     objective_class, label_ids = OBJECTIVES.load(config.objective.name), encoder.label_ids
@@ -210,12 +236,13 @@ def _build_objective(
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
     padded = _collate(loaded, rows)
     try:
-        with computing_in_float32(loaded.model):
+        params = _store(loaded, make_noise(config.optimizer.noise), config.model, group)
+        with gathered_modules(loaded.model, params.shards), computing_in_float32(loaded.model):
             reference = objective_class.reference_logits(loaded.model, padded, label_ids)
             if perturbed:
-                with flip_weights(loaded.model):
+                with flip_weights(params):
                     flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
-        forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise(config.optimizer.noise)))
+        forward = PerturbedForward(loaded.model, params)
         if config.model.paired_tokens is not None:
             forward.paired_tokens = config.model.paired_tokens
         objective = objective_class(loaded.model, forward, label_ids)
