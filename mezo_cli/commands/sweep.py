@@ -299,8 +299,9 @@ def _conclude(folder: Path, record: SweepRecord) -> int:
             report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
     for number, (path, status) in statuses.items():
         if status != "finished":
-            label = f" ({job_label(record, number)})" if record.jobs is not None else ""
-            print_line(f"failed: job {number + 1}{label}: {why_not_finished(path, status)}", sys.stderr)
+            label = job_label(record, number)
+            name = f"job {number + 1} ({label})" if label else f"job {number + 1}"
+            print_line(f"failed: {name}: {why_not_finished(path, status)}", sys.stderr)
     return 0 if finished == len(statuses) else 1
 
 
