@@ -1,18 +1,16 @@
 """Write a LoRA at theta + c z as the folder of an adapter, in the layout that `peft` and vLLM load."""
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mezo_cli.engine.scratch import scratch_folder
 from mezo_cli.models.adapters import WEIGHTS, Adapter
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
-
-MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 
 
 class AdapterFiles:
@@ -24,8 +22,8 @@ class AdapterFiles:
     """
 
     def __init__(self, adapter: Adapter, params: Params) -> None:
-        memory = MEMORY if MEMORY.is_dir() else None
-        self._root = tempfile.TemporaryDirectory(prefix="mezo-adapters-", dir=memory)
+        size = sum(p.nbytes for p in params.tensors.values())
+        self._root = scratch_folder("mezo-adapters-", 4 * size)  # theta, and both signs
         self._params, self._count = params, 0
         self._template = Path(self._root.name) / "template"
         adapter.save(self._template)

@@ -8,7 +8,6 @@ trajectory come from it. The engine has weights of its own, and only computes sc
 """
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mezo_cli.config.schema import Config
-from mezo_cli.engine.adapter_files import MEMORY, AdapterFiles
+from mezo_cli.engine.adapter_files import AdapterFiles
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.process import EngineFailed, EngineProcess
 from mezo_cli.engine.scores import EngineScores
+from mezo_cli.engine.scratch import scratch_folder
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
@@ -190,7 +190,7 @@ class Engine:
 
     def _load(self) -> None:
         """Give the engine the session's weights."""
-        with tempfile.TemporaryDirectory(prefix="mezo-weights-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        with scratch_folder("mezo-weights-", sum(p.nbytes for p in self._params.tensors.values())) as folder:
             path = Path(folder) / "theta.safetensors"
             save_file({name: p.detach().cpu().clone() for name, p in self._params.tensors.items()}, path)
             self._call("load", path=str(path))
