@@ -14,6 +14,7 @@ import pytest
 
 from mezo_cli import runs
 from mezo_cli.commands.sweep_gpus import plan_gpus
+from mezo_cli.commands.sweep_workers import as_worker
 from mezo_cli.config import overrides
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, gpu_slots, sweep_record
@@ -193,6 +194,22 @@ def test_ctrl_c_in_a_terminal_ends_the_jobs_in_hand(launcher: str, roberta: Path
     trained = [run for run in runs.find_runs(folder) if (run.path / "metrics.jsonl").exists()]
     assert trained
     assert all(run.info()["status"] == "interrupted" for run in trained)  # recorded, not only found out
+
+
+def test_the_signal_of_submitit_reaches_it_when_the_run_is_recorded() -> None:
+    called: list[int] = []
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, lambda number, _: called.append(number))
+    try:
+        with as_worker():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGUSR2)
+            assert called == []
+        assert called == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGUSR2, before)
 
 
 # --- GPUs ---
