@@ -116,8 +116,11 @@ class Shard:
             return
         first = self._first_row
         own = rows.clamp(first, first + len(self._table) - 1)
-        out, out_minus = outs[0], outs[1] if len(outs) == 2 else None
-        noise.perturb_rows(direction, self.name, self._table, own, c, out, out_minus, first_row=first)
+        of_signs = outs.unbind()
+        if len(of_signs) == 1:
+            noise.perturb_rows(direction, self.name, self._table, own, c, of_signs[0], first_row=first)
+        else:
+            noise.perturb_rows(direction, self.name, self._table, own, c, of_signs[0], of_signs[1], first_row=first)
         self._exchange_rows(rows, outs, "step")
 
     def read(self, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
