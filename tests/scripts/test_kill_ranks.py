@@ -1,13 +1,31 @@
-"""A rank of a training under torchrun is killed; it is started again, and ends in the bits of one process."""
+"""scripts/kill_ranks.py finds the processes of a torchrun, and sees how far a run is."""
 
-import pytest
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from tests.scripts.load import load_script
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_started_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_found_by_their_command(tmp_path: Path) -> None:
     script = load_script("kill_ranks")
-    monkeypatch.setattr("sys.argv", ["kill_ranks", "--kills", "1", "steps=300", "eval_every=150", "data.eval_limit=16"])
-    assert script.main() == 0, capsys.readouterr().out
-    assert "1 kills; torchrun's exit status 0; the same bits as one process: True" in capsys.readouterr().out
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", "input()", "mezo_cli", word], stdin=subprocess.PIPE)
+        for word in ("train", "train")
+    ]
+    other = subprocess.Popen([sys.executable, "-c", "input()", "torchrun"], stdin=subprocess.PIPE)
+    try:
+        found = script.ranks_of(os.getpid())
+    finally:
+        for process in (*ranks, other):
+            process.kill()
+            process.wait()
+    assert found == [process.pid for process in ranks]
+
+
+def test_the_steps_of_a_run_are_seen_by_its_trajectory(tmp_path: Path) -> None:
+    script = load_script("kill_ranks")
+    assert script.steps_of(tmp_path) == 0
+    (tmp_path / "trajectory.bin").write_bytes(bytes(100))
+    assert script.steps_of(tmp_path) == 5
