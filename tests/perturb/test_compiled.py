@@ -108,10 +108,11 @@ def test_a_cpu_with_avx512_compiles_no_tensor_operations(noise: Noise, monkeypat
     low = torch.empty(5000, dtype=torch.bfloat16)
     perturb(noise, Z, "w", theta, 1e-3, torch.empty(5000), torch.empty(5000))
     perturb(noise, Z, "w", theta, 1e-3, low)
+    perturb(noise, Z, "w", low, 1e-3, torch.empty(5000, dtype=torch.bfloat16), torch.empty(5000, dtype=torch.bfloat16))
     update_(noise, "w", theta, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
     assert Kernel.native_error is None
     assert Kernel.compiler_error is None
-    assert sum(len(kernel.compiled) for kernel in vars(KERNELS[noise.kind]).values() if isinstance(kernel, Kernel)) == 4
+    assert sum(len(kernel.compiled) for kernel in vars(KERNELS[noise.kind]).values() if isinstance(kernel, Kernel)) == 5
 
 
 def test_every_code_of_the_table_and_every_coefficient_give_the_bits_of_the_eager_form(

@@ -1,6 +1,6 @@
 // The kernels of noise/kernels.py for CPUs with AVX-512: the same bits, in about half the time of compiled tensor
 // operations. These look up each element of z alone, and have no instruction for a product of two 32-bit numbers.
-// avx512.py appends the entry point, which calls one of `perturb`, `perturb_pair`, `add` and `decay`.
+// avx512.py appends the entry point, which calls one of the functions at the end.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -108,28 +108,51 @@ __attribute__((always_inline)) inline void for_each(const Tiles& tiles, const fl
   }
 }
 
+// bfloat16 is the upper half of a float32; in this file its type is uint16_t.
+inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
+
+inline __m512 load(const uint16_t* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
 inline void store(float* out, __m512 value) { _mm512_storeu_ps(out, value); }
 
-// bfloat16: to the nearest, ties to even.
-inline void store(uint16_t* out, __m512 value) {
+// Store `value`, to whose bits `carry` is added first, as bfloat16; a nan stays one.
+inline void store_upper(uint16_t* out, __m512 value, __m512i carry) {
   const __m512i bits = _mm512_castps_si512(value);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, carry), 16);
   const __mmask16 nan = _mm512_cmp_epi32_mask(
       _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF)), _mm512_set1_epi32(0x7F800000), _MM_CMPINT_NLE);
   const __m512i safe = _mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7FC0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(safe));
 }
 
-template <class Draw, class Out>
-void perturb(const float* theta, Out* out, Tiles tiles, const float* scaled) {
-  for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) { store(out + i, _mm512_add_ps(_mm512_loadu_ps(theta + i), cz)); });
+// To the nearest, ties to even.
+inline void store(uint16_t* out, __m512 value) {
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(value), 16), _mm512_set1_epi32(1));
+  store_upper(out, value, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
 }
 
-template <class Draw, class Out>
-void perturb_pair(const float* theta, Out* out, Out* out_minus, Tiles tiles, const float* scaled) {
+// factor * value + term in float64, where the product is exact: contracted or not, it has the same bits.
+inline __m512 decayed(__m512 value, __m512 term, __m512d factor) {
+  const auto half = [=](__m256 v, __m256 t) {
+    return _mm512_cvtpd_ps(_mm512_add_pd(_mm512_mul_pd(_mm512_cvtps_pd(v), factor), _mm512_cvtps_pd(t)));
+  };
+  const __m256 low = half(_mm512_castps512_ps256(value), _mm512_castps512_ps256(term));
+  const __m256 high = half(_mm512_extractf32x8_ps(value, 1), _mm512_extractf32x8_ps(term, 1));
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+template <class Draw, class Theta, class Out>
+void perturb(const Theta* theta, Out* out, Tiles tiles, const float* scaled) {
+  for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) { store(out + i, _mm512_add_ps(load(theta + i), cz)); });
+}
+
+template <class Draw, class Theta, class Out>
+void perturb_pair(const Theta* theta, Out* out, Out* out_minus, Tiles tiles, const float* scaled) {
   for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) {
-    const __m512 value = _mm512_loadu_ps(theta + i);
+    const __m512 value = load(theta + i);
     store(out + i, _mm512_add_ps(value, cz));
     store(out_minus + i, _mm512_sub_ps(value, cz));
   });
@@ -140,17 +163,51 @@ void add(float* theta, Tiles tiles, const float* scaled) {
   perturb<Draw>(theta, theta, tiles, scaled);
 }
 
-// In float64, where the product is exact: contracted to a fused multiply-add or not, it has the same bits.
 template <class Draw>
 void decay(float* theta, Tiles tiles, const float* scaled, const double* decay_factor) {
   const __m512d factor = _mm512_set1_pd(*decay_factor);
-  for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) {
-    const auto half = [=](__m256 value, __m256 term) {
-      return _mm512_cvtpd_ps(_mm512_add_pd(_mm512_mul_pd(_mm512_cvtps_pd(value), factor), _mm512_cvtps_pd(term)));
-    };
-    _mm256_storeu_ps(theta + i, half(_mm256_loadu_ps(theta + i), _mm512_castps512_ps256(cz)));
-    _mm256_storeu_ps(theta + i + 8, half(_mm256_loadu_ps(theta + i + 8), _mm512_extractf32x8_ps(cz, 1)));
-  });
+  for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) { store(theta + i, decayed(load(theta + i), cz, factor)); });
+}
+
+// Update theta in bfloat16 and round it stochastically, as rounding.py does: a block of words rounds 256 elements.
+// `update` gives the new value of 16 elements from the old one and c z.
+template <class Draw, class Update>
+__attribute__((always_inline)) inline void rounded(
+    uint16_t* theta, const Tiles& tiles, const float* scaled, const int64_t* rounding, const Update& update) {
+  constexpr int ELEMENTS = 4 * 2 * LANES, BLOCKS = Draw::ROWS * 4 * LANES / ELEMENTS;
+  const Draw noise(scaled);
+#pragma omp parallel for num_threads(tiles.threads) if (tiles.threads > 1 && tiles.count > SERIAL)
+  for (int64_t t = 0; t < tiles.count; t++) {
+    const Words tile(tiles.numbers[t], tiles.keys[t], tiles.step_sample);
+    for (int block = 0; block < BLOCKS; block++) {
+      const Words bits(static_cast<int64_t>(tiles.numbers[t]) * BLOCKS + block, tiles.keys[t], rounding);
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; r++) {
+        const int row = block * 8 + r;  // of the tile; a word of it serves Draw::ROWS rows
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+          uint16_t* at = theta + (t * BLOCKS + block) * ELEMENTS + r * LANES + 16 * h;
+          const __m512 cz = noise.draw(tile.words[row / Draw::ROWS][h], row % Draw::ROWS);
+          const __m512i word = bits.words[r / 2][h];
+          const __m512i carry =
+              r % 2 == 0 ? _mm512_and_si512(word, _mm512_set1_epi32(0xFFFF)) : _mm512_srli_epi32(word, 16);
+          store_upper(at, update(load(at), cz), carry);
+        }
+      }
+    }
+  }
+}
+
+template <class Draw>
+void add_and_round(uint16_t* theta, Tiles tiles, const float* scaled, const int64_t* rounding) {
+  rounded<Draw>(theta, tiles, scaled, rounding, [](__m512 value, __m512 cz) { return _mm512_add_ps(value, cz); });
+}
+
+template <class Draw>
+void decay_and_round(
+    uint16_t* theta, Tiles tiles, const float* scaled, const int64_t* rounding, const double* decay_factor) {
+  const __m512d factor = _mm512_set1_pd(*decay_factor);
+  rounded<Draw>(theta, tiles, scaled, rounding, [=](__m512 value, __m512 cz) { return decayed(value, cz, factor); });
 }
 
 }  // namespace

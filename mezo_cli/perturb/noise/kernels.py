@@ -36,6 +36,7 @@ class KernelSet:
     tile: int  # elements
     max_tiles: int  # tiles per call on a CPU, so that their words stay in cache
     draw: Draw
+    native: str  # the name of `draw` in avx512.cpp, if it is there
     perturb: Kernel  # out = theta + c z
     perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
     add: Kernel  # theta <- theta + c z
@@ -117,4 +118,4 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         Kernel(function, arrays, tile, max_tiles, partial(avx512.compile_kernel, native, function.__name__))
         for function, arrays in functions
     ]
-    return KernelSet(tile, max_tiles, draw, *kernels)
+    return KernelSet(tile, max_tiles, draw, native, *kernels)

@@ -9,11 +9,12 @@ replayed step rounds as in training. The result is again float32: a value that t
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import avx512
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample
@@ -102,7 +103,9 @@ def update_kernel(kernels: KernelSet, decays: bool) -> Kernel:
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype]((view.double() * decay_factor + cz.double()).float(), bits))
 
-    return Kernel(decay if decays else add, 1, kernels.tile, MAX_ELEMENTS // kernels.tile)
+    function = decay if decays else add
+    native = partial(avx512.compile_kernel, kernels.native, f"{function.__name__}_and_round")
+    return Kernel(function, 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
 
 
 def _in_one_shape(cz: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> tuple[Tensor, Tensor]:
