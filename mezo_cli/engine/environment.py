@@ -65,11 +65,13 @@ def install(report: Callable[[str], None]) -> Path:
         UserError: when a part of it fails, with the last line of pip.
     """
     environment = folder()
+    if is_installed(environment):
+        return environment
     environment.parent.mkdir(parents=True, exist_ok=True)
     with open(environment.with_suffix(".lock"), "w") as lock:
         report("waiting for another installation")
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_installed(environment):
+        if is_installed(environment):  # by the other one
             return environment
         if environment.exists():
             report("removing what is there")
