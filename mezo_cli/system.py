@@ -1,6 +1,5 @@
 """Process and machine: versions, git commit, device name, memory, signals."""
 
-import _thread
 import contextlib
 import ctypes
 import functools
@@ -249,7 +248,8 @@ def _interrupt_after_finalizers() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
             before(unraisable)
             return
-        again = threading.Timer(0.01, _thread.interrupt_main, handled[:1])  # when the finalizer has returned
+        # When the finalizer has returned. Sent to the main thread, the signal ends a system call that waits, too.
+        again = threading.Timer(0.01, signal.pthread_kill, [threading.main_thread().ident, handled[0]])
         again.daemon = True
         again.start()
 

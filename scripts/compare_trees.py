@@ -20,7 +20,7 @@ from typing import Any
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "runs"
 DEMO = ["model=demo", "data=demo", "seed=13", "eval_every=5", "log_every=1", "data.eval_limit=40"]
 CASES = {
-    "demo": ["experiment=demo", "steps=20", "eval_every=10"],
+    "demo": ["experiment=demo", "peft=none", "batch_size=64", "steps=20", "eval_every=10"],
     "cls": [*DEMO, "objective=cls", "steps=10", "batch_size=16", "optimizer.lr=1e-3"],
     "lora": [*DEMO, "peft=lora", "steps=10", "batch_size=64", "optimizer.lr=1e-3"],
     "prefix": [*DEMO, "peft=prefix", "steps=6", "batch_size=16", "optimizer.lr=1e-2", "optimizer.eps=1e-1"],

@@ -2,7 +2,7 @@
 
     python scripts/measure_rounding.py --out outputs/rounding --seeds 13,21,42,87,100 experiment=demo-sst2 \
         data.dir=GLUE/SST-2 model.compute_dtype=bfloat16 steps=400 optimizer.lr=1e-4
-    python scripts/measure_rounding.py --kept experiment=demo
+    python scripts/measure_rounding.py --kept experiment=demo peft=none
 
 One run per seed and storage, seed by seed. `bfloat16-nearest` and `float16-nearest` round to the nearest value instead,
 which `mezo` itself does not do. `kept` is the share of the updates that theta has really made: the movement of theta

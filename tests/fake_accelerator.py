@@ -119,9 +119,9 @@ def replace(objects: dict[str, Any]) -> contextlib.ExitStack:
 def run_case(name: str, folder: Path) -> dict[str, Any]:
     """Return what the host did in the case: the product's own set-up, without its checks of values."""
 
-    def load(config: Any, *more: Any) -> Any:
+    def load(config: Any, *more: Any, **options: Any) -> Any:
         with unset_fake_temporarily():
-            loaded = original(dataclasses.replace(config, device="cpu"), *more)
+            loaded = original(dataclasses.replace(config, device="cpu"), *more, **options)
         to_fake(loaded.model)
         loaded.device = DEVICE
         return loaded

@@ -206,7 +206,11 @@ def _is_slurm(job: Any) -> bool:
 
 
 def _terminate(info: dict[str, Any]) -> None:
-    if info.get("host") == socket.gethostname():
+    if info.get("host") != socket.gethostname():
+        return
+    if info["pid"] == os.getpid():  # joblib with one job at a time: end what its thread waits for, too
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    else:
         os.kill(int(info["pid"]), signal.SIGTERM)
 
 

@@ -27,6 +27,7 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
         UserError: when the engine is not installed, does not start, or does not support the model.
     """
     if config.engine.name == "none":
+        del session  # which is replaced at the end of a run: memory may not hold two models
         yield None
         return
     if session.ranks is not None:
@@ -38,6 +39,7 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
     engine = Engine(config, longest + max(map(len, session.objective.label_ids)) - 1)
     try:
         attach(engine, session, splits[0])
+        del session  # as above
         yield engine
     finally:
         engine.close()

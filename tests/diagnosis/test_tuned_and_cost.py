@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,8 +69,8 @@ def test_a_parameter_that_no_forward_reads_is_found(roberta: Path, monkeypatch: 
 
     original = loading.load
 
-    def with_spare(*args: object) -> loading.LoadedModel:
-        loaded = original(*args)  # type: ignore[arg-type]
+    def with_spare(*args: Any, **options: Any) -> loading.LoadedModel:
+        loaded = original(*args, **options)
         loaded.model.roberta.spare = torch.nn.Linear(3, 3)
         return loaded
 

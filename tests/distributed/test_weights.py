@@ -106,6 +106,7 @@ def test_an_interrupted_run_goes_on_with_or_without_shards(roberta: Path, movies
     assert files(tmp_path / "stopped") == files(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_one_process_evaluates_and_replays_what_ranks_have_trained(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", *small(roberta, movies, run, FULL)]
@@ -135,6 +136,7 @@ def test_what_needs_whole_weights_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_file_in_two_bytes_is_converted_part_by_part(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """It gives the weights that one process gets, which converts all of it at once."""
     import transformers

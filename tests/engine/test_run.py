@@ -61,6 +61,7 @@ def differ_little(grads: list[float], others: list[float]) -> bool:
     return len(grads) == len(others) and max(abs(a - b) for a, b in zip(grads, others, strict=True)) <= 1e-3 * mean
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_leaves_a_run_that_is_resumed_and_replayed(setting: Setting) -> None:
     """All parameters: the run ends as if the engine had not died, and as the model's own forwards end."""
     died = setting.train("died", mode="dies=10")  # 2 scores per step, and 2 in the check at the start
