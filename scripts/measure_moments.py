@@ -4,11 +4,11 @@
     python scripts/measure_moments.py cost      time of an update, as a ratio to MeZO's
     python scripts/measure_moments.py cost --rounds 50 model=demo data=files data.dir=GLUE/SST-2 batch_size=16
 
-`error` takes `--steps` steps of each method (experiment=demo peft=none batch_size=64, unless settings are given). It applies
-the recorded projected gradients twice, with a window and with the exact moment, and compares how far theta has moved. It
-does so from theta = 0, to leave out the rounding of theta, and for one layer's tensors, as all elements of z have the
-same distribution. Printed are the mean over five single steps (the last one and four before it) and the error of all
-steps together. `cost` takes steps of all methods in turn, each with its own model, and prints medians.
+`error` takes `--steps` steps of each method (experiment=demo peft=none batch_size=64, unless settings are given). It
+applies the recorded projected gradients twice, with a window and with the exact moment, and compares how far theta has
+moved. It does so from theta = 0, to leave out the rounding of theta, and for one layer's tensors, as all elements of z
+have the same distribution. Printed are the mean over five single steps (the last one and four before it) and the error
+of all steps together. `cost` takes steps of all methods in turn, each with its own model, and prints medians.
 """
 
 import argparse
