@@ -27,7 +27,7 @@ class ShardGroup:
     def gather_(self, whole: "Tensor", purpose: str) -> None:
         """Fill `whole`, [size * n], of which this rank has written its own n elements, with those of the others.
 
-        By broadcasts: with gloo, torch's own all-gather takes five times as long and the memory of a second output.
+        By broadcasts: with gloo, torch's own all-gather is slower and needs the memory of a second output.
 
         Args:
             whole: the tensor.
