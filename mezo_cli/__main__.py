@@ -5,9 +5,19 @@ import sys  # built in, as nothing else may take time before `main`
 
 def main() -> None:
     """Run the command line. Ctrl-C while it is imported, or a second one, ends in one line too."""
+    lost = []  # a Ctrl-C inside a callback of the import system or a finalizer: Python would print it and go on
+    default = sys.unraisablehook
+
+    def remember(unraisable: "sys.UnraisableHookArgs") -> None:
+        (lost.append if unraisable.exc_type is KeyboardInterrupt else default)(unraisable)
+
     try:
+        sys.unraisablehook = remember
         from mezo_cli.cli import main as run
 
+        sys.unraisablehook = default
+        if lost:
+            raise KeyboardInterrupt
         run()
     except (KeyboardInterrupt, Exception) as error:
         from mezo_cli.errors import is_interruption

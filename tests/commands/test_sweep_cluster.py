@@ -85,7 +85,7 @@ def test_ctrl_c_cancels_what_slurm_has_not_started(
     cluster: dict[str, str], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     cpus = os.cpu_count()
-    folder, more = tmp_path / "sweep", ("steps=100000", "eval_every=0", "log_every=1", "seed=1,2")
+    folder, more = tmp_path / "sweep", ("steps=100000", "eval_every=0", "optimizer.lr=1e-6", "seed=1,2")
     one = ("hydra/launcher=submitit_slurm", f"hydra.launcher.cpus_per_task={cpus}")
     running = start(*sweep(roberta, movies, folder, *one, *more), cwd=tmp_path, **cluster)
     wait_until_it_trains(folder, running)

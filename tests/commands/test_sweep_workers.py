@@ -155,7 +155,7 @@ def test_a_sweep_goes_on_with_another_launcher_in_the_same_bits(
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_a_killed_worker_is_interrupted_and_resumed(launcher: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    words = sweep(roberta, movies, folder, launcher, "seed=1,2", "steps=40", "eval_every=0", "log_every=1")
+    words = sweep(roberta, movies, folder, launcher, "seed=1,2", "steps=1000", "eval_every=0", "optimizer.lr=1e-6")
     running = start("train", *words, cwd=tmp_path)
     info = wait_until_it_trains(folder, running)
     os.kill(info["pid"], signal.SIGKILL)
@@ -179,7 +179,7 @@ def test_a_killed_worker_is_interrupted_and_resumed(launcher: str, roberta: Path
 def test_ctrl_c_in_a_terminal_ends_the_jobs_in_hand(launcher: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
     """Every process of the group gets SIGINT, as from a terminal."""
     folder = tmp_path / "sweep"
-    words = sweep(roberta, movies, folder, launcher, "seed=1,2,3", "steps=100000", "eval_every=0", "log_every=1")
+    words = sweep(roberta, movies, folder, launcher, "seed=1,2,3", "steps=100000", "eval_every=0", "optimizer.lr=1e-6")
     code = "import os, sys; os.setsid(); os.execv(sys.executable, [sys.executable, '-m', 'mezo_cli', *sys.argv[1:]])"
     command = [sys.executable, "-c", code, "train", *map(str, words)]
     pipe = subprocess.PIPE

@@ -176,8 +176,8 @@ def other_weights(rank: int) -> None:
     if rank == 1:
         before = models.load
 
-        def load(*args: Any) -> Any:
-            loaded = before(*args)
+        def load(*args: Any, **options: Any) -> Any:
+            loaded = before(*args, **options)
             with torch.no_grad():
                 next(loaded.model.parameters()).view(-1)[5] += 1.0
             return loaded

@@ -246,7 +246,8 @@ def processes_about(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_no_process_is_left(number: int, status: int, roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = small(roberta, movies, run, "logger=[wandb,trackio]", "steps=100000", "log_every=1", "eval_every=0")
+    words = ["steps=100000", "log_every=1", "eval_every=0", "optimizer.lr=1e-6"]
+    words = small(roberta, movies, run, "logger=[wandb,trackio]", *words)
     process = start("train", *words, cwd=tmp_path, MEZO_TEST=str(tmp_path))
     deadline = time.monotonic() + 300
     while not list(run.glob("wandb/offline-run-*/run-*.wandb")) or not list(run.glob("trackio/*.db")):
