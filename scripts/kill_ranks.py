@@ -20,6 +20,7 @@ from pathlib import Path
 RANKS = 2
 SETTINGS = [
     "experiment=demo",
+    "peft=none",
     "batch_size=8",
     "steps=600",
     "eval_every=100",
