@@ -26,6 +26,11 @@ def is_interruption(error: BaseException | None) -> bool:
     return error is not None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not blank, or the name of its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known word nearest to `word`, or `""` if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from mezo_cli.errors import first_line
+
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -214,7 +216,7 @@ def is_device_error(error: BaseException) -> bool:
 
 def describe_device_error(error: BaseException) -> str:
     """Return an error for which `is_device_error` is true in one line, without torch's advice."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    first = first_line(error)
     reason = re.sub(r"^\[enforce fail[^]]*\][^.]*\. ", "", first).split(". ")[0]  # the CPU allocator's own place in C++
     return f"out of memory: {reason}" if is_out_of_memory(error) else f"the device failed: {reason}"
 

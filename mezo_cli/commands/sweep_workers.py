@@ -19,7 +19,7 @@ from typing import Any
 from mezo_cli.commands.slurm_queue import SlurmQueue
 from mezo_cli.commands.sweep_jobs import job_label, job_statuses, why_not_finished
 from mezo_cli.console import format_duration
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, first_line
 from mezo_cli.runs import Run
 from mezo_cli.runs.sweep_record import SweepRecord
 from mezo_cli.system import ENDING_SIGNALS, signal_handlers
@@ -52,7 +52,7 @@ def launch(folder: Path, record: SweepRecord, start: Callable[[], None]) -> None
             if LOST_PROCESS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
                 raise
             if not supervisor.stopping:
-                log.warning("a process of the sweep ended before its job: %s", _first_line(error))
+                log.warning("a process of the sweep ended before its job: %s", first_line(error))
             _wait_for_others(folder, record, submitted)
         except KeyboardInterrupt:  # asked a second time
             for job in submitted:
@@ -104,10 +104,6 @@ def as_worker() -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
         if came and callable(before):
             before(signal.SIGUSR2, came[0])
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 # --- report and stop ---

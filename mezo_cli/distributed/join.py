@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from mezo_cli import system
 from mezo_cli.distributed.launch import Launch, read_launch
 from mezo_cli.distributed.ranks import DEFAULT_TIMEOUT, RankLost, Ranks, sharing
-from mezo_cli.errors import RunFailed, RunStopped, UserError
+from mezo_cli.errors import RunFailed, RunStopped, UserError, first_line
 
 
 @contextmanager
@@ -77,10 +77,8 @@ def _meet(launch: Launch) -> Any:
         store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=seconds)))
     except (RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"the {launch.size} ranks did not meet at {address} (MASTER_ADDR:MASTER_PORT): {first}"
-        ) from error
+        place = f"{address} (MASTER_ADDR:MASTER_PORT)"
+        raise UserError(f"the {launch.size} ranks did not meet at {place}: {first_line(error)}") from error
     # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
     return dist.PrefixStore(f"start {launch.restarts}", store)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.shares import share_of
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed, UserError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -229,7 +229,7 @@ class Ranks:
         try:
             return function(*args)
         except RuntimeError as error:  # the process that holds the store is gone
-            raise RankLost(f"the store of the ranks is gone: {_first_line(error)}") from error
+            raise RankLost(f"the store of the ranks is gone: {first_line(error)}") from error
 
     # --- errors ---
 
@@ -290,7 +290,7 @@ class Ranks:
         names = " and ".join(f"rank {rank}" for rank in missing) or "a rank"
         if "timed out" in str(error).lower():
             return RankLost(f"{names} did not answer within distributed.timeout={self.timeout:g} s")
-        return RankLost(f"{names} ended: {_first_line(error)}")
+        return RankLost(f"{names} ended: {first_line(error)}")
 
 
 @contextmanager
@@ -301,10 +301,6 @@ def sharing(ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _first_difference(ours: str, theirs: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 from mezo_cli.config.schema import Config, LoggerConfig, to_dict
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.errors import UserError, did_you_mean, first_line, join
 from mezo_cli.hub import hub_url, is_offline, is_reachable
 from mezo_cli.models.download import describe_download
 from mezo_cli.runs import Run, trajectory
@@ -233,5 +233,5 @@ def _explain_errors(name: str, cached_only: bool) -> Iterator[None]:
             raise UserError(f"{name}: {why}, and it is not in the local cache") from error
         if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise UserError(f"{name}: it is no trajectory folder, made by `mezo export --trajectory`") from error
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        first = first_line(error)
         raise UserError(f"{name}: cannot be downloaded from {hub_url()}: {first}") from error

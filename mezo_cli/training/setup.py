@@ -16,7 +16,7 @@ from mezo_cli import models
 from mezo_cli.config.schema import Config, Example, ModelConfig, TokenizedExample
 from mezo_cli.distributed.ranks import Ranks, current
 from mezo_cli.distributed.shard_group import ShardGroup
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, first_line
 from mezo_cli.models import adapters
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives import LOSSES, OBJECTIVES
@@ -257,8 +257,6 @@ def _build_objective(
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if is_device_error(error):
             raise
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"{name} is a model family that objective={config.objective.name} does not support: {first}"
-        ) from error
+        family = f"{name} is a model family that objective={config.objective.name} does not support"
+        raise UserError(f"{family}: {first_line(error)}") from error
     return forward, objective

@@ -1,7 +1,6 @@
 """A run whose forwards an engine computes: the trajectory of the model's own forwards, replay without it, its end."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from tests.command_line import error_line, mezo, small
 from tests.engine.fakes import fake_python
 
 ENGINE = ("engine=vllm", "engine.memory=100000000")
+
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,6 @@ class Setting:
         """The projected gradients of a run."""
         lines = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
         return [line["projected_grad"] for line in lines if line["kind"] == "train"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def eager() -> Iterator[None]:
-    """Draw z without compiled kernels: to compile them takes longer than these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,12 @@ from tests import tiny
 from tests.command_line import environment as process_environment
 from tests.command_line import mezo, small
 
-pytestmark = pytest.mark.skipif(
-    "MEZO_TEST_ENGINE" not in os.environ, reason="needs vLLM in an environment of its own: make test-engine"
-)
+pytestmark = [
+    pytest.mark.usefixtures("eager"),
+    pytest.mark.skipif(
+        "MEZO_TEST_ENGINE" not in os.environ, reason="needs vLLM in an environment of its own: make test-engine"
+    ),
+]
 
 # vLLM's attention on a CPU takes heads of 32 elements or more
 SHAPES: dict[str, dict[str, int]] = {
@@ -39,14 +41,6 @@ def python() -> Path:
     """The python of the engine's environment; MEZO_TEST_ENGINE may name another."""
     given = os.environ["MEZO_TEST_ENGINE"]
     return environment.find_python(given if "/" in given else None)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def eager() -> Iterator[None]:
-    """Draw z without compiled kernels: to compile them, in each process, takes longer than these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mezo_cli.errors import first_line
+
 log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
@@ -78,7 +80,7 @@ class Kernel:
         try:
             compiled = self._compile_native(arrays, rest) or self._checked(self._compile(arrays, rest), arrays, rest)
         except Exception as error:  # a compiler fails in many ways, for which torch has no common type
-            Kernel.compiler_error = _first_line(error)
+            Kernel.compiler_error = first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
             return
         self.compiled[self._key(*tensors)] = compiled
@@ -91,7 +93,7 @@ class Kernel:
             compiled = self.native(arrays)
             return None if compiled is None else self._checked(compiled, arrays, rest)
         except Exception as error:  # as above
-            Kernel.native_error = _first_line(error)
+            Kernel.native_error = first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
             return None
 
@@ -117,7 +119,7 @@ class Kernel:
         except Exception as error:  # torch's private interfaces have changed: the public one works too
             compiled = self.compile_guarded(*example, *rest)
             if Kernel.guarded_because is None:
-                Kernel.guarded_because = _first_line(error)
+                Kernel.guarded_because = first_line(error)
                 log.warning("warning: %s", describe_kernels()[1])
             return compiled
 
@@ -210,10 +212,6 @@ def describe_kernels() -> tuple[str, str]:
     if Kernel.native_error is not None:
         return "compiled", f"the noise does not use AVX-512, and takes twice the time: {Kernel.native_error}"
     return "compiled", ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _eager() -> bool:
