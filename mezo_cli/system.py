@@ -94,7 +94,10 @@ def device_name(device: Any) -> str:
 
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+    if device.type == "cpu":
+        count = torch.get_num_threads()
+        return f"{device} ({count} thread{'' if count == 1 else 's'})"
+    return str(device)
 
 
 def visible_gpus() -> list[str]:

@@ -129,6 +129,18 @@ def test_the_model_hears_the_difference() -> None:
     assert sum(wins) / len(wins) > 0.65
 
 
+def test_the_card_shows_the_words_that_the_model_gives() -> None:
+    completions = re.findall(r"^\| (.*`<mask>`.*) \| (.*) \|$", (DEMO / "model" / "README.md").read_text("utf-8"), re.M)
+    assert len(completions) == 5
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    model = AutoModelForMaskedLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
+    for said, shown in completions:
+        ids = tokenizer(said.replace("`", ""), return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            scores = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
+        assert [tokenizer.decode([i]).strip() for i in scores.topk(5).indices.tolist()] == shown.split(", "), said
+
+
 @pytest.mark.slow
 def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
     """`mezo train experiment=demo`, one seed: 5 points of dev accuracy (63% before), test above 67% (61%)."""

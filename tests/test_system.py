@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mezo_cli import system
 from tests.command_line import environment
@@ -127,3 +128,9 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
     assert system.git_dirty() is False
     (package / "system.py").write_text("2\n")
     assert system.git_dirty() is True
+
+
+@pytest.mark.parametrize(("threads", "shown"), [(1, "cpu (1 thread)"), (2, "cpu (2 threads)")])
+def test_the_name_of_a_device_counts_threads(threads: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert system.device_name(torch.device("cpu")) == shown
