@@ -4,11 +4,13 @@
         data.dir=GLUE/SST-2 model.compute_dtype=bfloat16 steps=400 optimizer.lr=1e-4
     python scripts/measure_rounding.py --kept experiment=demo peft=none
 
-One run per seed and storage, seed by seed. `bfloat16-nearest` and `float16-nearest` round to the nearest value instead,
-which `mezo` itself does not do. `kept` is the share of the updates that theta has really made: the movement of theta
-from the first step to the last, projected on the sum of the same updates in float32. It is 1 where nothing is lost.
-A run that is in DIR already is not repeated. The table is printed again after every run. `--kept` trains nothing: it
-applies 40 steps with made-up projected gradients at several learning rates, and prints what is kept.
+One run per seed and storage, seed by seed; the losses are those before the first step and after the last, the best dev
+accuracy and that of test are of the weights that the run keeps. `bfloat16-nearest` and `float16-nearest` round to the
+nearest value instead, which `mezo` itself does not do. `kept` is the share of the updates that theta has really made:
+the movement of theta from the first step to the last, projected on the sum of the same updates in float32. It is 1
+where nothing is lost. A run that is in DIR already is not repeated. The table is printed again after every run.
+`--kept` trains nothing: it applies 40 steps with made-up projected gradients at several learning rates, and prints what
+is kept.
 """
 
 import argparse
@@ -20,7 +22,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -40,20 +41,32 @@ from mezo_cli.training.setup import prepare
 
 NEAREST = "-nearest"
 STORAGE = ("float32", "bfloat16", f"bfloat16{NEAREST}", "float16", f"float16{NEAREST}")
+KEPT = "figures.json"
+FORMS = {"dev loss before": ".3f", "after": ".3f", "kept": ".3f"}
 
 
-def train(folder: Path, words: list[str], storage: str) -> dict[str, Any]:
-    """Train one run and return its figures."""
+def train(folder: Path, words: list[str], storage: str) -> None:
+    """Train one run, and write beside it what is kept of its updates."""
     config = build_config([*words, f"model.dtype={storage.removesuffix(NEAREST)}", "checkpoint=trajectory"])
     with to_nearest() if storage.endswith(NEAREST) else nullcontext():
         console = make_console()
         with console_logging(console):
-            summary = execute(Run.create(folder, to_yaml(config), sys.argv), config, console)
+            execute(Run.create(folder, to_yaml(config), sys.argv), config, console)
         kept = share_kept(config, Run(folder))
-    zero_shot = Run(folder).evaluations("dev")[0]["accuracy"]
-    figures = {"before": zero_shot, "dev": summary["dev"]["accuracy"], "test": summary["test"]["accuracy"]}
-    (folder / "figures.json").write_text(json.dumps(figures | {"kept": kept}))
-    return figures | {"kept": kept}
+    (folder / KEPT).write_text(json.dumps({"kept": kept}))
+
+
+def figures(folder: Path) -> dict[str, float]:
+    """Return the figures of a run that is done, in percent where they are accuracies."""
+    dev, (test,) = (Run(folder).evaluations(split) for split in ("dev", "test"))
+    return {
+        "dev loss before": dev[0]["loss"],
+        "after": dev[-1]["loss"],
+        "dev before": 100 * dev[0]["accuracy"],
+        "best dev": 100 * max(one["accuracy"] for one in dev),
+        "test": 100 * test["accuracy"],
+        "kept": json.loads((folder / KEPT).read_text())["kept"],
+    }
 
 
 @contextmanager
@@ -119,19 +132,19 @@ def flat(params: Params) -> Tensor:
     return torch.cat([p.detach().flatten().double() for p in params.tensors.values()])
 
 
-def show(done: dict[tuple[str, str], dict[str, Any]]) -> None:
+def show(done: dict[tuple[str, str], dict[str, float]]) -> None:
     """Print one row per storage: mean and standard deviation over the seeds."""
-    print("\n| theta | seeds | dev before | best dev | test | kept |\n|---|---|---|---|---|---|")
+    names = list(next(iter(done.values())))
+    print(f"\n| theta | seeds | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
     for storage in STORAGE:
-        rows = [figures for (_, name), figures in done.items() if name == storage]
+        rows = [found for (_, name), found in done.items() if name == storage]
         if rows:
-            cells = [spread([100 * row[name] for row in rows]) for name in ("before", "dev", "test")]
-            kept = spread([row["kept"] for row in rows], ".3f")
-            print(f"| {storage} | {len(rows)} | {' | '.join(cells)} | {kept} |")
+            cells = [spread([row[name] for row in rows], FORMS.get(name, ".1f")) for name in names]
+            print(f"| {storage} | {len(rows)} | {' | '.join(cells)} |")
     sys.stdout.flush()
 
 
-def spread(values: list[float], form: str = ".1f") -> str:
+def spread(values: list[float], form: str) -> str:
     """Return the mean and, for several values, their standard deviation."""
     deviation = f" ({statistics.stdev(values):{form}})" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{form}}{deviation}"
@@ -149,16 +162,13 @@ def main() -> None:
     if args.kept:
         show_kept(args.words)
         return
-    done: dict[tuple[str, str], dict[str, Any]] = {}
+    done: dict[tuple[str, str], dict[str, float]] = {}
     for seed in args.seeds.split(","):
         for storage in args.storage.split(","):
             folder = args.out / f"{storage}-{seed}"
-            stored = folder / "figures.json"
-            done[seed, storage] = (
-                json.loads(stored.read_text())
-                if stored.is_file()
-                else train(folder, [*args.words, f"seed={seed}"], storage)
-            )
+            if not (folder / KEPT).is_file():
+                train(folder, [*args.words, f"seed={seed}"], storage)
+            done[seed, storage] = figures(folder)
             show(done)
 
 

@@ -25,5 +25,5 @@ def test_stochastic_rounding_keeps_the_updates_and_rounding_to_nearest_does_not(
     assert kept("float16") == pytest.approx(1, abs=0.05)
     with script.to_nearest():
         assert kept("bfloat16") < 0.3
-    assert script.spread([0.5]) == "0.5"
-    assert script.spread([1.0, 3.0]) == "2.0 (1.4)"
+    assert script.spread([0.5], ".1f") == "0.5"
+    assert script.spread([1.0, 3.0], ".1f") == "2.0 (1.4)"
