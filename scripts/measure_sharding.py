@@ -28,6 +28,7 @@ from measure_storage import SHAPES, Steps, config_of, make_folder, memory
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.distributed.ranks import Ranks, sharing
+from mezo_cli.system import trim_malloc
 
 MODES = ("one", "full", "fsdp2")
 
@@ -35,6 +36,7 @@ MODES = ("one", "full", "fsdp2")
 def measure(step: Any, before: int, steps: int) -> dict[str, Any]:
     """Take steps, and return the peaks of start and steps in bytes, and the seconds of each step."""
     start_up = memory("VmHWM") - before
+    trim_malloc()  # as after each step of a run
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     seconds = [step() for _ in range(steps + 1)]
     return {"start": start_up, "peak": memory("VmHWM") - before, "seconds": seconds[1:]}

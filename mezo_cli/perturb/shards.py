@@ -238,3 +238,4 @@ def gathered_modules(model: nn.Module, shards: Mapping[str, Shard]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+        trim_malloc()  # glibc keeps the freed tensors, which have other sizes than those of the steps
