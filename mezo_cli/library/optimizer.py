@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ NOISE = Setting("noise", str, "gaussian", choices=("gaussian", "rademacher"))
 SEED = Setting("seed", int, 0, low=0, high=2**32 - 1)
 SETTINGS = {setting.name: setting for setting in (LR, EPS, WEIGHT_DECAY, SAMPLES, NOISE, SEED)}
 SAVED = ("steps", "seed", "eps", "samples", "noise")
-RATIO_TOLERANCE = 1e-6  # of a group's lr to the first group's, which is the one that the trajectory stores
+RATIO_TOLERANCE = 1e-6  # of a group's lr to that of the group that the trajectory stores
+NAMES_SHOWN = 8  # of tensors in one log line
 
 
 class MezoOptimizer(torch.optim.Optimizer):
@@ -43,12 +44,13 @@ class MezoOptimizer(torch.optim.Optimizer):
         loss = optimizer.step(lambda: loss_of(model, batch))
 
     The closure must return the loss of one fixed batch: it is called twice per direction, with theta + eps z and with
-    theta - eps z. Make it once the model is on its device: its trainable tensors move to one storage, and the forwards
+    theta - eps z. Make it once the model is on its device: the tuned tensors move to one storage, and the forwards
     of its modules are replaced. Outside `step` the model computes what it did before.
 
-    The first step calls the closure twice more: once with gradients, to leave out the tensors that the loss does not
+    The first step calls the closure twice more: once with a graph, to leave out the tensors that the loss does not
     depend on (when the loss has a graph), and once with perturbed weights, to find those that a module reads from
-    another one. The latter are perturbed in place for each sign, and their exact bits are put back.
+    another one. The latter are perturbed in place for each sign, and their exact bits are put back. What only a later
+    closure uses is not found.
 
     Args:
         model: any module. Its own `named_parameters()` give the names, by which z is drawn.
@@ -89,9 +91,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         groups = to_groups(model, params)
         _check_settings(groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        reference = _reference_lr(self.param_groups)
         for group in self.param_groups:
-            first = self.param_groups[0]["lr"]
-            group["lr_ratio"] = group["lr"] / first if first else 1.0
+            group["lr_ratio"] = group["lr"] / reference if reference else 1.0
         self.eps, self.samples, self.noise, self.seed, self.steps = eps, samples, noise, seed, 0
         self.result: MezoResult | None = None
         self.unreachable: list[str] = []
@@ -99,10 +101,10 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._model, self._path = model, None if trajectory is None else Path(trajectory)
         self._writer: Writer | None = None
         self._started = False
-        tuned = Params(model, make_noise(noise))
         names = {name for group in groups for name in group["names"]}
-        tuned.tensors = {name: p for name, p in tuned.tensors.items() if name in names}
-        self.forward = PerturbedForward(model, tuned, rounds_frozen=False)
+        self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds_frozen=False)
+        self._places = _places(model, names)
+        self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a group after the optimizer was made: memory and names are laid out by then.
@@ -124,7 +126,9 @@ class MezoOptimizer(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
+            UserError: when the closure returns no loss, or the weights are not where the optimizer has put them.
         """
+        self._check_addresses()
         with in_eval_mode(self._model):
             if not self._started:
                 self._start(closure)
@@ -134,8 +138,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         n, rounded = self.samples, [to_float32(grad) for grad in grads]
         if not all(map(math.isfinite, rounded)):
             raise FloatingPointError(f"step {self.steps + 1}: the losses are {plus[0]} and {minus[0]}, not finite")
-        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(self.param_groups[0]["lr"]))
-        groups = self._groups_now()
+        reference = _reference_lr(self.param_groups)
+        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(reference))
+        groups = self._groups_at(reference)
         if self._path is not None:
             self._record(self.result, groups)
         apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)])
@@ -150,13 +155,18 @@ class MezoOptimizer(torch.optim.Optimizer):
         """Go on after the step of a state dict; the model must have the weights of that step.
 
         Raises:
-            UserError: when it is of another noise, or lacks a field.
+            UserError: when it is of another noise or of other tensors, or lacks a field.
         """
         for name in SAVED:
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
         if state_dict["noise"] != self.noise:
             raise UserError(f"state_dict: its noise is {state_dict['noise']}, this optimizer's is {self.noise}")
+        saved, own = (
+            [group["names"] for group in groups] for groups in (state_dict["param_groups"], self.param_groups)
+        )
+        if saved != own:
+            raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name in SAVED:
             setattr(self, name, state_dict[name])
@@ -171,12 +181,14 @@ class MezoOptimizer(torch.optim.Optimizer):
 
     def _start(self, closure: Closure) -> None:
         """Find which tensors the loss depends on, and which of them a module reads from another one."""
-        with torch.enable_grad():
-            loss = to_tensor(closure())
+        loss = loss_with_graph(closure)
         if loss.grad_fn is not None:
             self.unreachable = self.forward.params.select_reachable(loss)
+        del loss  # and its graph
         self.uncovered = find_uncovered(self.forward, closure, Direction(self.seed, self.steps), self.eps)
         self.forward.replace_whole(self.uncovered)
+        if self.unreachable:
+            log.warning("MezoOptimizer: not in the graph of the loss, so not tuned: %s", _in_short(self.unreachable))
         if self.uncovered:
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
@@ -190,14 +202,28 @@ class MezoOptimizer(torch.optim.Optimizer):
             raise UserError("step(paired=True): the closure must return both losses, a tensor of shape [2]")
         return losses
 
-    def _groups_now(self) -> list[dict[str, Any]]:
+    def _check_addresses(self) -> None:
+        """Refuse to go on where an update would not reach the model: its weights are in other memory now.
+
+        Raises:
+            UserError: naming the first such tensor.
+        """
+        for name, p in self.forward.params.tensors.items():
+            owner, key = self._places[name]
+            if owner.get(key) is not p or p.data_ptr() != self._addresses[name] or p.dtype != torch.float32:
+                raise UserError(
+                    f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
+                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to go on"
+                )
+
+    def _groups_at(self, reference: float) -> list[dict[str, Any]]:
         """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
-        tuned, first = self.forward.params.tensors, float(self.param_groups[0]["lr"])
+        tuned = self.forward.params.tensors
         groups = []
         for group in self.param_groups:
             lr, ratio = float(group["lr"]), group["lr_ratio"]
-            if abs(lr - first * ratio) > RATIO_TOLERANCE * abs(lr):
-                ratio = lr / first if first else math.nan
+            if abs(lr - reference * ratio) > RATIO_TOLERANCE * abs(lr):
+                ratio = lr / reference  # which is only 0 if all are
             names = [name for name in group["names"] if name in tuned]
             groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
         return groups
@@ -229,16 +255,56 @@ def to_tensor(loss: Tensor | float) -> Tensor:
         raise UserError(f"the closure returned {type(loss).__name__}; it must return a number or a tensor") from error
 
 
+def loss_with_graph(closure: Closure) -> Tensor:
+    """Return a closure's loss with its autograd graph, [], without the activations that a backward would need.
+
+    So the memory is that of a forward without gradients. A closure that itself takes a gradient needs them: it is
+    called again, and they are kept.
+    """
+    with torch.enable_grad():
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _refuse_activation):
+                return to_tensor(closure())
+        except _ActivationNeededError:
+            return to_tensor(closure())
+
+
+class _ActivationNeededError(Exception):
+    """A backward needs an activation that was not kept."""
+
+
+def _refuse_activation(packed: None) -> Tensor:
+    raise _ActivationNeededError
+
+
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Let a model be in eval mode inside, as MeZO needs it (paper, section 2), each module as before at exit."""
-    training = [module for module in model.modules() if module.training]
+    before = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in before.items():
+            module.training = training
+
+
+def _places(model: nn.Module, names: set[str]) -> dict[str, tuple[Mapping[str, nn.Parameter | None], str]]:
+    """Return name -> (the parameters of its module by key, its key there)."""
+    return {
+        name: (model.get_submodule(owner)._parameters, key)
+        for name, (owner, _, key) in ((name, name.rpartition(".")) for name in names)
+    }
+
+
+def _reference_lr(groups: list[dict[str, Any]]) -> float:
+    """Return the learning rate that the trajectory stores for a step: the first group's that is not 0."""
+    return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
+
+
+def _in_short(names: list[str]) -> str:
+    """Return a few of the names, and how many more there are."""
+    return join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
 def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
@@ -254,5 +320,7 @@ def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
             check_value(name, group.get(name, values[name]), SETTINGS[name])
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     for name, p in tensors.items():
+        if nn.parameter.is_lazy(p):
+            raise UserError(f"params: {name} has no shape yet: run the model once before the optimizer is made")
         if p.dtype != torch.float32:
             raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of torch.float32")

@@ -30,7 +30,7 @@ def apply_records(
         params: the tuned tensors.
         groups: each with `names`, `weight_decay`, and `lr_ratio`, its learning rate's ratio to the record's.
         seed: of the run.
-        records: (step, the n projected gradients, the first group's learning rate).
+        records: (step, the n projected gradients, the learning rate of the first group where it is not 0).
     """
     for group in groups:
         terms: list[tuple[Direction, float]] = []
@@ -117,6 +117,4 @@ def _params_of(model: nn.Module, found: Trajectory, path: Path) -> Params:
     for name, shape in found.header.tensors:
         if shapes.get(name) != shape:
             raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
-    params = Params(model, make_noise(found.header.noise))
-    params.tensors = {name: params.tensors[name] for name, _ in found.header.tensors}
-    return params
+    return Params(model, make_noise(found.header.noise), names={name for name, _ in found.header.tensors})

@@ -11,6 +11,7 @@ memory is that of a forward plus the largest module. The same patch rounds the w
 z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `perturb_rows`, as the module runs.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -258,13 +259,14 @@ class PerturbedForward:
                 continue
             self._original_forwards[module] = module.forward
             patched = self._lookup_forward if is_lookup(module) else self._module_forward
-            module.forward = partial(patched, module, module.forward)
+            module.forward = PatchedForward(patched, module, module.forward)
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
-                layer.forward = partial(self._layer_forward, layer, layer.forward)
+                layer.forward = PatchedForward(self._layer_forward, layer, layer.forward)
 
-    def _lookup_forward(self, module: nn.Module, original_forward: Callable[..., Tensor], ids: Tensor) -> Tensor:
+    def _lookup_forward(self, module: nn.Module, original_forward: Callable[..., Tensor], input: Tensor) -> Tensor:
         """Run an embedding; only the rows that the batch looks up are perturbed."""
+        ids = input  # nn.Embedding's name for it
         weight = module.get_parameter("weight")
         if torch.is_grad_enabled():
             self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
@@ -408,6 +410,30 @@ class PerturbedForward:
         return p.dtype != self.compute_dtype and (self._rounds_frozen or p.requires_grad)
 
 
+class PatchedForward(partial[Any]):
+    """A module's patched forward: `PatchedForward(function, module, original_forward)`.
+
+    A copy of the module (copy.deepcopy, torch.save) gets the original forward, bound to the copy: it is no part of
+    the model that is trained, and reads its own weights.
+    """
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The original forward: its signature is what transformers looks at."""
+        original: Callable[..., Any] = self.args[1]
+        return original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return copy.deepcopy(self.__wrapped__, memo)
+
+    def __reduce__(self) -> Any:
+        return _identity, (self.__wrapped__,)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
     own = {key: p for key, p in module._parameters.items() if p is not None}
@@ -418,5 +444,9 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def is_lookup(module: nn.Module) -> bool:
-    """Return whether a module looks up rows and no more. A subclass's own forward may scale them, or find positions."""
-    return isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+    """Return whether a module looks up rows and no more.
+
+    A subclass's own forward may scale them, or find positions; with `max_norm` rows are scaled first.
+    """
+    plain = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+    return plain and module.max_norm is None

@@ -34,6 +34,7 @@ class Params:
         model: a transformers model; its own `named_parameters()` give the names (tied tensors once).
         noise: draws z for a direction and a span of the storage.
         shards: of the tensors of which this rank holds a part; the others are whole.
+        names: of the trainable tensors; None for all with requires_grad.
 
     Attributes:
         noise, shards: as given.
@@ -42,9 +43,17 @@ class Params:
 
     fuses = True
 
-    def __init__(self, model: nn.Module, noise: Noise, shards: Mapping[str, Shard] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        noise: Noise,
+        shards: Mapping[str, Shard] | None = None,
+        names: Collection[str] | None = None,
+    ) -> None:
         self.noise, self.shards = noise, shards or {}
-        self._tensors: Mapping[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._tensors: Mapping[str, nn.Parameter] = {
+            n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
+        }
         self._copy: Tensor | None = None  # of a span of theta
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage

@@ -1,6 +1,8 @@
 """The step in a loop of one's own: its losses, its update, what it tunes, and what a mistake is answered."""
 
 import copy
+import io
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,21 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x[:, None])[0][:, 0])
 
 
+class Limited(nn.Module):
+    """An embedding that limits the norm of its rows, and is called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 6, max_norm=1.0)
+        self.out = nn.Linear(6, 3)
+        self.rows = torch.arange(8) % 5
+        self.embed(self.rows)  # every forward writes rows that are too long: here the first one
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 3]."""
+        return self.out(x + self.embed(input=self.rows))
+
+
 def plain() -> nn.Module:
     """Return a small network with dropout and a normalization."""
     return nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.Dropout(0.5), nn.Tanh(), nn.Linear(12, 3))
@@ -67,12 +84,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "attention": Attention,
     "recurrent": Recurrent,
+    "limited": Limited,
 }
 UNCOVERED = {
     "plain": [],
     "tied": ["embed.weight"],
     "attention": ["attention.out_proj.weight", "attention.out_proj.bias"],
     "recurrent": [],  # nn.LSTM sees that its weights are others, and lists them again
+    "limited": [],
 }
 
 
@@ -86,9 +105,14 @@ def loss_of(model: nn.Module) -> Tensor:
     return loss
 
 
-def in_place_step(model: nn.Module, step: int, lr: float, eps: float, decay: float, samples: int) -> list[float]:
-    """Take one step as Algorithm 1 says, on copies of the weights; return the projected gradients."""
-    noise, named = make_noise("gaussian"), dict(model.named_parameters())
+def in_place_step(
+    model: nn.Module, step: int, lr: float, eps: float, decay: float, samples: int, part: str = ""
+) -> list[float]:
+    """Take one step as Algorithm 1 says, on copies of the weights; return the projected gradients.
+
+    `part` is in the names of the tensors that are tuned.
+    """
+    noise, named = make_noise("gaussian"), {name: p for name, p in model.named_parameters() if part in name}
     start = {name: p.data.clone() for name, p in named.items()}
     z = [
         {name: noise.z(Direction(0, step, i), name, p.shape, "cpu").view(p.shape) for name, p in named.items()}
@@ -141,6 +165,12 @@ def test_the_modules_are_in_eval_mode_inside_and_as_before_outside() -> None:
     optimizer.step(closure)
     assert seen == {(False,) * len(before)}
     assert [module.training for module in model.modules()] == before
+
+
+def test_each_module_is_as_before_if_the_closure_changes_it() -> None:
+    model = make().eval()
+    MezoOptimizer(model).step(lambda: loss_of(model.train()).item())
+    assert not any(module.training for module in model.modules())
 
 
 def test_a_loss_without_a_graph_tunes_all_and_a_loss_with_one_what_it_reaches() -> None:
@@ -224,6 +254,107 @@ def test_frozen_weights_of_another_dtype_stay_as_they_are() -> None:
     assert torch.equal(model.body.weight, body)
 
 
+@pytest.mark.parametrize("copied", ["deepcopy", "torch.save"])
+def test_a_copy_of_the_model_reads_its_own_weights(copied: str) -> None:
+    model = make()
+    optimizer = MezoOptimizer(model, lr=0.1)
+    optimizer.step(lambda: loss_of(model))
+    with torch.no_grad():
+        best = loss_of(model.eval())
+    if copied == "deepcopy":
+        kept = copy.deepcopy(model)
+    else:
+        content = io.BytesIO()
+        torch.save(model, content)
+        content.seek(0)
+        kept = torch.load(content, weights_only=False)
+    optimizer.step(lambda: loss_of(model))
+    with torch.no_grad():
+        assert loss_of(model) != best
+        assert loss_of(kept) == best
+    MezoOptimizer(kept, lr=0.1).step(lambda: loss_of(kept))  # it can be trained, too
+    assert loss_of(kept) != best
+
+
+def test_weights_that_were_moved_are_refused() -> None:
+    """An update of the memory that the optimizer knows would change nothing in the model."""
+
+    def replace_data(model: nn.Module) -> None:
+        for p in model.parameters():
+            p.data = p.data.clone()
+
+    moves: list[Callable[[nn.Module], object]] = [
+        replace_data,
+        lambda model: model.load_state_dict(make().state_dict(), assign=True),
+        lambda model: model.bfloat16(),
+        MezoOptimizer,
+    ]
+    for move in moves:
+        model = make()
+        optimizer = MezoOptimizer(model)
+        optimizer.step(lambda model=model: loss_of(model))  # type: ignore[misc]
+        move(model)
+        with pytest.raises(UserError, match=r"^0\.weight was moved since the optimizer was made"):
+            optimizer.step(lambda model=model: loss_of(model))  # type: ignore[misc]
+        assert optimizer.steps == 1
+    model = make()
+    optimizer = MezoOptimizer(model)
+    model.load_state_dict(make().state_dict())  # in place
+    optimizer.step(lambda: loss_of(model))
+
+
+def test_two_optimizers_tune_two_parts_of_a_model() -> None:
+    model, reference = make(), make().eval()
+    parts = ("0.", "4.")
+    optimizers = [MezoOptimizer(model, lambda name, part=part: part in name, lr=0.01, eps=1e-2) for part in parts]  # type: ignore[misc]
+    for step in range(2):
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            optimizer.step(lambda: loss_of(model))
+            in_place_step(reference, step, 0.01, 1e-2, 0.0, 1, part)
+    for p, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.data, wanted.data, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_step_keeps_no_activations() -> None:
+    model, outputs, alive = make(), list[Any](), list[int]()
+    for module in model:
+        module.register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
+
+    def closure() -> Tensor:
+        outputs.clear()
+        loss = loss_of(model)
+        alive.append(sum(one() is not None for one in outputs))
+        return loss
+
+    optimizer = MezoOptimizer(model)
+    optimizer.step(closure)
+    assert alive == [0, 0, 0, 0]
+    assert optimizer.unreachable == []
+
+
+def test_a_closure_may_take_a_gradient_itself() -> None:
+    def slope(model: nn.Module) -> Tensor:
+        with torch.enable_grad():
+            x = X.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return gradient.square().mean()
+
+    model = make()
+    optimizer = MezoOptimizer(model, lr=0.01)
+    assert optimizer.step(lambda: slope(model)) > 0
+    assert optimizer.unreachable == ["4.bias"]
+
+
+def test_tensors_that_are_left_out_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])})
+    optimizer = MezoOptimizer(model)
+    for _ in range(2):
+        optimizer.step(lambda: F.cross_entropy(model["used"](X), Y))
+    shown = [name for name, _ in model["unused"].named_parameters(prefix="unused")][:8]
+    text = "MezoOptimizer: not in the graph of the loss, so not tuned: "
+    assert caplog.messages == [f"{text}{', '.join(shown)} and 2 more"]
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lr": -1.0}, "lr=-1.0"),
     ({"eps": 0.0}, "eps=0.0"),
@@ -257,6 +388,8 @@ def test_what_a_closure_may_return() -> None:
         optimizer.step(lambda: model(X))
     with pytest.raises(UserError, match="the closure returned str; it must return a number or a tensor"):
         optimizer.step(lambda: "low")  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match=r"1\.weight has no shape yet: run the model once"):
+        MezoOptimizer(nn.Sequential(nn.Linear(6, 4), nn.LazyLinear(3)))
     with pytest.raises(UserError, match="are given when it is made"):
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
 

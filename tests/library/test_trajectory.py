@@ -97,7 +97,31 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     ahead.load_state_dict({**done.state_dict(), "steps": 5})
     with pytest.raises(UserError, match=r"it has 2 steps, and the state_dict is of step 5"):
         ahead.step(lambda: loss_of(model))
+    nested = nn.ModuleDict({"inner": make()})
+    with pytest.raises(UserError, match="its groups are not of the same tensors, by name"):
+        MezoOptimizer(nested).load_state_dict(done.state_dict())
     assert path.read_bytes() == content
+
+
+def test_a_group_with_rate_0_stays_and_the_others_are_tuned(tmp_path: Path) -> None:
+    model, fresh = make(), make()
+    groups = [{"params": ["0.weight"], "lr": 0.0}, {"params": ["4.weight"]}]
+    train(model, tmp_path / "run.bin", 4, params=groups)
+    changed = [name for name, p in model.named_parameters() if not torch.equal(p, fresh.get_parameter(name))]
+    assert changed == ["4.weight"]
+    replay(fresh.requires_grad_(False), tmp_path / "run.bin")
+    assert bits(fresh) == bits(model)
+
+
+def test_the_first_groups_rate_may_fall_to_0() -> None:
+    model = make()
+    optimizer = MezoOptimizer(model, [{"params": ["0.weight"], "lr": 0.1}, {"params": ["4.weight"]}], lr=0.1)
+    optimizer.step(lambda: loss_of(model))
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = {name: p.data.clone() for name, p in model.named_parameters()}
+    optimizer.step(lambda: loss_of(model))
+    assert model[4].weight.isfinite().all()
+    assert {n for n, p in model.named_parameters() if not torch.equal(p, before[n])} == {"4.weight"}
 
 
 def test_the_ratio_of_the_groups_rates_is_fixed_where_it_is_recorded(tmp_path: Path) -> None:
