@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from mezo_cli.errors import UserError, join
 
 COMMANDS = ("train", "resume", "eval", "predict")  # those that ranks can share
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+WAIT_SECONDS = 10.0  # how long a rank that has failed waits for rank 0 to end
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,11 @@ def check_restarts(run_dir_given: bool) -> None:
 
 @contextmanager
 def silent_followers() -> Iterator[None]:
-    """Discard what a rank other than 0 prints inside the block: they all print the same."""
+    """Discard what a rank other than 0 prints inside the block: they all print the same.
+
+    Where the block ends with an error, `torchrun` sends SIGTERM to all ranks once one of them is gone. So the others
+    wait for that signal: rank 0 has then printed the error, and is the one that `torchrun` reports.
+    """
     try:
         launch = read_launch()
     except UserError:  # reported by the command
@@ -91,6 +97,10 @@ def silent_followers() -> Iterator[None]:
         sys.stdout = sys.stderr = null
         try:
             yield
+        except SystemExit as error:
+            if error.code not in (None, 0, 130) and "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(WAIT_SECONDS)
+            raise
         finally:
             sys.stdout, sys.stderr = before
 

@@ -72,6 +72,22 @@ def test_other_ranks_print_nothing(two_ranks: None, monkeypatch: pytest.MonkeyPa
     assert (result.code, result.out, result.err) == (2, "", "")
 
 
+def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that ends with an error brings SIGTERM to the others: rank 0 could not print its line."""
+    waited: list[float] = []
+    monkeypatch.setattr("mezo_cli.distributed.launch.time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setenv("RANK", "1")
+    mezo("runs")
+    assert waited == []  # srun ends no rank because of another
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    for words in (["runs"], ["train", "--help"], ["train", "-m", "seed=1,2"]):
+        mezo(*words)
+    assert waited == [10.0, 10.0]  # not for --help
+    monkeypatch.setenv("RANK", "0")
+    assert "2 ranks were started" in error_line(mezo("runs"))
+    assert waited == [10.0, 10.0]
+
+
 def test_a_loss_that_is_not_known_by_rows_is_refused() -> None:
     ranks: Any = SimpleNamespace(split="rows", size=2, check_same=lambda what, text: None)
     rows = Splits([Example(("a",), 0)] * 4, [], None)
