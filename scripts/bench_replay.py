@@ -72,19 +72,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--tensors", choices=("all", "lora"), nargs="+", default=["all", "lora"])
+    parser.add_argument("--noise", choices=("gaussian", "rademacher"), nargs="+", default=["gaussian", "rademacher"])
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 100])
     args = parser.parse_args()
     print(f"{args.layers} layers, {args.steps} steps, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| tensors | noise | samples | ms per step, long | short | long / short |\n|---|---|---|---|---|---|")
     for tensors in args.tensors:
-        for noise in ("gaussian", "rademacher"):
+        for noise in args.noise:
             for samples in args.samples:
                 steps = max(SHORT, args.steps // samples)
                 long, short, ratio = measure(args.layers, tensors == "lora", noise, samples, steps)
-                name = tensors
-                print(
-                    f"| {name} | {noise} | {samples} | {1e3 * long:.3g} | {1e3 * short:.3g} | {ratio:.2f} |", flush=True
-                )
+                times = f"{1e3 * long:.3g} | {1e3 * short:.3g} | {ratio:.2f}"
+                print(f"| {tensors} | {noise} | {samples} | {times} |", flush=True)
 
 
 if __name__ == "__main__":
