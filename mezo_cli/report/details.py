@@ -143,8 +143,13 @@ class RunDetails:
         steps = f"{config.steps:,}" if self.entry.finished else f"{self.entry.steps_done:,} of {config.steps:,}"
         return (
             f"{method_name(config)} {verb} {self._trained()} of {self.model} on {data} for {steps} steps of "
-            f"{config.batch_size} rows: {settings}, seed {config.seed}."
+            f"{self._batch_size()} rows: {settings}, seed {config.seed}."
         )
+
+    def _batch_size(self) -> int:
+        """Return the rows of a step: a training set that is smaller than a batch is the whole batch."""
+        size = self.config.batch_size
+        return min(size, (self.info.get("rows") or {}).get("train") or size)
 
     def _rows(self) -> str:
         rows = self.info.get("rows") or {}

@@ -36,6 +36,7 @@ def test_the_result_against_the_start(finished: Path) -> None:
     assert run.prompt == "<s>a film of no great length. It was<mask>.</s>"
     assert run.label_words() == [("negative", "terrible"), ("positive", "great")]
     assert "MeZO trained all 1,000 parameters of roberta-large on sst2 (32 training rows" in run.sentence()
+    assert "for 40 steps of 32 rows:" in run.sentence()  # batch_size=64, of which there are 32
 
 
 def test_how_it_was_started(finished: Path, tmp_path: Path) -> None:
