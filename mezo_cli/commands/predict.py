@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.commands.shared_run import in_turn
+from mezo_cli.commands.run_of_ranks import in_turn
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
@@ -80,13 +80,7 @@ def predict(
             found = _answer_lines(session, quiet) if stream else _predict(session, rows or _read_lines(task))
     if ranks is not None and not ranks.is_first:
         return
-    cut = sum(one.cut for one in found)
-    if cut:
-        verb = "was" if cut == 1 else "were"
-        print_line(
-            f"note: {cut} of {len(found)} rows {verb} longer than {session.encoder.max_length} tokens and {verb} cut",
-            sys.stderr,
-        )
+    _warn_of_cut_rows(found, session.encoder.max_length)
     if out is not None:
         try:
             write_atomically(out, _FORMATS[out.suffix](found, task))
@@ -155,6 +149,14 @@ def _print(found: Sequence["Prediction"], quiet: bool) -> None:
         text = " | ".join(" ".join(text.split()) for text in one.columns.values())
         line = f"{one.predicted:{longest}}  {scores}  {text}"
         print_line(line if width is None or len(line) <= width else line[: width - 3] + "...")
+
+
+def _warn_of_cut_rows(found: Sequence["Prediction"], max_length: int) -> None:
+    cut = sum(one.cut for one in found)
+    if cut:
+        verb = "was" if cut == 1 else "were"
+        text = f"note: {cut} of {len(found)} rows {verb} longer than {max_length} tokens and {verb} cut"
+        print_line(text, sys.stderr)
 
 
 def _document(opened: Opened, found: Sequence["Prediction"]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from mezo_cli.commands.change_end import apply_new_end, with_new_end
 from mezo_cli.commands.execute import announce, execute, relative
 from mezo_cli.commands.open_run import is_shared
-from mezo_cli.commands.shared_run import check_shareable, share_run
+from mezo_cli.commands.run_of_ranks import check_shareable, share_run
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import print_line, training_output

@@ -92,13 +92,8 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
         UserError: when the directory contains a sweep over another grid, or a job's run with other settings.
     """
     folder = plan.directory
-    record = SweepRecord(
-        overrides=[text for text in plan.overrides if not text.startswith("hydra.sweep.dir=")],
-        argv=list(sys.argv),
-        cwd=os.getcwd(),
-        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
-        jobs=None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)],
-    )
+    jobs = None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)]
+    record = sweep_record.new(plan.overrides, config_dir, jobs)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
     for job in plan.jobs or ():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.resume import resume_run
-from mezo_cli.commands.shared_run import check_shareable, share_run
+from mezo_cli.commands.run_of_ranks import check_shareable, share_run
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml

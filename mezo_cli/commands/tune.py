@@ -6,13 +6,10 @@ it starts. A trial's number seeds the sampler, so a search that was interrupted 
 
 import dataclasses
 import logging
-import math
-import os
 import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,9 +18,9 @@ from mezo_cli.commands.execute import announce, execute, relative
 from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.keys import check_key, key_type
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.schema import Config
+from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.console import print_line, training_output
@@ -38,26 +35,6 @@ log = logging.getLogger("mezo")
 
 STUDY = "study.journal"
 GOALS: dict[str, Literal["maximize", "minimize"]] = {"score": "maximize", "loss": "minimize"}
-DEFAULT_KEYS = ("optimizer.lr", "optimizer.eps")  # searched from a tenth of their value to ten times it
-LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
-
-
-@dataclass(frozen=True)
-class Range:
-    """A key and where its value is searched for, both ends included."""
-
-    key: str
-    low: float
-    high: float
-    kind: type  # int or float
-
-    @property
-    def is_log(self) -> bool:
-        """Whether the value is drawn by its logarithm."""
-        return self.low > 0 and self.high / self.low >= LOG_FROM
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.kind(self.low)!r}:{self.kind(self.high)!r}"
 
 
 def tune(
@@ -87,17 +64,11 @@ def tune(
     if goal not in GOALS:
         raise UserError(f"--goal {goal}: allowed are {', '.join(GOALS)}")
     base, folder = _compose_base(overrides, config_dir)
-    searched = _parse_ranges(ranges, base)
+    searched = parse_ranges(ranges, base)
     for end in ("low", "high"):
         _compose_trial(overrides, config_dir, [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched])
-    record = SweepRecord(
-        overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
-        argv=list(sys.argv),
-        cwd=os.getcwd(),
-        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
-        jobs=[],
-        tune={"ranges": [str(one) for one in searched], "trials": trials, "goal": goal},
-    )
+    search = {"ranges": [str(one) for one in searched], "trials": trials, "goal": goal}
+    record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
     return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
@@ -136,55 +107,11 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 
 def _compose_trial(overrides: Sequence[str], config_dir: str | None, values: Sequence[str]) -> Config:
-    return compose.build_config([*(text for text in overrides if not text.startswith("hydra.")), *values], config_dir)
+    return compose.build_config([*_settings(overrides), *values], config_dir)
 
 
-def _parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
-    """Return the ranges, or those of the default keys around their values.
-
-    Raises:
-        UserError: for a text that is no range of a numeric key.
-    """
-    if not texts:
-        found = []
-        for key in DEFAULT_KEYS:
-            value = _value(base, key)
-            if not value:
-                raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
-            found.append(Range(key, value / 10, value * 10, float))
-        return found
-    found = [_parse_range(text) for text in texts]
-    names = [one.key for one in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"--range {twice}: given twice")
-    return found
-
-
-def _parse_range(text: str) -> Range:
-    key, _, ends = text.partition("=")
-    shape = f"--range '{text}': expected KEY=LOW:HIGH, e.g. optimizer.lr=1e-6:1e-4"
-    parts = ends.split(":")
-    if not key or len(parts) != 2:
-        raise UserError(shape)
-    check_key(key)
-    kind: Any = key_type(key)
-    if kind not in (int, float) or key == "max_seconds":
-        raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
-    try:
-        low, high = (kind(part) for part in parts)
-    except ValueError as error:
-        raise UserError(f"{shape}; {key} takes {'whole numbers' if kind is int else 'numbers'}") from error
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UserError(f"{shape}, LOW below HIGH")
-    return Range(key, low, high, kind)
-
-
-def _value(config: Config, key: str) -> Any:
-    node: Any = to_dict(config)
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+def _settings(overrides: Sequence[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith("hydra.")]
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
@@ -266,7 +193,7 @@ def _next_trial(
     jobs = list(record.jobs or ())
     if number == len(jobs):
         values = [f"{key}={value!r}" for key, value in params.items()]
-        jobs.append(SweepJob(number, [*_settings(record), *values], str(number)))
+        jobs.append(SweepJob(number, [*_settings(record.overrides), *values], str(number)))
         record = dataclasses.replace(record, jobs=jobs)
         record.write(folder)
     return record, number
@@ -276,10 +203,6 @@ def _suggest(trial: "optuna.Trial", one: Range) -> float:
     if one.kind is int:
         return trial.suggest_int(one.key, int(one.low), int(one.high), log=one.is_log)
     return trial.suggest_float(one.key, one.low, one.high, log=one.is_log)
-
-
-def _settings(record: SweepRecord) -> list[str]:
-    return [text for text in record.overrides if not text.startswith("hydra.")]
 
 
 def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:

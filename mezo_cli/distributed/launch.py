@@ -107,6 +107,7 @@ def silent_followers() -> Iterator[None]:
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
-    if not text.isdecimal() or (name == "WORLD_SIZE" and int(text) == 0):
-        raise UserError(f"{name}={text}: it is set by torchrun to a number of ranks; expected a whole number")
+    least = " from 1 on" if name == "WORLD_SIZE" else ""
+    if not text.isdecimal() or (least and int(text) == 0):
+        raise UserError(f"{name}={text}: torchrun sets it; expected a whole number{least}")
     return int(text)

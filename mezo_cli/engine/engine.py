@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, config: Config, max_length: int) -> None:
         self.config, self._max_length = config, max_length
-        self._error: type[UserError | RunFailed] = UserError  # RunFailed once it has started
+        self._is_started = False  # from then on its errors are `RunFailed`
         self._adapters: AdapterFiles | None = None
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
@@ -73,7 +73,7 @@ class Engine:
             UserError: when the engine does not support the model, or computes other scores.
         """
         self._params = forward.params
-        first = self._error is UserError
+        first = not self._is_started
         words = max(map(len, own.label_ids))
         if first:
             check_heads(self.config, loaded.model.config)
@@ -86,7 +86,7 @@ class Engine:
         scores = EngineScores(loaded.model, forward, own.label_ids, lambda *asked: self._score(forward, *asked))
         if first:
             self._check(forward, own, scores, rows)
-            self._error = RunFailed
+            self._is_started = True
         return scores
 
     def _start(self, loaded: LoadedModel, raw_logits: bool) -> None:
@@ -204,7 +204,8 @@ class Engine:
         try:
             return self._process.call(method, **params)
         except EngineFailed as failure:
-            raise self._error(f"engine={self.config.engine.name} failed: {failure}") from failure
+            kind = RunFailed if self._is_started else UserError
+            raise kind(f"engine={self.config.engine.name} failed: {failure}") from failure
 
     def _close_adapters(self) -> None:
         if self._adapters is not None:

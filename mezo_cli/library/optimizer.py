@@ -100,6 +100,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         self.uncovered: list[str] = []
         self._model, self._path = model, None if trajectory is None else Path(trajectory)
         self._writer: Writer | None = None
+        self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
         self._started = False
         names = {name for group in groups for name in group["names"]}
         self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds_frozen=False)

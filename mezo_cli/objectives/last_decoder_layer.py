@@ -53,9 +53,8 @@ class LastDecoderLayer:
         # OPT-350m's norm is behind the attention.
         before = getattr(layer, "do_layer_norm_before", True)
         self._norm = layer.get_submodule(self._names.norm) if before else nn.Identity()
-        self._states: Tensor | None = (
-            None  # the layer's input, [signs, tokens, width]; None: all positions are computed
-        )
+        # The layer's input, [signs, tokens, width], while read positions alone are computed.
+        self._states: Tensor | None = None
         layer.forward = partial(self._run, layer.forward)
         attention.forward = partial(self._attend, attention, attention.forward)
 

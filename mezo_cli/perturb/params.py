@@ -146,9 +146,7 @@ class Params:
         else:
             self.noise.perturb_rows(direction, name, self.tensors[name].data, rows, c, *outs)
 
-    def update(
-        self, terms: Sequence[tuple[Direction, float]], decays: Sequence[float], names: Sequence[str] | None = None
-    ) -> None:
+    def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
         Args:

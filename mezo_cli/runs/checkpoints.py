@@ -1,7 +1,6 @@
 """The checkpoints `best` and `last`: written whole or not at all, with the checksums of their files in mezo.json."""
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ from typing import Any
 
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.files import read_json, sync, write_atomically, write_error, write_new_folder
+from mezo_cli.runs.files import file_sha256, read_json, sync, write_atomically, write_error, write_new_folder
 
 NAMES = ("best", "last")
 CHECKSUMS = "mezo.json"  # {"step": ..., "sha256": {file name: checksum}}
@@ -30,7 +29,7 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
 
     def write_with_checksums(new: Path) -> None:
         write(new)
-        sums = {path.name: _sha256(path) for path in sorted(new.iterdir()) if path.is_file()}
+        sums = {path.name: file_sha256(path) for path in sorted(new.iterdir()) if path.is_file()}
         write_atomically(new / CHECKSUMS, json.dumps(add_checksum({"step": step, "sha256": sums}), indent=2) + "\n")
 
     try:
@@ -69,7 +68,7 @@ def verify(checkpoint: Path) -> None:
         path = checkpoint / name
         if not path.is_file():
             raise UserError(f"{path} is missing from the checkpoint{REPAIR_HINT}")
-        if _sha256(path) != stored:
+        if file_sha256(path) != stored:
             raise UserError(f"{path} is damaged: it does not match its checksum in {CHECKSUMS}{REPAIR_HINT}")
 
 
@@ -110,8 +109,3 @@ def _read_checksums(checkpoint: Path) -> dict[str, Any]:
     if verify_checksum(values) is None:
         raise UserError(f"{path} is damaged: it does not match its own checksum{REPAIR_HINT}")
     return values
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

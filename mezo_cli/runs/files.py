@@ -5,6 +5,7 @@ A file's bytes are safe after its fsync, its name after the fsync of its folder.
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -103,6 +104,12 @@ def sync(path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES):
             raise
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:

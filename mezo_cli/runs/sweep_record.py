@@ -5,6 +5,9 @@ It is written before the first job starts, so that a sweep that was interrupted 
 
 import dataclasses
 import json
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,26 @@ class SweepRecord:
     def directories(self, folder: Path) -> dict[int, Path]:
         """Return the run directory of every known job by its number."""
         return {job.number: folder / job.directory for job in self.jobs or ()}
+
+
+def new(
+    overrides: Sequence[str], config_dir: str | None, jobs: list[SweepJob] | None, tune: dict[str, Any] | None = None
+) -> SweepRecord:
+    """Return the record of a sweep that this process starts in its working directory; nothing is written.
+
+    Args:
+        overrides: of the command line; the sweep's own directory is left out, so that the folder can be moved.
+        config_dir: the user's config folder.
+        jobs, tune: as in the record.
+    """
+    return SweepRecord(
+        overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
+        argv=list(sys.argv),
+        cwd=os.getcwd(),
+        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
+        jobs=jobs,
+        tune=tune,
+    )
 
 
 def exists(folder: Path) -> bool:

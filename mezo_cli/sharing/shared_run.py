@@ -21,8 +21,8 @@ from mezo_cli.hub import hub_url, is_offline, is_reachable
 from mezo_cli.models.download import describe_download
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import verify_checksum
-from mezo_cli.runs.files import read_json
-from mezo_cli.sharing.trajectory_folder import FILES, FORMAT, MANIFEST, START, check_rebuildable, file_sha256
+from mezo_cli.runs.files import file_sha256, read_json
+from mezo_cli.sharing.trajectory_folder import FILES, FORMAT, MANIFEST, START, check_rebuildable
 
 log = logging.getLogger("mezo")
 

@@ -23,7 +23,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
-from mezo_cli.runs.files import write_atomically
+from mezo_cli.runs.files import file_sha256, write_atomically
 from mezo_cli.sharing.card import write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
@@ -112,12 +112,6 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
     write_atomically(folder / MANIFEST, json.dumps(add_checksum(manifest), indent=2) + "\n")
     card = dataclasses.replace(make_card(run, last, steps["best"], repo), adapter=False, library="mezo")
     write_atomically(folder / CARD, write_card(card, [("Use", _use(config, repo, weights))]))
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _portable(config: Config, run: Run, revision: str | None) -> Config:

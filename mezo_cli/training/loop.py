@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from mezo_cli import data, system
-from mezo_cli.config.schema import Config, Splits
+from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.fewshot import limit
@@ -52,21 +52,9 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     if resume_step is None:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
     del splits  # the texts of train and dev are not needed any more
+    sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
     with explain_device_errors("before the first step", smaller_batches(config)):
-        unreachable = session.exclude_unreachable(train_rows[0])
-        device, trainable = system.device_name(session.loaded.device), session.trainable()
-        run.update(
-            device=device,
-            matmul_precision=torch.get_float32_matmul_precision(),
-            task_version=config.task.version,
-            trainable=trainable,
-        )
-        _log_model(session, unreachable, session.keep_states(train_rows, dev_rows) if config.steps else 0)
-        sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
-        if resume_step is None and config.init == "linear_probe":
-            run.update(probe=fit_output_layer(session, train_rows))
-        if resume_step is None and config.steps and session.optimizer.replayable:
-            precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
+        _prepare_first_step(session, run, train_rows, dev_rows, sampler, is_new=resume_step is None)
     if ranks is not None:
         agreement.check_same_weights(session, ranks)
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
@@ -115,6 +103,31 @@ def _check_data_unchanged(run: Run, splits: Splits) -> None:
     before = run.info().get("data_fingerprint")
     if before not in (None, splits.fingerprint):
         raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
+
+
+def _prepare_first_step(
+    session: Session,
+    run: Run,
+    train_rows: list[TokenizedExample],
+    dev_rows: list[TokenizedExample],
+    sampler: BatchSampler,
+    *,
+    is_new: bool,
+) -> None:
+    """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
+    config = session.config
+    unreachable = session.exclude_unreachable(train_rows[0])
+    run.update(
+        device=system.device_name(session.loaded.device),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        task_version=config.task.version,
+        trainable=session.trainable(),
+    )
+    _log_model(session, unreachable, session.keep_states(train_rows, dev_rows) if config.steps else 0)
+    if is_new and config.init == "linear_probe":
+        run.update(probe=fit_output_layer(session, train_rows))
+    if is_new and config.steps and session.optimizer.replayable:
+        precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
 
 
 def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:

@@ -57,10 +57,9 @@ def load_checkpoint(config: Config, run: Run, name: str) -> Session:
     """
     if name.isdecimal():
         return load_step(config, run, int(name))
-    if name not in checkpoints.NAMES:
-        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
+    _check_name(name)
     if (run.checkpoints / name).is_dir():
-        return _load_folder(config, run, name)
+        return load_verified(config, run, name)
     _require_trajectory(config, run, name)
     past = _read_trajectory(run)
     step = _last_step(config, run, past) if name == "last" else _best_step(config, run, past)
@@ -95,7 +94,7 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
     """
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     if not optimizer_class(config.optimizer).replayable and step in saved.values():
-        return _load_folder(config, run, next(name for name, at in saved.items() if at == step))
+        return load_verified(config, run, next(name for name, at in saved.items() if at == step))
     _require_trajectory(config, run, f"step {step}")
     past = trajectory.read(run.trajectory) if for_resume else _read_trajectory(run)
     return _load_step(config, run, past, step, for_resume)
@@ -110,9 +109,9 @@ def _load_step(config: Config, run: Run, past: Trajectory, step: int, for_resume
     at, name = max(usable)
     state, state_step = run.checkpoints / "last" / OPTIMIZER_STATE, saved["last"]
     if not state.is_file() or state_step is None or state_step > step or (at == step and not for_resume):
-        return _replay(_load_folder(config, run, name), run, past, at, step, for_resume)
+        return _replay(load_verified(config, run, name), run, past, at, step, for_resume)
     # The moments are stored: start from there, also when `best` is newer, which would need them rebuilt.
-    return _replay(_load_folder(config, run, "last"), run, past, state_step, step, for_resume, state)
+    return _replay(load_verified(config, run, "last"), run, past, state_step, step, for_resume, state)
 
 
 def rebuild(session: Session, run: Run, step: int) -> None:
@@ -141,7 +140,7 @@ def load_for_resume(config: Config, run: Run, step: int) -> Session:
     """
     if optimizer_class(config.optimizer).replayable:
         return load_step(config, run, step, for_resume=True)
-    session = _load_folder(config, run, "last")
+    session = load_verified(config, run, "last")
     if not session.optimizer.replayable:
         session.optimizer.load_state(run.checkpoints / "last" / OPTIMIZER_STATE)
     return session
@@ -193,10 +192,6 @@ def load_verified(config: Config, run: Run, name: str) -> Session:
     Raises:
         UserError: when a file is missing or damaged.
     """
-    return _load_folder(config, run, name)
-
-
-def _load_folder(config: Config, run: Run, name: str) -> Session:
     checkpoints.verify(run.checkpoints / name)
     return prepare(config, run.checkpoints / name)
 

@@ -55,9 +55,9 @@ class Noise(Protocol):
 
         Args:
             direction: names z.
-            span: of theta, float32.
+            span: of theta: float32, or float16 or bfloat16, which are widened first.
             c: the coefficient, rounded to float32.
-            out: float32 or bfloat16 [span.numel], contiguous; may not overlap theta.
+            out: [span.numel], in any of these dtypes, contiguous; may not overlap theta.
             out_minus: like out.
         """
 
@@ -77,10 +77,10 @@ class Noise(Protocol):
         Args:
             direction: names z.
             name: the tensor's name in the model.
-            theta: float32 [V, ...], contiguous: rows [first_row, first_row + V) of the tensor.
+            theta: [V, ...], in a dtype as for `perturb`, contiguous: rows [first_row, first_row + V) of the tensor.
             rows: int64 [R], each in [first_row, first_row + V).
             c: the coefficient, rounded to float32.
-            out: float32 or bfloat16 [R, ...].
+            out: [R, ...], in a dtype as for `perturb`.
             out_minus: like out; if given, it becomes theta[rows[i]] - c z[rows[i]].
             first_row: number of theta's first row in the tensor; not 0 where theta is a shard of it.
         """

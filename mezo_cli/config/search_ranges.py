@@ -1,0 +1,76 @@
+"""What `mezo tune` searches over: ranges of keys, `KEY=LOW:HIGH` or those around the defaults."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mezo_cli.config.keys import check_key, key_type
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
+
+DEFAULTS = ("lr", "eps")  # settings of the optimizer, searched from a tenth of their value to ten times it
+LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
+
+
+@dataclass(frozen=True)
+class Range:
+    """A key and where its value is searched for, both ends included."""
+
+    key: str
+    low: float
+    high: float
+    kind: type  # int or float
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the value is drawn by its logarithm."""
+        return self.low > 0 and self.high / self.low >= LOG_FROM
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.kind(self.low)!r}:{self.kind(self.high)!r}"
+
+
+def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
+    """Return the ranges of `--range`, or those of the default keys around their values.
+
+    Args:
+        texts: `KEY=LOW:HIGH` each.
+        base: the config that all trials share.
+
+    Raises:
+        UserError: for a text that is no range of a numeric key.
+    """
+    if not texts:
+        found = []
+        for name in DEFAULTS:
+            key, value = f"optimizer.{name}", getattr(base.optimizer, name)
+            if not value:
+                raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
+            found.append(Range(key, value / 10, value * 10, float))
+        return found
+    found = [_parse_range(text) for text in texts]
+    names = [one.key for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"--range {twice}: given twice")
+    return found
+
+
+def _parse_range(text: str) -> Range:
+    key, _, ends = text.partition("=")
+    shape = f"--range '{text}': expected KEY=LOW:HIGH, e.g. optimizer.lr=1e-6:1e-4"
+    parts = ends.split(":")
+    if not key or len(parts) != 2:
+        raise UserError(shape)
+    check_key(key)
+    kind: Any = key_type(key)
+    if kind not in (int, float) or key == "max_seconds":
+        raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
+    try:
+        low, high = (kind(part) for part in parts)
+    except ValueError as error:
+        raise UserError(f"{shape}; {key} takes {'whole numbers' if kind is int else 'numbers'}") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"{shape}, LOW below HIGH")
+    return Range(key, low, high, kind)
