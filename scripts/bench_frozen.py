@@ -15,7 +15,9 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"} | os.environ  # as the command line sets them
+from mezo_cli.system import LIBRARY_DEFAULTS
+
+os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
 import torch
 import torch.nn.functional as F

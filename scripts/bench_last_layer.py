@@ -14,7 +14,9 @@ import time
 from dataclasses import replace
 from typing import Any, cast
 
-os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"} | os.environ  # as the command line sets them
+from mezo_cli.system import LIBRARY_DEFAULTS
+
+os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
 import torch
 import torch.nn.functional as F

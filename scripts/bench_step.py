@@ -24,11 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# As the command line sets them, before torch is imported: threads wait without spinning, large blocks in huge pages.
-os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"} | os.environ
+from mezo_cli.system import LIBRARY_DEFAULTS
+
+os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
 import torch
 from machine_record import FOLDER, describe, merge, write
+from process_memory import memory, reset_peak
 from step_works import (
     COMPUTE,
     FLOORS,
@@ -165,7 +167,7 @@ def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
     dtype = COMPUTE[name]
     small = collate(rows_of("2x8"), 1, device, False)
     Ours(new_model("tiny", device), small, noise[0] if noise else "gaussian", dtype).step()
-    before = resident()
+    before = memory("VmRSS")
     batch = collate(rows_of(spec), 1, device, False)
     model = new_model(shape, device, what.endswith("lora"))
     work = (
@@ -176,19 +178,13 @@ def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
     else:
         work()  # compiling takes memory, once
-        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's high-water mark
+        reset_peak()
     for _ in range(3):
         work()
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM") - before
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else memory("VmHWM") - before
 
 
-def resident(field: str = "VmRSS") -> int:
-    """Return the process's resident memory (VmRSS) or its high-water mark (VmHWM) in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def memory(shape: str, spec: str, args: argparse.Namespace) -> dict[str, int]:
+def measure_peaks(shape: str, spec: str, args: argparse.Namespace) -> dict[str, int]:
     """Measure the peak of each work that is a step or its plain forwards, in a new process."""
     found = {}
     names = [name for name in selected(args.only) if name in FLOORS + STEPS]
@@ -255,7 +251,7 @@ def main() -> None:
         for spec in args.batches:
             result = measure(shape, spec, args, until)
             if args.memory:
-                result["peaks"] = memory(shape, spec, args)
+                result["peaks"] = measure_peaks(shape, spec, args)
             show(result)
             write(args.out, merge(args.out, machine, [result]))  # a bench that is stopped keeps what it has
     print(f"\nwrote {args.out}")

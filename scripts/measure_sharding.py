@@ -24,7 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from measure_storage import SHAPES, Steps, config_of, make_folder, memory
+from measure_storage import SHAPES, Steps, config_of, make_folder
+from process_memory import memory, reset_peak
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.distributed.ranks import Ranks, sharing
@@ -37,7 +38,7 @@ def measure(step: Any, before: int, steps: int) -> dict[str, Any]:
     """Take steps, and return the peaks of start and steps in bytes, and the seconds of each step."""
     start_up = memory("VmHWM") - before
     trim_malloc()  # as after each step of a run
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    reset_peak()
     seconds = [step() for _ in range(steps + 1)]
     return {"start": start_up, "peak": memory("VmHWM") - before, "seconds": seconds[1:]}
 
@@ -46,7 +47,7 @@ def of_mezo(folder: Path, args: argparse.Namespace, mode: str) -> dict[str, Any]
     """Measure this project's step, in one process or as one of the ranks."""
     Steps(build_config(["model=demo", "data=demo"]), 2, 8).step()  # the libraries and the compiled noise
     before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak()
     config = config_of(
         folder, args.shape, "float32", "float32", f"distributed.shard={'full' if mode == 'full' else 'none'}"
     )

@@ -25,6 +25,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import transformers
+from process_memory import memory, reset_peak
 
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
@@ -99,12 +100,6 @@ def config_of(folder: Path, shape: str, storage: str, compute: str, *more: str) 
     words = [f"model.path={folder}", f"model.name={shape}", "model.device=cpu", f"objective={SHAPES[shape][0]}"]
     words += [f"model.dtype={storage}", f"model.compute_dtype={compute}", "data=demo", "steps=100", "optimizer.lr=1e-6"]
     return build_config([*words, *more])
-
-
-def memory(field: str) -> int:
-    """Return a field of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 class Sampler:
@@ -185,7 +180,7 @@ def step_peak(config: Config, rows: int, tokens: int, steps: int) -> dict[str, A
     before = memory("VmRSS")
     work = Steps(config, rows, tokens)
     start_up, seconds = memory("VmHWM"), [work.step()]
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    reset_peak()
     seconds += [work.step() for _ in range(steps)]
     count = sum(p.numel() for p in work.session.loaded.model.parameters())
     return {
