@@ -50,6 +50,18 @@ def no_wait_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture
+def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the noise without compiling it: the bits are the same, and for tiny tensors it takes less time."""
+    monkeypatch.setenv("MEZO_EAGER", "1")
+
+
+@pytest.fixture
+def in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Work in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def installed_loggers() -> None:
     """Skip the test where a logger's package is missing: its name is refused then."""
     if MISSING:

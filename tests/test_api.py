@@ -21,10 +21,7 @@ from tests.command_line import environment, mezo, small
 SETTINGS: dict[str, Any] = {"steps": 4, "batch_size": 8, "lr": 1e-2, "overrides": ["eval_every=2", "log_every=2"]}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 def weights(run: Path) -> bytes:

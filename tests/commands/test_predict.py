@@ -17,9 +17,7 @@ from tests.command_line import Result, error_line, mezo, small
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
 
 
-@pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

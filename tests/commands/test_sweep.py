@@ -22,11 +22,7 @@ from mezo_cli.training import loop, restore
 from mezo_cli.training import setup as session
 from tests.command_line import Result, error_line, mezo, small, stopped_at
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 def sweep(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:

@@ -29,10 +29,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 joblib_is_there, submitit_is_there = needs("hydra-joblib-launcher"), needs("hydra-submitit-launcher")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 @pytest.fixture

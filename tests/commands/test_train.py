@@ -11,11 +11,7 @@ from mezo_cli.config.choices import conf_dir
 from mezo_cli.runs import Run
 from tests.command_line import Result, error_line, mezo, small, start
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 def test_run_directories_have_a_name_of_their_own(roberta: Path, movies: Path, tmp_path: Path) -> None:

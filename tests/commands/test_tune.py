@@ -15,10 +15,7 @@ from tests.command_line import Result, error_line, mezo, small
 optuna = pytest.importorskip("optuna")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 def search(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:

@@ -17,11 +17,7 @@ from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.training.setup import prepare
 from tests import tiny
 
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler: the models are tiny."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 class Ticks:

@@ -21,10 +21,7 @@ from tests.ranks import run_ranks
 DIRECTIONS = (*EACH, "optimizer.samples=2")
 
 
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the noise without compiling it, as the ranks do: the bits are the same."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def at_step(step: int, act: Any) -> None:

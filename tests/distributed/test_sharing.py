@@ -12,10 +12,7 @@ from tests.ranks import run_ranks
 EACH = ("log_every=1",)
 
 
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the noise without compiling it, as the ranks do: the bits are the same."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def files(run: Path) -> dict[str, bytes]:

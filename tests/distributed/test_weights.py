@@ -17,10 +17,7 @@ FULL = "distributed.shard=full"
 WIDE = {"hidden_size": 128, "intermediate_size": 256}  # so that matrices are large enough to be sharded
 
 
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the noise without compiling it, as the ranks do: the bits are the same."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

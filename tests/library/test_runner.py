@@ -19,9 +19,7 @@ from tests.command_line import small
 STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["the runner's objective", "transformers' forward"])

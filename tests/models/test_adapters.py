@@ -44,9 +44,7 @@ OBJECTIVES = ["mlm", "cls"]
 Z = Direction(5, 3)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def scores(session: Session) -> torch.Tensor:

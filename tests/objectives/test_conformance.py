@@ -9,11 +9,7 @@ from mezo_cli.testing import objectives
 from tests import tiny
 from tests.models.test_loading import SERVED, family
 
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the eager noise: the models are small, and a compiler takes longer to start."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,7 @@ TILE = 256  # that of gaussian noise
 SCALES = {torch.bfloat16: (1e-39, 1e-8, 1.0, 1e6, 1e38), torch.float16: (1e-7, 2e-5, 1e-3, 1.0, 2e4)}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(params=list(FUNCTIONS), ids=str)

@@ -17,10 +17,7 @@ Z = Direction(7, 3, 1)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the eager noise: the tensors are small, and a compiler takes longer to start."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:

@@ -19,10 +19,8 @@ KINDS = ["gaussian", "rademacher"]
 DTYPES = [torch.bfloat16, torch.float16]
 Terms = Sequence[tuple[Direction, float]]
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")  # test_rounding.py and test_compiled.py hold compiled code to the same bits
+# test_rounding.py and test_compiled.py hold compiled code to the same bits.
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def model(dtype: torch.dtype) -> nn.Module:

@@ -15,9 +15,8 @@ TOKEN = "hf_of_the_tests"
 
 
 @pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tiny tensors eager kernels are faster than starting a compiler."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+def eager(eager_kernels: None) -> None:
+    """Run the noise of all tests here without compiling it."""
 
 
 @pytest.fixture(scope="package")

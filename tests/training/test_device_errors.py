@@ -23,9 +23,7 @@ CPU_FULL = RuntimeError(
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

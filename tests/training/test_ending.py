@@ -23,9 +23,7 @@ MODES = {
 EACH_STEP = ["eval_every=1", "log_every=1", "optimizer.lr=0"]  # no evaluation is better than the first
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 Train = Callable[..., Path]

@@ -14,10 +14,7 @@ from mezo_cli.training import evaluation
 from mezo_cli.training import setup as sessions
 from mezo_cli.training.evaluation import best_step, compute_score
 
-
-@pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:

@@ -29,9 +29,7 @@ TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in
 STOCK = {"mlm": AutoModelForMaskedLM, "cls": AutoModelForSequenceClassification}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def rows(n: int, labels: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -33,10 +33,7 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return named
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tiny tensors eager kernels are faster than starting a compiler."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def lines(run: Path, kind: str = "eval") -> list[dict[str, Any]]:

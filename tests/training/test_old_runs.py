@@ -23,10 +23,7 @@ EXPECTED: dict[str, dict[str, str]] = json.loads((RUNS / "expected.json").read_t
 STEPS, INTERRUPTED_AT = 12, 7
 
 
-@pytest.fixture(autouse=True)
-def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The noise has the same bits; a run this small ends before a compiler has started."""
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

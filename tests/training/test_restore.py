@@ -23,9 +23,7 @@ MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective
 MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

@@ -37,9 +37,7 @@ MODES["lp trajectory"] = [*MODES["lp"], "checkpoint=trajectory"]
 MODES |= {f"long {mode}": [*words, "steps=20", "eval_every=6", "log_every=1"] for mode, words in MODES.items()}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")
