@@ -35,7 +35,7 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
 
 
 def announce(path: Path, quiet: bool) -> None:
-    """Tell the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
+    """Announce the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
     if quiet:
         print_line(relative(path))
         sys.stdout.flush()

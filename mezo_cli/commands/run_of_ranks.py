@@ -30,10 +30,10 @@ def share_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | None
         claimed = claim()
         ranks.from_first("" if claimed is None else json.dumps([str(claimed[0].path), to_yaml(claimed[1])]))
         return claimed
-    told = ranks.from_first()
-    if not told:
+    received = ranks.from_first()
+    if not received:
         return None
-    path, text = json.loads(told)
+    path, text = json.loads(received)
     return FollowedRun(Path(path)), from_yaml(text)
 
 

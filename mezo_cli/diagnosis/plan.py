@@ -1,4 +1,4 @@
-"""The plan whose cost is told: one run, or the jobs of a sweep."""
+"""The plan whose cost is estimated: one run, or the jobs of a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -50,13 +50,13 @@ def _end_all(ranks: Ranks, error: BaseException) -> NoReturn:
             ranks.end(status)
         elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
             ranks.report(error)
-    except RankLost:  # nobody is left to be told
+    except RankLost:  # no other rank is left
         pass
     ranks.close()  # whoever waits for this rank notices
     if ranks.is_first:
         raise error
-    told = ranks.await_end()
-    raise SystemExit(status if told is None else told) from error
+    of_first = ranks.await_end()
+    raise SystemExit(status if of_first is None else of_first) from error
 
 
 def exit_status(error: BaseException) -> int:

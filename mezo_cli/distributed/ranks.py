@@ -234,14 +234,14 @@ class Ranks:
     # --- errors ---
 
     def report(self, error: BaseException) -> None:
-        """Tell the other ranks how this one failed. The first report counts."""
+        """Report to the other ranks how this one failed. The first report counts."""
         text = str(error) if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: {error}"
         text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
         document = json.dumps({"rank": self.rank, "by_user": isinstance(error, UserError), "text": text})
         self._call(self._store.compare_set, "error", "", document)
 
     def end(self, status: int) -> None:
-        """Tell the other ranks that rank 0 has ended with this exit status."""
+        """Report to the other ranks that rank 0 has ended, and its exit status."""
         self._call(self._store.set, "end", str(status))
         self._await_all("ended")  # the store may be this process's own
 

@@ -83,7 +83,7 @@ class Examples:
 
 
 class RunDetails:
-    """What there is to tell about one run. Its parts are read and computed when they are asked for.
+    """The facts of one run. Its parts are read and computed when they are asked for.
 
     Args:
         entry: the run. It may be running.

@@ -38,7 +38,7 @@ class ActiveLoggers:
             self._guard(name, step, partial(logger.log, step, scalars))
 
     def close(self, end: RunEnd) -> None:
-        """Tell every logger how the run ended, and close it."""
+        """Report to every logger how the run ended, and close it."""
         for name, logger in list(self._loggers.items()):
             self._guard(name, end.step, partial(logger.close, end))
         self._loggers.clear()

@@ -1,4 +1,4 @@
-"""What a logger is told about its run, and the interface that it has."""
+"""What a logger receives about its run, and the interface that it has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
