@@ -1,7 +1,7 @@
 """An engine at work for one run: start it, check it, let it score label words, and keep its weights up to date.
 
-mezo's own copy of theta is the authoritative one: it is updated by the optimizer as in every run, and checkpoints and the
-trajectory come from it. The engine has weights of its own, and only computes scores with them:
+mezo's own copy of theta is the authoritative one: it is updated by the optimizer as in every run, and checkpoints and
+the trajectory come from it. The engine has weights of its own, and only computes scores with them:
 
 - a LoRA's A and B are sent with every request, as the files of an adapter;
 - all parameters are perturbed and updated inside the engine by the same scalars, to the same bits.
