@@ -31,6 +31,11 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error's whole text as one line, or the name of its type."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known word nearest to `word`, or `""` if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

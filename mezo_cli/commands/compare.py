@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mezo_cli import report
+from mezo_cli.commands.outputs import OUTPUTS, folders_or_outputs
 from mezo_cli.console import make_console, print_line
 from mezo_cli.errors import UserError
-
-OUTPUTS = Path("outputs")
 
 
 def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool = False, quiet: bool = False) -> None:
@@ -30,9 +29,8 @@ def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool 
         raise UserError(f"--json and --out {out}: a document is printed or written, not both")
     if out is not None:
         report.check_output(out)
-    if not folders and not OUTPUTS.is_dir() and view != "paper":
-        raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folders of your runs")
-    searched = folders or [folder for folder in (OUTPUTS,) if folder.is_dir()]
+    only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
+    searched = [] if only_paper else folders_or_outputs(folders)
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
     found = report.comparison(searched, view, width, warn=(lambda text: None) if quiet else _warn)

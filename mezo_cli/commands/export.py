@@ -5,7 +5,7 @@ from pathlib import Path
 from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.console import console_logging, make_error_console, print_line
 from mezo_cli.errors import UserError
-from mezo_cli.runs.files import write_folder
+from mezo_cli.runs.files import check_new_folder, write_folder
 from mezo_cli.system import import_torch
 
 
@@ -37,8 +37,7 @@ def export(
     """
     if private and repo is None:
         raise UserError("--private goes with --push")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: it exists and is not an empty folder")
+    check_new_folder(out)
     if (out.parent / "run.json").exists():
         raise UserError(f"--out {out}: {out.parent} is a run directory; choose another folder")
     if as_trajectory and checkpoint is not None:

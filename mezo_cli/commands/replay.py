@@ -5,9 +5,8 @@ from pathlib import Path
 from mezo_cli.commands.open_run import is_shared, open_run
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from mezo_cli.runs.files import write_folder
+from mezo_cli.runs.files import check_new_folder, write_folder
 from mezo_cli.system import import_torch
 
 
@@ -20,8 +19,7 @@ def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
         UserError: when `out` is in use or cannot be written, and when the run cannot be replayed to that step.
         RunFailed: when the disk is full; nothing is left at `out`.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: it exists and is not an empty folder")
+    check_new_folder(out)
     import_torch()
     from mezo_cli import models
     from mezo_cli.training import restore

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from mezo_cli.commands.outputs import folders_or_outputs
 from mezo_cli.console import make_console, print_line, progress_bar
 from mezo_cli.errors import UserError
 from mezo_cli.report.assemble import read_report
 from mezo_cli.report.figures import FORMATS
 from mezo_cli.report.render import check_output
-
-OUTPUTS = Path("outputs")
 
 
 def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> None:
@@ -26,10 +25,8 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
         check_output(out, (".html",))
     if figure is not None:
         check_output(figure, FORMATS, "--figure")
-    if not folders and not OUTPUTS.is_dir():
-        raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folders of your runs")
     progress = partial(progress_bar, make_console())
-    made = read_report(folders or [OUTPUTS], progress)
+    made = read_report(folders_or_outputs(folders), progress)
     for text in made.warnings:
         print_line(f"warning: {text}", sys.stderr)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written

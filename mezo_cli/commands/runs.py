@@ -10,10 +10,11 @@ from typing import Any
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
+from mezo_cli.commands.outputs import folders_or_outputs
 from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.runs import Run, completeness, find_runs
 from mezo_cli.runs.completeness import Plan
 
@@ -86,9 +87,8 @@ def _split(words: Sequence[str]) -> tuple[Path, list[Filter]]:
     folders = [word for word in words if "=" not in word or Path(word).is_dir()]
     if len(folders) > 1:
         raise UserError(f"'{folders[1]}': one folder is listed at a time; a filter is KEY=VALUE, e.g. task=sst2")
-    if not folders and not Path("outputs").is_dir():
-        raise UserError("no runs: there is no folder outputs/ here; name the folder of your runs")
-    return Path(folders[0] if folders else "outputs"), parse_filters([word for word in words if word not in folders])
+    (folder,) = folders_or_outputs([Path(word) for word in folders])
+    return folder, parse_filters([word for word in words if word not in folders])
 
 
 def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], filters: Sequence[Filter]) -> str:
@@ -113,7 +113,7 @@ def _read(run: Run, folder: Path) -> Listed:
         status = run.status(info)
         step, scores, problem = _progress(run, info, settings, status)
     except UserError as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(error)
         damaged = {"run": str(run.path), "status": "damaged", "problem": problem}
         return Listed(name, settings, {"run": name, "status": "damaged"}, damaged, problem)
     cells, record = _describe(name, settings, status, step, scores)

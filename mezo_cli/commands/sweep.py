@@ -33,7 +33,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import make_console, print_line, training_output
-from mezo_cli.errors import RunStopped, UserError
+from mezo_cli.errors import RunStopped, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 
@@ -180,7 +180,7 @@ def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Conso
         log.warning("job %d: %s", number + 1, stop)
         return math.nan
     except Exception as error:  # whatever a job died of, the others run; its own log has the traceback
-        log.error("job %d failed: %s", number + 1, " ".join(str(error).split()))
+        log.error("job %d failed: %s", number + 1, one_line(error))
         return math.nan
     finally:
         gc.collect()  # a model and its hooks refer to each other; the next job needs the memory

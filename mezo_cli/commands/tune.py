@@ -24,7 +24,7 @@ from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.console import print_line, training_output
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 
@@ -228,7 +228,7 @@ def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number:
             execute(run, config, console)
         value = _result(Run(path), config, record.tune["goal"])
     except Exception as error:
-        log.error("trial %d failed: %s", number + 1, " ".join(str(error).split()))
+        log.error("trial %d failed: %s", number + 1, one_line(error))
         study.tell(number, state=optuna.trial.TrialState.FAIL)
         return
     study.tell(number, value)

@@ -22,7 +22,7 @@ from huggingface_hub import errors
 
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.console import is_live
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, first_line
 from mezo_cli.hub import hub_url, is_offline, is_reachable
 
 log = logging.getLogger("mezo")
@@ -228,14 +228,15 @@ def _reason(error: Exception, config: ModelConfig, missing: str | None) -> str:
     if missing is not None and isinstance(error, errors.EntryNotFoundError):
         return _not_cached(config, missing)
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
-        return f"the repository lacks a file that is needed ({_first_line(error)})"
+        return f"the repository lacks a file that is needed ({_with_type(error)})"
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
-    return f"{_first_line(cause)}; {HOW_OFFLINE}"
+    return f"{_with_type(cause)}; {HOW_OFFLINE}"
 
 
-def _first_line(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _with_type(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text."""
+    name, text = type(error).__name__, first_line(error)
+    return name if text == name else f"{name}: {text}"
 
 
 # --- checks of the folder ---

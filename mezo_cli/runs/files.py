@@ -58,6 +58,16 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
+def check_new_folder(path: Path, option: str = "--out") -> None:
+    """Check that `write_folder` may make a folder.
+
+    Raises:
+        UserError: when it is a file or not empty; `option` names the argument of the command line.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{option} {path}: it exists and is not an empty folder")
+
+
 def write_new_folder(new: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a folder, in place of what an earlier process left there, and sync it with all its files."""
     shutil.rmtree(new, ignore_errors=True)

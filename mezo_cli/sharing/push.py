@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, first_line
 from mezo_cli.hub import hub_url, is_offline, is_reachable
 
 
@@ -45,10 +45,7 @@ def push(folder: Path, repo: str, token: str, private: bool) -> str:
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload by mezo export")
     except Exception as error:  # huggingface_hub's, its HTTP library's, hf_xet's
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = (
-            "the token may not write there" if status in (401, 403) else lines[0] if lines else type(error).__name__
-        )
+        reason = "the token may not write there" if status in (401, 403) else first_line(error)
         raise UserError(
             f"--push {repo}: {hub_url()}: {reason}; {folder} is complete, only the upload failed"
         ) from error

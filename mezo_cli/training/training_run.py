@@ -15,7 +15,7 @@ from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.distributed.shard_group import ShardGroup
-from mezo_cli.errors import RunFailed, RunStopped, UserError
+from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
@@ -74,7 +74,7 @@ class TrainingRun:
             return RunEnd("interrupted", self.step, "interrupted")
         if error is not None:
             status: Status = "interrupted" if isinstance(error, RunStopped) else "failed"
-            return RunEnd(status, self.step, " ".join(str(error).split()) or type(error).__name__)
+            return RunEnd(status, self.step, one_line(error))
         return RunEnd("finished", self.step, summary=final_scalars(self._summary or {}))
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.errors import one_line
 from mezo_cli.runs import Run
 from mezo_cli.training.loggers import LOGGERS, check_installed
 from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
@@ -73,8 +74,7 @@ class ActiveLoggers:
             action()
         except Exception as error:  # of any package
             self._loggers.pop(name, None)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            log.warning("warning: logger=%s is left out from step %d on: %s", name, step, reason)
+            log.warning("warning: logger=%s is left out from step %d on: %s", name, step, one_line(error))
 
 
 def final_scalars(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import IO, Any
 
+from mezo_cli.errors import one_line
 from mezo_cli.training.loggers import LOGGERS
 from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
 
@@ -39,7 +40,7 @@ def main(name: str) -> None:
             step = message["step"]
             logger.log(step, message["scalars"])
     except Exception as error:
-        _answer(answers, error=" ".join(str(error).split()) or type(error).__name__)
+        _answer(answers, error=one_line(error))
         raise
 
 
