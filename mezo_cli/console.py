@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
@@ -316,6 +317,11 @@ def training_output(quiet: bool) -> Iterator[Console]:
     console = make_error_console() if quiet else make_console()
     with console_logging(console, quiet):
         yield make_console() if quiet else console
+
+
+def relative_path(path: Path) -> str:
+    """Return a path relative to the working directory if it lies below it, else as it is."""
+    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
 
 def format_duration(seconds: float) -> str:

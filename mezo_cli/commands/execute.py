@@ -1,7 +1,6 @@
 """Train in a claimed run directory and log the results: what `train`, `resume`, a sweep's jobs and the API share."""
 
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.config.schema import Config
-from mezo_cli.console import format_duration, print_line
+from mezo_cli.console import format_duration, print_line, relative_path
 from mezo_cli.runs import Run
 from mezo_cli.system import import_torch
 
@@ -37,15 +36,10 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
 def announce(path: Path, quiet: bool) -> None:
     """Announce the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
     if quiet:
-        print_line(relative(path))
+        print_line(relative_path(path))
         sys.stdout.flush()
     else:
-        log.info("run    %s", relative(path))
-
-
-def relative(path: Path) -> str:
-    """Return a path as seen from the working directory where it lies below it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+        log.info("run    %s", relative_path(path))
 
 
 def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
@@ -66,4 +60,4 @@ def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
         format_duration(summary["seconds"]),
         summary["peak_memory_bytes"] / 1e9,
     )
-    log.info("evaluate again: mezo eval %s", shlex.quote(relative(run.path)))
+    log.info("evaluate again: mezo eval %s", shlex.quote(relative_path(run.path)))

@@ -3,9 +3,8 @@
 import gc
 from pathlib import Path
 
-from mezo_cli.commands.execute import relative
 from mezo_cli.config.stored import read_config
-from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints, find_runs
@@ -40,7 +39,7 @@ def prune(folder: Path) -> None:
                 failed.append(run.path)
             continue
         freed += size
-        print_line(f"pruned  {relative(run.path)}: {size:,} bytes")
+        print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
     print_line(f"{freed:,} bytes freed; the weights are replayed from the trajectory when they are needed")
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mezo_cli.commands.change_end import apply_new_end, with_new_end
-from mezo_cli.commands.execute import announce, execute, relative
+from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.open_run import is_shared
 from mezo_cli.commands.run_of_ranks import check_shareable, share_run
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
-from mezo_cli.console import print_line, training_output
+from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
@@ -113,7 +113,7 @@ def _claim(
     if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
-        print_line(relative(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
+        print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     if not from_sound_prefix:
         _check_end(run)

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from mezo_cli import report
 from mezo_cli.commands import sweep_workers
-from mezo_cli.commands.execute import announce, execute, relative
+from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
 from mezo_cli.commands.sweep_jobs import job_label, job_status, job_statuses, time_left, why_not_finished
 from mezo_cli.config import compose
@@ -32,7 +32,7 @@ from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
-from mezo_cli.console import make_console, print_line, training_output
+from mezo_cli.console import make_console, print_line, relative_path, training_output
 from mezo_cli.errors import RunStopped, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
@@ -273,7 +273,7 @@ def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper, gpus:
     except KeyboardInterrupt:
         with training_output(record.quiet):
             left = sum(status != "finished" for _, status in job_statuses(folder, record).values())
-            log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative(folder)))
+            log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative_path(folder)))
         raise
     except CANNOT_START[sweeper.launcher == "basic"] as error:
         name = "" if sweeper.launcher == "basic" else f"hydra/launcher={sweeper.launcher}: "
@@ -288,7 +288,7 @@ def _conclude(folder: Path, record: SweepRecord) -> int:
     with training_output(record.quiet) as console:
         log.info("%d of %d jobs finished", finished, len(statuses))
         if any(status in ("interrupted", "missing") for _, status in statuses.values()):
-            log.info("go on with: mezo resume %s", shlex.quote(relative(folder)))
+            log.info("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
         if finished and not record.quiet:
             log.info("")
             report.show(report.comparison([folder], width=console.width, warn=log.warning), console)

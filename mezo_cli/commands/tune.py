@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mezo_cli import report
-from mezo_cli.commands.execute import announce, execute, relative
+from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
@@ -23,7 +23,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import plan_sweep
-from mezo_cli.console import print_line, training_output
+from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
@@ -144,7 +144,7 @@ def _run(folder: Path, record: SweepRecord, ranges: Sequence[Range]) -> int:
                 record, number = _next_trial(folder, record, study, ranges)
                 _run_trial(folder, record, study, number, console)
         except KeyboardInterrupt:
-            log.warning("go on with: mezo resume %s", shlex.quote(relative(folder)))
+            log.warning("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
             raise
         return _conclude(folder, record, study, console)
 
@@ -274,7 +274,11 @@ def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console:
         best = study.best_trial
         values = _format(best.params)
         log.info(
-            "best: trial %d  %s  %.4f  %s", best.number + 1, values, best.value, relative(folder / str(best.number))
+            "best: trial %d  %s  %.4f  %s",
+            best.number + 1,
+            values,
+            best.value,
+            relative_path(folder / str(best.number)),
         )
     for number, (path, status) in enumerate(statuses):
         if status != "finished":

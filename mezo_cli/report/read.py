@@ -1,6 +1,5 @@
 """Read the runs under some folders: the settings of each, how it ended, its scores and its statistics."""
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
-from mezo_cli.errors import UserError
+from mezo_cli.console import relative_path
+from mezo_cli.errors import UserError, one_line
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, completeness, find_runs, trajectory
 
@@ -91,13 +91,8 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
         try:
             entries.append(read_run(run.path))
         except (UserError, OSError) as error:
-            warnings.append(f"{relative_path(run.path)} is left out: {' '.join(str(error).split())}")
+            warnings.append(f"{relative_path(run.path)} is left out: {one_line(error)}")
     return entries, warnings
-
-
-def relative_path(path: Path) -> str:
-    """Return a path relative to the working directory if it lies below it, else as it is."""
-    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
 
 def read_run(path: Path) -> Entry:
