@@ -355,7 +355,7 @@ class Config:
         seed: the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows.
         steps: training steps; 0: evaluate only.
         batch_size: rows per training step.
-        micro_batch_size: most rows per forward of a training step, whose loss stays that of the whole batch; null: all.
+        micro_batch_size: most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all.
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
         log_every: steps between lines of metrics.jsonl.

@@ -63,8 +63,9 @@ def compute_logits(
 ) -> Tensor:
     """Return the label scores of rows, in their order: [rows, labels], float32 on the CPU.
 
-    Batches of `eval_batch_size` rows are formed by length, to pad little. The same rows in the same order get the same
-    bits; a row in another batch gets the same scores up to rounding. Ranks share the batches, so they change no bit.
+    Batches of `eval_batch_size` rows are formed by length, to pad little. They go through the model in micro-batches.
+    The same rows in the same order get the same bits; a row in another batch gets the same scores up to rounding. Ranks
+    share the batches, so they change no bit.
     `report` is called with the number of rows done.
     """
     config, ranks = session.config, session.ranks
@@ -75,7 +76,7 @@ def compute_logits(
     step, first = (1, 0) if ranks is None else (ranks.size, ranks.rank)
     for number in range(first, len(batches), step):
         chosen = batches[number]
-        logits[chosen] = session.objective.logits(session.batch([rows[i] for i in chosen])).cpu()
+        logits[chosen] = session.label_scores(*session.micro_batches([rows[i] for i in chosen])).cpu()
         report(number * size + len(chosen))
     if ranks is not None:
         shares = [[i for batch in batches[rank::step] for i in batch] for rank in range(step)]

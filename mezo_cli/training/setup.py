@@ -80,12 +80,13 @@ class Session:
         Where ranks share the rows, each computes the label scores of its own, and all get the loss of all rows.
         """
         if self.ranks is None or self.ranks.split != "rows":
-            return partial(self.loss, *self._micro_batches(rows))
-        own = self._micro_batches(self.ranks.own(rows))
+            return partial(self.loss, *self.micro_batches(rows))
+        own = self.micro_batches(self.ranks.own(rows))
         labels = torch.tensor([row.label for row in rows])
         return SharedLoss(self.config.objective.loss, labels, self.ranks, partial(self.label_scores, *own))
 
-    def _micro_batches(self, rows: Sequence[TokenizedExample]) -> list[Batch]:
+    def micro_batches(self, rows: Sequence[TokenizedExample]) -> list[Batch]:
+        """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""
         size = self.config.micro_batch_size or len(rows)
         return [self.batch(rows[start : start + size]) for start in range(0, len(rows), size)]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.training.evaluation import compute_logits
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -51,6 +52,18 @@ def test_a_run_has_the_losses_of_whole_batches(roberta: Path, movies: Path, tmp_
     for one, other in zip(*lines, strict=True):
         # The first step agrees to rounding; eps divides what is left, and the steps add it up.
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-6 if one["step"] == 1 else 1e-5)
+
+
+def test_evaluations_go_through_the_model_in_micro_batches(roberta: Path) -> None:
+    scores, forwards = [], list[int]()
+    for more in ([], ["micro_batch_size=3"]):
+        session = ready(roberta, "eval_batch_size=8", *more)
+        rows = session.encoder.encode_all(SENTENCES * 4)
+        forwards.clear()
+        session.objective.logits = counted(session.objective.logits, forwards)  # type: ignore[method-assign]
+        scores.append(compute_logits(session, rows))
+        assert (max(forwards), sum(forwards)) == (3 if more else 8, len(rows))
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_refused_where_it_would_save_nothing(roberta: Path, movies: Path, tmp_path: Path) -> None:
