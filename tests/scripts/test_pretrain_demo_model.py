@@ -46,6 +46,11 @@ def script() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def texts() -> ModuleType:
+    return load_script("pretrain_text")
+
+
+@pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A model trained from an .xz file, and what the script printed."""
     folder = tmp_path_factory.mktemp("pretrain")
@@ -78,9 +83,9 @@ def test_what_is_written_loads_whole_and_small(made: tuple[Path, str]) -> None:
     assert 2 * size <= (folder / "model.safetensors").stat().st_size < 2 * size + 8192  # halves, the decoder once
 
 
-def test_every_label_word_is_one_token(made: tuple[Path, str], script: ModuleType) -> None:
+def test_every_label_word_is_one_token(made: tuple[Path, str], texts: ModuleType) -> None:
     tokenizer = AutoTokenizer.from_pretrained(made[0])
-    for word in script.LABEL_WORDS:
+    for word in texts.LABEL_WORDS:
         assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1, word
     assert len(tokenizer) <= 512
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
@@ -90,10 +95,10 @@ def test_every_label_word_is_one_token(made: tuple[Path, str], script: ModuleTyp
     assert tokenizer.mask_token_id == 4
 
 
-def test_label_words_take_the_place_of_the_last_merges(script: ModuleType) -> None:
+def test_label_words_take_the_place_of_the_last_merges(texts: ModuleType) -> None:
     docs = text(2000).split("\n")
-    plain = script.train_tokenizer([*docs, *[f" {word}" for word in script.LABEL_WORDS] * 2000], 460, 1.0, 0)
-    forced = script.train_tokenizer(docs, 380, 1.0, 0)
+    plain = texts.train_tokenizer([*docs, *[f" {word}" for word in texts.LABEL_WORDS] * 2000], 460, 1.0, 0)
+    forced = texts.train_tokenizer(docs, 380, 1.0, 0)
     assert forced.get_vocab_size() == 380
     assert len(forced.encode(" Expression", add_special_tokens=False).ids) == 1
     assert len(plain.encode(" Expression", add_special_tokens=False).ids) == 1
@@ -107,26 +112,26 @@ def batches(script: ModuleType, corpus: Any, tokenizer: Any, *options: str, opin
     return script.Batches([corpus], tokenizer, table, args)
 
 
-def bare(script: ModuleType, tokens: np.ndarray) -> Any:
+def bare(texts: ModuleType, tokens: np.ndarray) -> Any:
     """A corpus of one sentence in which nothing is said."""
     zero = np.zeros(1, dtype=int)
-    return script.Corpus(tokens, np.array([0, len(tokens)]), zero, zero + 1, zero[:0], zero[:0])
+    return texts.Corpus(tokens, np.array([0, len(tokens)]), zero, zero + 1, zero[:0], zero[:0])
 
 
-def test_masking_follows_the_rule(made: tuple[Path, str], script: ModuleType) -> None:
+def test_masking_follows_the_rule(made: tuple[Path, str], script: ModuleType, texts: ModuleType) -> None:
     tokens = np.random.default_rng(0).integers(5, 300, size=20_000).astype(np.uint16)
     tokenizer = script.Tokenizer.from_file(str(made[0] / "tokenizer.json"))
-    stream = batches(script, bare(script, tokens), tokenizer, "--batch-tokens", "60000")
+    stream = batches(script, bare(texts, tokens), tokenizer, "--batch-tokens", "60000")
     for step in range(1, 11):
         batch = stream(step)
         ids, masked = batch.ids, batch.masked
         assert ids.shape[1] == (254 if step == 10 else 64)
-        assert (ids[:, 0] == script.BOS).all()
-        assert (ids[:, -1] == script.EOS).all()
+        assert (ids[:, 0] == texts.BOS).all()
+        assert (ids[:, -1] == texts.EOS).all()
         assert not masked[:, [0, -1]].any()
         assert masked.float().mean() == pytest.approx(0.25 * (ids.shape[1] - 2) / ids.shape[1], abs=0.01)
         seen = ids[masked]
-        assert (seen == script.MASK).float().mean() == pytest.approx(0.8, abs=0.02)
+        assert (seen == texts.MASK).float().mean() == pytest.approx(0.8, abs=0.02)
         assert (seen == batch.word).float().mean() == pytest.approx(0.1, abs=0.02)
         assert batch.place.tolist() == list(range(len(seen)))
         assert (batch.weight == 1).all()
@@ -134,11 +139,13 @@ def test_masking_follows_the_rule(made: tuple[Path, str], script: ModuleType) ->
     assert not torch.equal(stream(3).ids, stream(4).ids)
 
 
-def test_opinion_words_are_masked_at_their_own_rate_and_weigh_more(made: tuple[Path, str], script: ModuleType) -> None:
+def test_opinion_words_are_masked_at_their_own_rate_and_weigh_more(
+    made: tuple[Path, str], script: ModuleType, texts: ModuleType
+) -> None:
     tokens = np.random.default_rng(0).integers(5, 300, size=20_000).astype(np.uint16)
     tokenizer = script.Tokenizer.from_file(str(made[0] / "tokenizer.json"))
     options = ["--batch-tokens", "60000", "--mask", "0.1", "--opinion-mask", "0.6", "--opinion-weight", "3"]
-    batch = batches(script, bare(script, tokens), tokenizer, *options, opinions=[*range(5, 35)])(1)
+    batch = batches(script, bare(texts, tokens), tokenizer, *options, opinions=[*range(5, 35)])(1)
     opinion = batch.word < 35
     assert (batch.weight[opinion] == 3).all()
     assert (batch.weight[~opinion] == 1).all()
@@ -148,34 +155,34 @@ def test_opinion_words_are_masked_at_their_own_rate_and_weigh_more(made: tuple[P
     assert (~opinion).sum() / ((1 - share) * inner) == pytest.approx(0.1, abs=0.01)
 
 
-def test_sentences_keep_every_character_and_spelling_is_that_of_sst2(script: ModuleType) -> None:
+def test_sentences_keep_every_character_and_spelling_is_that_of_sst2(texts: ModuleType) -> None:
     said = "I saw it. \"So good!\" she said... It's (mostly) fine, isn't it?"
-    cut = script.sentences(said)
+    cut = texts.sentences(said)
     assert cut == ["I saw it.", ' "So good!"', " she said...", " It's (mostly) fine, isn't it?"]
-    assert script.spaced(cut[1]) == "`` so good ! ''"
-    assert script.spaced(cut[2]) == "she said ..."
-    assert script.spaced(cut[3]) == "it 's ( mostly ) fine , is n't it ?"
-    assert script.spaced("At 4.5 a.m. -- the End.") == "at 4.5 a.m. -- the end ."
+    assert texts.spaced(cut[1]) == "`` so good ! ''"
+    assert texts.spaced(cut[2]) == "she said ..."
+    assert texts.spaced(cut[3]) == "it 's ( mostly ) fine , is n't it ?"
+    assert texts.spaced("At 4.5 a.m. -- the End.") == "at 4.5 a.m. -- the end ."
 
 
-def test_opinion_words_are_found_by_where_they_stand(script: ModuleType) -> None:
+def test_opinion_words_are_found_by_where_they_stand(texts: ModuleType) -> None:
     docs = ["The movie was dull and so very bleak.", "It was a day. It is really bleak, too dull."] * 3
     docs += ["It was made there, really quickly."] * 5  # a function word, and a form in -ly
     docs += ["It was forced.", "The plot is thin."] * 3  # a form in -ed without an intensifier
     docs += ["The cast is big enough.", "It is odd."] * 2  # too few places
-    assert script.opinion_words(docs) == ["bleak", "dull", "thin"]
-    assert script.opinion_words([*docs, *["a dull day"] * 1500]) == [
+    assert texts.opinion_words(docs) == ["bleak", "dull", "thin"]
+    assert texts.opinion_words([*docs, *["a dull day"] * 1500]) == [
         "bleak",
         "thin",
     ]  # less than 1% of the uses of dull
 
 
-def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType) -> None:
+def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType, texts: ModuleType) -> None:
     docs = ["the film is good. the cast shines and I loved it! her acting was dull. a story was not fine."]
     docs += ["we left early. so we left early. the score is sweet."]
-    tokenizer = script.train_tokenizer([*docs * 20, text()], 512, 1.0, 0)
-    opinions = script.marked(tokenizer, ["good", "dull", "fine", "sweet"], (" {word}",))
-    corpus = script.corpus(tokenizer, docs, opinions)
+    tokenizer = texts.train_tokenizer([*docs * 20, text()], 512, 1.0, 0)
+    opinions = texts.marked(tokenizer, ["good", "dull", "fine", "sweet"], (" {word}",))
+    corpus = texts.corpus(tokenizer, docs, opinions)
     said = [tokenizer.decode([i]).strip() for i in corpus.said]
     assert said == ["good", "dull", "sweet"]  # "not fine" says nothing
     assert corpus.said_in.tolist() == [0, 2, 6]
@@ -189,15 +196,16 @@ def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType) -> Non
         "the cast shines and I loved it! her acting was dull.": {"good"},
         "her acting was dull. a story was not fine.": set(),
     }
+    endings = load_script("pretrain_batches").ENDINGS
     found: dict[str, set[str]] = {}
     for step in range(1, 40):
         batch = stream(step)
-        assert (batch.ids == script.MASK).sum() == len(batch.ids)
+        assert (batch.ids == texts.MASK).sum() == len(batch.ids)
         for row, ids in enumerate(batch.ids.tolist()):
             asked = batch.word[batch.place == row]
             assert batch.weight[batch.place == row].sum() == pytest.approx(10)
             shown = tokenizer.decode(ids, skip_special_tokens=True)
-            body = next(shown.split(f"{e[0]}{e[1]}")[0] for e in script.ENDINGS if f"{e[0]}{e[1]}" in shown).strip()
+            body = next(shown.split(f"{e[0]}{e[1]}")[0] for e in endings if f"{e[0]}{e[1]}" in shown).strip()
             found[body] = {tokenizer.decode([i]).strip() for i in asked}
     for body, words in expected.items():
         assert found.get(body, set()) == words, body
@@ -260,15 +268,16 @@ def test_a_model_is_trained_on_from_where_it_was(made: tuple[Path, str], tmp_pat
     assert (made[0] / "tokenizer.json").read_bytes() == (tmp_path / "on" / "tokenizer.json").read_bytes()
 
 
-def test_what_evaluate_prints_is_right(made: tuple[Path, str], script: ModuleType) -> None:
+def test_what_evaluate_prints_is_right(made: tuple[Path, str]) -> None:
+    judged = load_script("pretrain_run")
     scores, labels = np.array([-2.0, -1.0, 0.5, 1.0, 3.0]), np.array([0, 1, 0, 1, 1])
     # 2 of 5 wrong; above the median 0.5 are two, both positive, and one positive is below; 6 pairs, 1 in wrong order
-    assert script.quality(scores, labels) == pytest.approx({"accuracy": 3 / 5, "median": 4 / 5, "auc": 5 / 6})
+    assert judged.quality(scores, labels) == pytest.approx({"accuracy": 3 / 5, "median": 4 / 5, "auc": 5 / 6})
     model = AutoModelForMaskedLM.from_pretrained(made[0], dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(made[0])
-    texts = ["a dull film ", "her acting was great and the cast shines", "naïve"]
-    found = script.margins(model, script.Tokenizer.from_file(str(made[0] / "tokenizer.json")), texts)
-    for said, value in zip(texts, found, strict=True):
+    sentences = ["a dull film ", "her acting was great and the cast shines", "naïve"]
+    found = judged.margins(model, judged.Tokenizer.from_file(str(made[0] / "tokenizer.json")), sentences)
+    for said, value in zip(sentences, found, strict=True):
         ids = tokenizer(f"{said} It was<mask>.", return_tensors="pt")["input_ids"]
         logits = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
         great, terrible = (tokenizer(w, add_special_tokens=False)["input_ids"][0] for w in (" great", " terrible"))
