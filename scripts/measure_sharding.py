@@ -65,7 +65,7 @@ def of_mezo(folder: Path, args: argparse.Namespace, mode: str) -> dict[str, Any]
     return found
 
 
-def of_fully_shard(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def of_fully_shard(args: argparse.Namespace) -> dict[str, Any]:
     """Measure two forwards per step of a model that `fully_shard` has sharded."""
     from torch.distributed.fsdp import fully_shard
 
@@ -124,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = make_folder(args.folder, args.shape, "bfloat16")
     if args.child is not None:
-        found = of_fully_shard(folder, args) if args.child == "fsdp2" else of_mezo(folder, args, args.child)
+        found = of_fully_shard(args) if args.child == "fsdp2" else of_mezo(folder, args, args.child)
         print(json.dumps(found), flush=True)
         return
     with torch.device("meta"):
