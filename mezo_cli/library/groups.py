@@ -21,8 +21,14 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
             tensors; or dicts with `params` (one of these) and the group's `lr` and `weight_decay`.
 
     Raises:
-        UserError: for a name or a tensor that the model lacks or that is frozen, one in two groups, an empty group.
+        UserError: for a name or a tensor that the model lacks or that is frozen, one in two groups, an empty group, and
+            for a model that is none.
     """
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise UserError(
+            f"MezoOptimizer(model, ...) takes the model, an nn.Module, whose names z depends on; not a {kind}"
+        )
     if params is None or callable(params):
         entries: list[Any] = [{"params": params}]
     else:
@@ -60,7 +66,9 @@ def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
         name = one if isinstance(one, str) else by_id.get(id(one))
         if name not in named:
             near = did_you_mean(str(one), named) if isinstance(one, str) else ""
-            shown = one if isinstance(one, str) else f"a tensor of shape {list(getattr(one, 'shape', []))}"
+            shown = f"a tensor of shape {list(one.shape)}" if isinstance(one, Tensor) else one
+            if not isinstance(one, str | Tensor):
+                raise UserError(f"params: give names or tensors, not a {type(one).__name__}")
             raise UserError(f"params: the model has no parameter {shown}{near}")
         if not named[name].requires_grad:
             raise UserError(f"params: {name} is frozen (requires_grad=False)")

@@ -388,6 +388,10 @@ def test_what_a_closure_may_return() -> None:
         optimizer.step(lambda: model(X))
     with pytest.raises(UserError, match="the closure returned str; it must return a number or a tensor"):
         optimizer.step(lambda: "low")  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match=r"takes the model, an nn\.Module, .* not a generator"):
+        MezoOptimizer(model.parameters())  # type: ignore[arg-type]  # as torch's optimizers take it
+    with pytest.raises(UserError, match="give names or tensors, not a tuple"):
+        MezoOptimizer(model, model.named_parameters())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"1\.weight has no shape yet: run the model once"):
         MezoOptimizer(nn.Sequential(nn.Linear(6, 4), nn.LazyLinear(3)))
     with pytest.raises(UserError, match="are given when it is made"):
