@@ -10,12 +10,13 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.training import evaluation, setup
+from mezo_cli.training.linear_probe import fit_output_layer
 from tests import tiny
 from tests.host_waits import HostWaits
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay", "It was a great film"))]
 
-# Every value of objective, optimizer, peft and both dtypes, and all pairs of objective and optimizer.
+# Every value of objective, optimizer, peft and both dtypes, and all pairs of objective and optimizer (a test holds it).
 CASES: dict[str, tuple[str, ...]] = {
     "mlm-mezo": ("objective=mlm", "model=roberta", "optimizer=mezo", "optimizer.weight_decay=0.1"),
     "mlm-momentum": ("objective=mlm", "model=bert", "optimizer=mezo_momentum", "peft=lora"),
@@ -27,7 +28,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "optimizer.samples=2",
         "model.dtype=float16",
     ),
-    "mlm-adamw": ("objective=mlm", "model=roberta", "optimizer=adamw", "peft=head"),
+    "mlm-adamw": ("objective=mlm", "model=roberta", "optimizer=adamw", "peft=head", "model.cache_bytes=0"),
     "mlm-sgd": ("objective=mlm", "model=bert", "optimizer=sgd", "peft=prefix"),
     "cls-mezo": ("objective=cls", "model=bert", "optimizer=mezo", "peft=prefix", "objective.loss=f1"),
     "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.window=3"),
@@ -46,6 +47,19 @@ CASES: dict[str, tuple[str, ...]] = {
     "lm-adamw": ("objective=lm", "model=gpt2", "optimizer=adamw", "peft=prefix"),
     "lm-sgd": ("objective=lm", "model=opt", "optimizer=sgd", "peft=lora"),
     "lm-padded": ("objective=lm", "model=bloom", "optimizer=mezo", "objective.loss=accuracy"),
+    "mlm-unpaired": (  # a forward per sign and micro-batch; frozen layers are computed once per micro-batch
+        "objective=mlm",
+        "model=roberta",
+        "optimizer=mezo",
+        "peft=head",
+        "model.dtype=float16",
+        "model.paired_tokens=0",
+        "model.cache_bytes=0",
+        "micro_batch_size=2",
+    ),
+    "mlm-probe": ("objective=mlm", "model=roberta", "optimizer=linear_probe"),
+    "cls-probe": ("objective=cls", "model=bert", "optimizer=linear_probe"),
+    "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
 }
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "roberta": partial(tiny.roberta, num_hidden_layers=1),
@@ -60,46 +74,63 @@ def case_config(name: str, folder: Path, device: str) -> Config:
     if not path.exists():
         MAKERS.get(kind, lambda path: tiny.decoder(path, kind))(path)
     words = [word for word in CASES[name] if not word.startswith("model=")]
-    return build_config(
-        [f"model.path={path}", f"model.name={kind}", f"model.device={device}", "data=demo", "steps=20", *words]
-    )
+    words += [] if "optimizer=linear_probe" in words else ["steps=20"]
+    given = [f"model.path={path}", f"model.name={kind}", f"model.device={device}", "data=demo", "eval_batch_size=2"]
+    return build_config([*given, *words])
+
+
+def keeps_places(config: Config) -> bool:
+    """Return whether nothing in a step changes shape or address.
+
+    Backpropagation is left out, and a window: it goes on to another direction in each place.
+    """
+    return "mezo" in config.optimizer.name and config.optimizer.window is None
 
 
 def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) -> dict[str, HostWaits]:
-    """Build the run, take four steps, replay two, and evaluate; return what the host did from the second step on.
+    """Build the run, take four steps, replay two, and evaluate; fit a linear probe instead, if that is the optimizer.
 
     Args:
         config: of a case.
         read: see `HostWaits`.
+
+    Returns:
+        What the host did in each of these: first, step, third, fourth, replay, evaluation; or probe, evaluation.
     """
     session, results = setup.prepare(config, trains=True), []
-    hosts: list[HostWaits] = []
+    hosts: dict[str, HostWaits] = {}
     rows = session.encoder.encode_all(ROWS)
     session.exclude_unreachable(rows[0])
+    session.keep_states(rows)
     with torch.no_grad():
-        for step in range(4):
-            hosts.append(HostWaits(read))
-            with hosts[-1]:
+        for step, name in enumerate(("first", "step", "third", "fourth") if config.steps else ()):
+            with hosts.setdefault(name, HostWaits(read)):
                 results.append(session.step(rows, step))
-        with HostWaits(read) as of_replay:
-            if session.optimizer.replayable:
-                records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results[:2])]
-                again: Any = setup.optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
-                again.rebuild_state(session.params, records[:1])
-                again.apply_updates(session.params, records[1:])
-        with HostWaits(read) as of_evaluation:
+        if config.steps:
+            with hosts.setdefault("replay", HostWaits(read)):
+                if session.optimizer.replayable:
+                    records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results[:2])]
+                    again: Any = setup.optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+                    again.rebuild_state(session.params, records[:1])
+                    again.apply_updates(session.params, records[1:])
+        else:
+            with hosts.setdefault("probe", HostWaits(read)):
+                fit_output_layer(session, rows)
+        with hosts.setdefault("evaluation", HostWaits(read)):
             evaluation.compute_logits(session, rows)
-    return {
-        "step": hosts[1],
-        "third": hosts[2],
-        "fourth": hosts[3],
-        "replay": of_replay,
-        "evaluation": of_evaluation,
-    }
+    return hosts
+
+
+def check_case(name: str, hosts: dict[str, dict[str, list[str]]]) -> None:
+    """Assert that the host waited and copied as often as it has to: for the losses, the scores, and the batches."""
+    if "step" in hosts:
+        check_host(hosts["step"], waits=1, copies=2 if "micro_batch_size=2" in CASES[name] else 1)
+        check_host(hosts["replay"], waits=0, copies=0)
+    check_host(hosts["evaluation"], waits=2, copies=2)  # of two batches
 
 
 def check_host(host: dict[str, list[str]], waits: int, copies: int) -> None:
-    """Assert that the host waited and copied as often as it has to, and that it waited for no copy."""
+    """Assert that the host waited and copied so often, and that it waited for no copy."""
     assert len(host["waits"]) == waits, host["waits"]
     assert len(host["copies"]) == copies, host["copies"]
     assert not any(line.startswith("blocking") for line in host["copies"]), host["copies"]

@@ -27,6 +27,7 @@ WAITING = {
 }
 Place = tuple[int, int, tuple[int, ...]]
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
+MOVING = INDEXING | {"aten::where"}  # these copy an argument that is on the CPU to the device, and wait for the copy
 
 
 class HostWaits(TorchDispatchMode):
@@ -82,6 +83,8 @@ class HostWaits(TorchDispatchMode):
             indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in INDEXING else []
             if name in WAITING or any(x.dtype in (torch.bool, torch.uint8) for x in indices):
                 self.waits.append(f"{name} {calling_line()}")
+            if name in MOVING:
+                self.copies += [f"blocking {name} {calling_line()}" for x in given if x.device.type == "cpu"]
         if name == "aten::_local_scalar_dense" and self._read is not None:
             return self._read(torch.Size())
         out = function(*args, **kwargs)
@@ -89,7 +92,7 @@ class HostWaits(TorchDispatchMode):
             source, target = args[1] if name == "aten::copy_" else args[0], out
             if source.device.type != "cpu" and target.device.type == "cpu":
                 self.waits.append(f"{name} {calling_line()}")
-            elif source.device.type == "cpu" and target.device.type != "cpu" and source.dim() > 0 < source.numel():
+            elif source.device.type == "cpu" and target.device.type != "cpu" and source.numel():
                 blocks = not (kwargs.get("non_blocking") or (name == "aten::copy_" and args[2:] == (True,)))
                 self.copies.append(f"{'blocking ' if blocks else ''}{name} {calling_line()}")
         return out

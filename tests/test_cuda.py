@@ -7,7 +7,7 @@ import torch
 
 from mezo_cli.testing import objectives, optimizers
 from tests import tiny
-from tests.device_cases import CASES, case_config, check_host, take_steps
+from tests.device_cases import CASES, case_config, check_case, keeps_places, take_steps
 from tests.host_waits import moved
 
 if not torch.cuda.is_available():
@@ -62,10 +62,8 @@ class TestLm(OnGpu, objectives.Conformance):
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_waits_for_the_device_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")  # nothing is compiled while operations are counted
-    host = take_steps(case_config(name, tmp_path, "cuda"))
-    words = " ".join(CASES[name])
-    if "mezo" in words and "window" not in words:
-        assert moved(host["third"], host["fourth"]) == []
-    check_host(vars(host["step"]), waits=1, copies=1)
-    check_host(vars(host["replay"]), waits=0, copies=0)
-    check_host(vars(host["evaluation"]), waits=1, copies=1)
+    config = case_config(name, tmp_path, "cuda")
+    hosts = take_steps(config)
+    if keeps_places(config):
+        assert moved(hosts["third"], hosts["fourth"]) == []
+    check_case(name, {what: vars(host) for what, host in hosts.items()})

@@ -1,5 +1,6 @@
 """Steps on a fake device: nothing mixes it with the CPU, and the host waits for it once (see fake_accelerator.py)."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 import torch.utils.backend_registration
 
-from tests.device_cases import CASES, check_host
+from mezo_cli.models.loading import STORAGE_DTYPES
+from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.optim import OPTIMIZERS
+from tests.device_cases import CASES, check_case
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDINARY = ["mlm-mezo"]  # the others are slow
@@ -38,23 +42,21 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tmp_path_factory.mktemp("models"), [name for name in CASES if name not in ORDINARY])
 
 
-def check(result: dict[str, Any]) -> None:
+def check(name: str, result: dict[str, Any]) -> None:
     assert "error" not in result, result["error"]
     assert result["moved"] == []  # from a step to the next one: shapes, and where the weights and the noise are
-    check_host(result["step"], waits=1, copies=1)  # the losses; the batch
-    check_host(result["replay"], waits=0, copies=0)
-    check_host(result["evaluation"], waits=1, copies=1)  # the scores; the batch
+    check_case(name, result)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_step_waits_for_the_device_once(name: str, ordinary: dict[str, Any]) -> None:
-    check(ordinary[name])
+    check(name, ordinary[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ORDINARY])
 def test_a_step_of_every_other_kind_waits_for_the_device_once(name: str, others: dict[str, Any]) -> None:
-    check(others[name])
+    check(name, others[name])
 
 
 def test_the_counter_sees_what_makes_the_host_wait(ordinary: dict[str, Any]) -> None:
@@ -64,7 +66,8 @@ def test_the_counter_sees_what_makes_the_host_wait(ordinary: dict[str, Any]) -> 
         waits, copies = control.pop(name)
         assert (len(waits), copies) == (1, []), name
         assert "fake_accelerator.py" in waits[0], waits
-    for name in ("blocking copy", "tensor on the device"):
+    numbers = ("number on the device", "number of the cpu")
+    for name in ("blocking copy", "tensor on the device", "index of the cpu", *numbers):
         waits, copies = control.pop(name)
         assert (waits, len(copies)) == ([], 1), name
         assert copies[0].startswith("blocking"), name
@@ -73,3 +76,16 @@ def test_the_counter_sees_what_makes_the_host_wait(ordinary: dict[str, Any]) -> 
     assert (waits, len(copies)) == ([], 1)
     assert not copies[0].startswith("blocking")
     assert not control
+
+
+def test_the_cases_have_every_value_and_all_pairs_of_objective_and_optimizer() -> None:
+    chosen = [dict(word.split("=", 1) for word in words) for words in CASES.values()]
+
+    def values(key: str, default: str) -> set[str]:
+        return {words.get(key, default) for words in chosen}
+
+    pairs = {(words["objective"], words["optimizer"]) for words in chosen}
+    assert pairs == set(itertools.product(OBJECTIVES.built_in, OPTIMIZERS.built_in))
+    assert values("peft", "none") == {path.stem for path in (ROOT / "conf" / "peft").glob("*.yaml")}
+    assert values("model.dtype", "float32") == set(STORAGE_DTYPES)
+    assert values("objective.loss", "cross_entropy") == set(LOSSES.built_in)

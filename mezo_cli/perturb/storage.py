@@ -78,7 +78,7 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         view.copy_(old)
         flat[begin + p.numel() : end].zero_()
         p.data = _with_own_storage(view)
-        if old.is_contiguous():
+        if mappings and old.is_contiguous():
             release_mapped_pages(old.data_ptr(), old.nbytes, mappings)
         del old
         begin = end
