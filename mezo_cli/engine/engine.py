@@ -9,6 +9,7 @@ the trajectory come from it. The engine has weights of its own, and only compute
 
 import logging
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,15 @@ from mezo_cli.objectives.collate import Batch
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.params import Term
+from mezo_cli.perturb.params import Params, Term
 
 log = logging.getLogger("mezo")
 
-CHECKED_C = 1e-2  # of z, in the check at the start
 # The largest difference of two log-probabilities of a label, as a fraction of the largest score.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+# Factors of z in the check at the start: the first that moves the log-probabilities by so many times what is allowed.
+CHECKED_C = (1e-2, 1e-1, 1.0)
+MOVED = 4.0
 
 
 class Engine:
@@ -72,27 +75,26 @@ class Engine:
         Raises:
             UserError: when the engine does not support the model, or computes other scores.
         """
-        self._params = forward.params
+        self.release()
         first = not self._is_started
         words = max(map(len, own.label_ids))
         if first:
             check_heads(self.config, loaded.model.config)
-            self._start(loaded, words == 1)
+            self._start(loaded, forward.params, words == 1)
         if self.config.peft.name == "lora":
-            self._close_adapters()
-            self._adapters = AdapterFiles(loaded.adapter, self._params)
+            self._adapters = AdapterFiles(loaded.adapter, forward.params)
         else:
-            self._load()
+            self._load(forward.params)
         scores = EngineScores(loaded.model, forward, own.label_ids, lambda *asked: self._score(forward, *asked))
         if first:
             self._check(forward, own, scores, rows)
             self._is_started = True
         return scores
 
-    def _start(self, loaded: LoadedModel, raw_logits: bool) -> None:
+    def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool) -> None:
         """Let the process load the model, and check that it holds all that is trained."""
         config, engine = self.config, self.config.engine
-        tensors = [(name, list(p.shape)) for name, p in self._params.tensors.items()]
+        tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
         lora = config.peft.name == "lora"
         described = self._call(
             "start",
@@ -121,13 +123,23 @@ class Engine:
     def _check(self, forward: PerturbedForward, own: Objective, scores: EngineScores, rows: Batch) -> None:
         """Compare the label scores of some rows with those of the session's own objective, plain and perturbed."""
         direction = Direction(self.config.seed, 0)
-        found, wanted = [scores.logits(rows)], [own.logits(rows)]
-        with forward.perturbed(direction, CHECKED_C):
-            found += list(scores.logits(rows))
-            wanted += list(forward.forward_per_sign(lambda: own.logits(rows)))
-        reference = torch.stack(wanted)
-        error = float((_label_log_probs(torch.stack(found)) - _label_log_probs(reference)).abs().max())
-        allowed = TOLERANCE[str(self.config.engine.dtype)] * float(reference.abs().max())
+        plain, tolerance = own.logits(rows), TOLERANCE[str(self.config.engine.dtype)]
+        for c in CHECKED_C:
+            with forward.perturbed(direction, c):
+                reference = torch.stack([plain, *forward.forward_per_sign(lambda: own.logits(rows))])
+            allowed, wanted = tolerance * float(reference.abs().max()), _label_log_probs(reference)
+            moved = min(float((a - b).abs().max()) for a, b in combinations(wanted, 2))
+            if moved >= MOVED * allowed:
+                break
+        else:
+            log.warning(
+                "warning: engine: a perturbation by %g z moves the scores by %.2g only, where %.2g is allowed for "
+                "rounding: the check cannot tell whether the engine's weights are perturbed",
+                *(c, moved, allowed),
+            )
+        with forward.perturbed(direction, c):
+            perturbed = scores.logits(rows)
+        error = float((_label_log_probs(torch.stack([scores.logits(rows), *perturbed])) - wanted).abs().max())
         if not error <= allowed:
             raise UserError(
                 f"engine={self.config.engine.name} computes other scores than the model "
@@ -169,15 +181,15 @@ class Engine:
             self._remove(self._clean)
             self._clean = []
 
-    def check_weights(self) -> None:
-        """Check that the engine's weights, where it keeps some, have the bits of the session's.
+    def check_weights(self, params: Params) -> None:
+        """Check that the engine's weights, where it keeps some, have the bits of the session's `params`.
 
         Raises:
             RunFailed: when they have not.
         """
         if self._adapters is not None:
             return
-        tensors = list(self._params.tensors.items())
+        tensors = list(params.tensors.items())
         wrong = set()
         for numbers, found in self._call("digests"):
             block = Block(*numbers)
@@ -188,11 +200,11 @@ class Engine:
         if wrong:
             raise RunFailed(f"the engine's weights are not those of the trajectory: {join(sorted(wrong)[:3])}")
 
-    def _load(self) -> None:
+    def _load(self, params: Params) -> None:
         """Give the engine the session's weights."""
-        with scratch_folder("mezo-weights-", sum(p.nbytes for p in self._params.tensors.values())) as folder:
+        with scratch_folder("mezo-weights-", sum(p.nbytes for p in params.tensors.values())) as folder:
             path = Path(folder) / "theta.safetensors"
-            save_file({name: p.detach().cpu().clone() for name, p in self._params.tensors.items()}, path)
+            save_file({name: p.detach().cpu().clone() for name, p in params.tensors.items()}, path)
             self._call("load", path=str(path))
 
     def _remove(self, folders: list[str]) -> None:
@@ -207,11 +219,12 @@ class Engine:
             kind = RunFailed if self._is_started else UserError
             raise kind(f"engine={self.config.engine.name} failed: {failure}") from failure
 
-    def _close_adapters(self) -> None:
+    def release(self) -> None:
+        """Let go of the session whose scores were computed last: its weights are needed no more."""
         if self._adapters is not None:
             self._remove(self._clean)
             self._adapters.close()
-        self._clean = []
+        self._adapters, self._clean = None, []
 
     def close(self) -> None:
         """End the process and remove what was written for it."""
@@ -241,7 +254,9 @@ def check_heads(config: Config, model: Any) -> None:
     Raises:
         UserError: names the numbers that are allowed.
     """
-    parts, heads = config.engine.tensor_parallel, model.num_attention_heads
+    parts, heads = config.engine.tensor_parallel, getattr(model, "num_attention_heads", None)
+    if heads is None:  # a model without attention: the engine says what it takes
+        return
     of_keys = getattr(model, "num_key_value_heads", None) or heads
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (of_keys % n == 0 or n % of_keys == 0)]
     if parts not in allowed:

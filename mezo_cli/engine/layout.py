@@ -98,5 +98,6 @@ def check_whole(shapes: Sequence[tuple[str, Sequence[int]]], blocks: Iterable[Bl
         held[tensor] += rows * columns
     for (name, shape), count in zip(shapes, held, strict=True):
         if count != int(np.prod(shape)):
-            raise LayoutError(f"the engine holds {count:,} of the {int(np.prod(shape)):,} elements of {name}")
+            held_of = f"{count:,} of the {int(np.prod(shape)):,} elements of {name}"
+            raise LayoutError(f"the engine holds {held_of} in an order that mezo can read")
     return sum(held)

@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm import _custom_ops
+from vllm.model_executor.layers import utils as layer_utils
 
-from mezo_cli.engine.layout import Block, as_matrix, digest, find_blocks
+from mezo_cli.engine.layout import Block, LayoutError, as_matrix, digest, find_blocks
 from mezo_cli.perturb.noise import Direction, make_noise
 
 # On a CPU, oneDNN would pack the linear layers' weights and leave tensors of 0 elements, which no perturbation reaches.
+# With AMX, so would a kernel of vLLM's own for small matrices in bfloat16.
 _custom_ops._supports_onednn = False
+layer_utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
 
 PART = 1 << 22  # elements of z that are drawn at a time
 
@@ -39,7 +42,8 @@ class Shards:
             noise: the kind of the noise.
 
         Returns:
-            The worker's blocks (`layout.Block`).
+            The worker's blocks (`layout.Block`). A tensor that is not made of blocks (GPT-2's are transposed) has none,
+            so that mezo refuses the model by the first tensor of which elements are missing.
         """
         self._mezo_tensors = [(name, tuple(shape)) for name, shape in tensors]
         self._mezo_noise = make_noise(noise)
@@ -55,7 +59,10 @@ class Shards:
             loaded.append({name: _matrix(p.data).to(torch.int32).cpu().numpy() for name, p in params.items()})
         for name, p in params.items():
             p.data = weights[name]
-            blocks = find_blocks(*(of[name] for of in loaded))
+            try:
+                blocks = find_blocks(*(of[name] for of in loaded))
+            except LayoutError:
+                continue
             if blocks:
                 self._mezo_held.append((_matrix(p.data), _matrix(p.data).float().clone(), blocks))
         return [list(block) for _, _, blocks in self._mezo_held for block in blocks]

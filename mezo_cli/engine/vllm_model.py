@@ -65,6 +65,7 @@ class VllmModel:
             enforce_eager=True,
             skip_tokenizer_init=True,
             trust_remote_code=False,
+            hf_overrides={"head_dtype": "float32"},  # a logit rounded to bfloat16 would move by more than a step does
             seed=0,
             **options,
         )

@@ -88,8 +88,10 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = state.seconds()
         if engine is not None:
-            engine.check_weights()
+            engine.check_weights(session.params)
         if state.best_step != state.step:
+            if engine is not None:
+                engine.release()
             del session  # memory may not hold two models
             gc.collect()
             session = restore.load_step(config, run, state.best_step)

@@ -212,6 +212,22 @@ def _store(loaded: models.LoadedModel, noise: Noise, config: ModelConfig, group:
     return Params(loaded.model, noise, shards)
 
 
+def _check_gathered(params: Params, group: ShardGroup, name: str) -> None:
+    """Refuse a model whose scores are not finite though its weights are: it has read the placeholder of a weight.
+
+    Raises:
+        UserError: for such a model.
+    """
+    damaged = sum(int((~span.theta.isfinite()).sum()) for span in params.spans(params.tensors))
+    count = torch.tensor([damaged])
+    group.sum_(count, "evaluation")  # the sum over all ranks' parts
+    if not int(count):
+        raise UserError(
+            f"{name}: distributed.shard=full does not support this model family: a module reads a large weight of "
+            "another one, where it is not gathered; use distributed.shard=none"
+        )
+
+
 def _collate(loaded: models.LoadedModel, rows: Sequence[TokenizedExample], objective: Objective | None = None) -> Batch:
     """Collate rows as the objective reads them; without one, padded."""
     lay_out = None if objective is None else objective.lay_out
@@ -243,6 +259,8 @@ def _build_objective(
             if perturbed:
                 with flip_weights(params):
                     flipped = objective_class.reference_logits(loaded.model, padded, label_ids)
+        if group is not None and not bool(reference.isfinite().all()):
+            _check_gathered(params, group, name)
         forward = PerturbedForward(loaded.model, params)
         if config.model.paired_tokens is not None:
             forward.paired_tokens = config.model.paired_tokens

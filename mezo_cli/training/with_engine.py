@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.errors import UserError
 from mezo_cli.training.setup import Session
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
@@ -30,9 +29,6 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
         del session  # which is replaced at the end of a run: memory may not hold two models
         yield None
         return
-    if session.ranks is not None:
-        other = "engine.tensor_parallel=N shards the model"
-        raise UserError(f"engine={config.engine.name}: the processes of torchrun cannot share an engine; {other}")
     from mezo_cli.engine.engine import Engine
 
     longest = max(len(row.input_ids) for split in splits for row in split)

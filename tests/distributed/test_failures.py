@@ -152,11 +152,12 @@ def test_rows_agree_over_a_hundred_steps(roberta: Path, movies: Path, tmp_path: 
 def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run")]
     for more, part in (
-        ("optimizer=adamw", "optimizer=adamw: 2 ranks were started"),
-        ("batch_size=1", "batch_size=1 is less than 2 ranks"),
-        ("distributed.split=directions", "optimizer.samples=1 is less than 2 ranks"),
+        (["optimizer=adamw"], "optimizer=adamw: 2 ranks were started"),
+        (["batch_size=1"], "batch_size=1 is less than 2 ranks"),
+        (["distributed.split=directions"], "optimizer.samples=1 is less than 2 ranks"),
+        (["engine=vllm", "objective=lm"], "engine=vllm: 2 ranks were started, and they cannot share an engine"),
     ):
-        results = run_ranks([*words, more], [*words, more])
+        results = run_ranks([*words, *more], [*words, *more])
         assert [result.code for result in results] == [2, 2]
         assert part in error_line(results[0])
         assert not (tmp_path / "run").exists()

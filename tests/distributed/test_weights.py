@@ -1,10 +1,14 @@
 """Ranks that each hold a part of the weights (distributed.shard=full)."""
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mezo_cli.runs import Run
 from tests import tiny
@@ -43,9 +47,23 @@ def test_shards_end_in_the_bits_of_one_process(roberta: Path, movies: Path, tmp_
     assert shared["bytes_per_step"] > 100_000  # both signs of the matrices of two layers
 
 
+def wide_family(name: str, folder: Path, **more: Any) -> tuple[Path, str]:
+    """Save a random masked language model of a family, whose matrices are sharded; return its folder and objective."""
+    kind, shape = SERVED[name]
+    return family(folder, (kind, shape | WIDE | more)), "mlm"
+
+
+def wide_decoder(kind: str, folder: Path) -> tuple[Path, str]:
+    """Save a random decoder of a family, whose matrices are sharded; return its folder and objective."""
+    return tiny.decoder(folder, kind, **WIDE), "lm"
+
+
 MODELS = {
     "bert": lambda folder: (tiny.bert(folder, **WIDE), "mlm"),
-    "electra": lambda folder: (family(folder, ("Electra", SERVED["electra"][1] | WIDE)), "mlm"),
+    **{name: partial(wide_family, name) for name in ("electra", "xlm-roberta", "modernbert", "mpnet", "deberta-v2")},
+    "albert": partial(wide_family, "albert", embedding_size=128),
+    "roformer": partial(wide_family, "roformer", embedding_size=128),
+    "distilbert": partial(wide_family, "distilbert", dim=128, hidden_dim=256),
     "untied": lambda folder: (tiny.roberta(folder, tied=False, **WIDE), "mlm"),
     "cls": lambda folder: (tiny.roberta(folder, head="cls", **WIDE), "cls"),
     "gpt2": lambda folder: (tiny.decoder(folder, "gpt2", n_embd=128), "lm"),
@@ -55,6 +73,7 @@ MODELS = {
     ),
     "llama": lambda folder: (tiny.decoder(folder, "llama", tied=False, **WIDE), "lm"),
     "bloom": lambda folder: (tiny.decoder(folder, "bloom", hidden_size=128), "lm"),
+    **{kind: partial(wide_decoder, kind) for kind in ("mistral", "qwen2", "qwen3", "gpt_neox")},
     "gptj": lambda folder: (tiny.decoder(folder, "gptj", tied=False, n_embd=128, rotary_dim=16), "lm"),
 }
 
@@ -104,13 +123,50 @@ def test_an_interrupted_run_goes_on_with_or_without_shards(roberta: Path, movies
 
 
 @pytest.mark.slow
-def test_one_process_evaluates_and_replays_what_ranks_have_trained(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_one_process_and_ranks_use_what_ranks_have_trained(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """`eval` and `predict` print the same from whole weights and from shards; a replay has the bits of the ranks."""
     run = tmp_path / "run"
     words = ["train", *small(roberta, movies, run, FULL)]
     check(run_ranks(words, words))
-    tested = json.loads(mezo("eval", run, "--json").out)
-    assert tested["loss"] == Run(run).read_summary()["test"]["loss"]
-    assert mezo("replay", run, "--step", "2", "--out", tmp_path / "replayed").code == 0
+    for words in (["eval", run, "--json", "-q"], ["predict", run, "--file", movies / "test.jsonl", "--json", "-q"]):
+        alone, shared = mezo(*words), run_ranks(words, words)
+        assert [alone.code, *(result.code for result in shared)] == [0, 0, 0], shared
+        assert json.loads(shared[0].out) == json.loads(alone.out)
+        assert (shared[1].out, shared[1].err) == ("", "")
+        if words[0] == "eval":
+            assert json.loads(alone.out)["loss"] == Run(run).read_summary()["test"]["loss"]
+    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "replayed").code == 0
+    last = run / "checkpoints" / "last" / "model.safetensors"
+    assert (tmp_path / "replayed" / "model.safetensors").read_bytes() == last.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_family_that_reads_a_weight_of_another_module_is_refused(movies: Path, tmp_path: Path) -> None:
+    """DeBERTa's layers read the table of relative positions, which is an embedding of the encoder."""
+    relative = {"relative_attention": True, "position_buckets": 64, "pos_att_type": ["c2p", "p2c"]}
+    model, _ = wide_family("deberta-v2", tmp_path / "model", **relative, share_att_key=True)
+    words = ["train", *small(model, movies, tmp_path / "run", "steps=1")]
+    assert mezo(*words).code == 0
+    words = ["train", *small(model, movies, tmp_path / "two", "steps=1", FULL)]
+    results = run_ranks(words, words)
+    assert [result.code for result in results] == [2, 2]
+    line = error_line(results[0])
+    assert "DebertaV2ForMaskedLM: distributed.shard=full does not support this model family" in line
+    assert "use distributed.shard=none" in line
+    assert not (tmp_path / "two" / "trajectory.bin").exists()
+
+
+@pytest.mark.slow
+def test_damaged_weights_of_one_rank_are_named_as_such(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """They are no reason to call the family unsupported."""
+    damaged = shutil.copytree(roberta, tmp_path / "model")
+    state = load_file(damaged / "model.safetensors")
+    state["roberta.encoder.layer.0.output.dense.weight"].view(-1)[-1] = float("nan")  # in the last rank's part
+    save_file(state, damaged / "model.safetensors", {"format": "pt"})
+    words = ["train", *small(damaged, movies, tmp_path / "run", FULL)]
+    results = run_ranks(words, words)
+    assert [result.code for result in results] == [2, 2]
+    assert "its scores are not finite: the weights are damaged" in error_line(results[0])
 
 
 @pytest.mark.parametrize(

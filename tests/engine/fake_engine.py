@@ -18,15 +18,23 @@ class FakeModel:
     """The methods of `vllm_model.VllmModel`, with transformers."""
 
     def __init__(
-        self, folder: str, tensors: Any, noise: str, rank: int | None, raw_logits: bool, max_length: int, **_: Any
+        self,
+        folder: str,
+        tensors: Any,
+        noise: str,
+        rank: int | None,
+        raw_logits: bool,
+        max_length: int,
+        dtype: str,
+        **_: Any,
     ) -> None:
         from transformers import AutoModelForCausalLM
 
         from mezo_cli.perturb.noise import make_noise
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self.params = dict(self.model.named_parameters())
-        self.theta = {name: self.params[name].detach().clone() for name, _ in tensors}
+        self.theta = {name: self.params[name].detach().float().clone() for name, _ in tensors}
         self.noise, self.shapes, self.raw_logits, self.scored = make_noise(noise), tensors, raw_logits, 0
         self.asked, self.max_length = 0, max_length
 
@@ -47,14 +55,15 @@ class FakeModel:
                 if "lora_A" in name:
                     base = name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
                     b = state[name.replace("lora_A", "lora_B")]
-                    self.theta.setdefault(base, self.params[base].detach().clone())
-                    self.params[base].data = self.theta[base] + 2.0 * b @ a  # alpha / r
+                    self.theta.setdefault(base, self.params[base].detach().float().clone())
+                    self.params[base].data = (self.theta[base] + 2.0 * b @ a).to(self.model.dtype)  # alpha / r
             return
         direction = weights.get("direction")
         for name, theta in self.theta.items():
             z = 0.0 if direction is None else self.noise.z(Direction(*direction), name, theta.shape, "cpu")
             c = torch.tensor(weights.get("c", 0.0), dtype=torch.float32)
-            self.params[name].data = theta + (z * c).view(theta.shape) if direction is not None else theta
+            perturbed = theta + (z * c).view(theta.shape) if direction is not None else theta
+            self.params[name].data = perturbed.to(self.model.dtype)
 
     def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
         import torch
@@ -69,7 +78,7 @@ class FakeModel:
             if MODE != "misses perturbations":
                 self._add(one)
             with torch.no_grad():
-                rows = [self.model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+                rows = [self.model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
             rows = rows if self.raw_logits else [row.log_softmax(-1) for row in rows]
             found.append([row[list(of)].tolist() for row, of in zip(rows, tokens, strict=True)])
         return found

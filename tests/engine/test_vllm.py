@@ -72,11 +72,11 @@ def own_grads(models: dict[str, Path], data: Path, tmp_path_factory: pytest.Temp
     return found
 
 
-def words(model: Path, data: Path, run: Path, peft: str) -> list[str]:
-    """50 steps. With a larger lr the model would amplify differences of the last bits."""
+def words(model: Path, data: Path, run: Path, peft: str, steps: int = 50) -> list[str]:
+    """Train with two evaluations. With a larger lr the model would amplify differences of the last bits."""
     lr = "1e-4" if peft == "lora" else "1e-5"
-    more = ("objective=lm", "model=gpt2", f"peft={peft}", f"optimizer.lr={lr}", "steps=50", "eval_every=25")
-    return small(model, data, run, *more, "log_every=1")
+    more = (f"steps={steps}", f"eval_every={steps // 2}", f"peft={peft}", f"optimizer.lr={lr}", "log_every=1")
+    return small(model, data, run, "objective=lm", "model=gpt2", *more)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -93,16 +93,53 @@ def test_independent_runs_agree_and_replay_without_the_engine(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    engine = ["engine=vllm", f"engine.python={python}", f"engine.tensor_parallel={parts}", f"engine.memory={MEMORY}"]
-    result = mezo("train", *words(models[kind], data, run, peft), *engine)
+    result = mezo("train", *words(models[kind], data, run, peft), *by_vllm(python), f"engine.tensor_parallel={parts}")
     assert result.code == 0, result.err
-    wanted, found = own_grads[kind, peft], grads(run)
+    assert largest_difference(own_grads[kind, peft], grads(run)) <= 1e-3
+    check_replay(run, 50, peft)
+
+
+@pytest.mark.parametrize("peft", ["none", "lora"])
+def test_bfloat16_keeps_most_of_a_larger_perturbation(
+    peft: str, models: dict[str, Path], data: Path, python: Path, tmp_path: Path
+) -> None:
+    own, run, eps = tmp_path / "own", tmp_path / "run", "optimizer.eps=1e-2"
+    assert mezo("train", *words(models["llama"], data, own, peft, steps=20), eps).code == 0
+    engine = [*by_vllm(python), "engine.dtype=bfloat16"]
+    result = mezo("train", *words(models["llama"], data, run, peft, steps=20), eps, *engine)
+    assert result.code == 0, result.err
+    assert 1e-3 < largest_difference(grads(own), grads(run)) < 0.5  # more than none: it is not float32
+    check_replay(run, 20, peft)
+
+
+def test_a_model_whose_weights_the_engine_stores_transposed_is_refused(
+    data: Path, python: Path, tmp_path: Path
+) -> None:
+    model = tiny.decoder(tmp_path / "gpt2", "gpt2", n_embd=128)
+    result = mezo("train", *words(model, data, tmp_path / "run", "none"), *by_vllm(python))
+    assert result.code == 2
+    line = result.err.splitlines()[-1]
+    assert line.startswith("error: engine=vllm does not support GPT2LMHeadModel: the engine holds 0 of the ")
+    assert not (tmp_path / "run" / "trajectory.bin").exists()
+
+
+def by_vllm(python: Path) -> list[str]:
+    """The words that let vLLM compute a run's forwards."""
+    return ["engine=vllm", f"engine.python={python}", f"engine.memory={MEMORY}"]
+
+
+def largest_difference(wanted: list[float], found: list[float]) -> float:
+    """The largest difference of two runs' projected gradients, as a fraction of the mean size of the first's."""
     mean = sum(map(abs, wanted)) / len(wanted)
-    assert len(found) == 50
-    assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) <= 1e-3 * mean
-    assert mezo("replay", run, "--step", "50", "--out", tmp_path / "replayed").code == 0
+    return max(abs(a - b) for a, b in zip(wanted, found, strict=True)) / mean
+
+
+def check_replay(run: Path, steps: int, peft: str) -> None:
+    """Check that a replay, without the engine, has the bits of the last checkpoint."""
+    out = run.with_name("replayed")
+    assert mezo("replay", run, "--step", str(steps), "--out", out).code == 0
     name = "adapter_model.safetensors" if peft == "lora" else "model.safetensors"
-    replayed, last = load_file(tmp_path / "replayed" / name), load_file(run / "checkpoints" / "last" / name)
+    replayed, last = load_file(out / name), load_file(run / "checkpoints" / "last" / name)
     assert replayed.keys() == last.keys()
     assert all(torch.equal(replayed[key], last[key]) for key in last)
 
@@ -171,22 +208,37 @@ def test_the_prefix_cache_holds_for_one_sign_and_never_longer(
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from mezo_cli.engine.process import EngineProcess
+from mezo_cli.engine.process import EngineFailed, EngineProcess
 from tests.engine import test_vllm
 engine = EngineProcess(Path(sys.argv[1]))
 test_vllm.start(engine, Path(sys.argv[2]), json.loads(sys.argv[3]), parts=2)
 print(engine.pid, flush=True)
+sys.stdin.readline()
+try:
+    engine.call("score", prompts=[[3, 4, 5]], tokens=[[6]], weights=[{"direction": [1, 0, 0], "c": 0.1}])
+    print("a score", flush=True)
+except EngineFailed as failure:
+    print(repr(str(failure)), flush=True)
 time.sleep(600)
 """
 
 
-def test_all_processes_of_an_engine_die_with_mezo(models: dict[str, Path], python: Path) -> None:
+def test_a_worker_that_dies_is_reported_and_all_processes_die_with_mezo(models: dict[str, Path], python: Path) -> None:
     tensors = json.dumps(_shapes(models["opt"]))
     command = [sys.executable, "-c", PARENT, str(python), str(models["opt"]), tensors]
-    with subprocess.Popen(command, env=process_environment(), stdout=subprocess.PIPE, text=True) as parent:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=process_environment(), stdin=pipe, stdout=pipe, text=True) as parent:
         assert parent.stdout is not None
+        assert parent.stdin is not None
         group = int(parent.stdout.readline())  # the engine's process leads a session of its own
-        assert len(_processes(group)) >= 3
+        processes = _processes(group)
+        assert len(processes) >= 3
+        os.kill(max(processes), signal.SIGKILL)  # the worker that was started last
+        print("go on", file=parent.stdin, flush=True)
+        line = parent.stdout.readline()
+        assert "RuntimeError" in line
+        assert r"\n" not in line.removesuffix("\n")
+        assert group in _processes(group)
         parent.send_signal(signal.SIGKILL)
     for _ in range(600):
         if not _processes(group):
