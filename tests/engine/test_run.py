@@ -136,7 +136,19 @@ def test_the_check_at_the_start_sees_more_than_the_rounding_of_the_dtype(
     """A LoRA begins with B = 0, so that a small perturbation of it is lost in bfloat16."""
     result = setting.train(str(tmp_path), *words, "steps=1", "eval_every=0", mode=mode)
     assert result.code == code
-    assert ("computes other scores than the model" in result.err.splitlines()[-1]) == bool(code)
+    assert ("computes other scores than the model" in result.err) == bool(code)
+
+
+@pytest.mark.slow
+def test_a_check_that_can_tell_nothing_says_so(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "CHECKED_C", (1e-9,))
+    result = setting.train(str(tmp_path), "steps=1", "eval_every=0", mode="misses perturbations")
+    assert result.code == 0
+    assert "the check cannot tell whether the engine's weights are perturbed" in " ".join(
+        (result.out + result.err).split()
+    )
 
 
 @pytest.mark.parametrize(
