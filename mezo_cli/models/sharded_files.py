@@ -38,18 +38,27 @@ def write_weights(model: Any, shards: Mapping[str, ShardedTensor], path: Path | 
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in known:
             tensors[name] = value
+    shard_of = {id(tensors[name]): shard for name, shard in shards.items()}
+    tensors = {_stored_name(model, name): value for name, value in tensors.items()}
     tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))  # as safetensors does
     if path is None:
-        for name in tensors:
-            for _ in shards[name].chunks() if name in shards else ():
+        for value in tensors.values():
+            for _ in shard_of[id(value)].chunks() if id(value) in shard_of else ():
                 pass  # another rank writes what this one has sent
         return
     with open(path, "wb") as file:
         file.write(_header(tensors))
-        for name, value in tensors.items():
-            whole = value.detach()
-            for part in shards[name].chunks() if name in shards else [whole.cpu().contiguous().view(-1)]:
+        for value in tensors.values():
+            whole, shard = value.detach(), shard_of.get(id(value))
+            for part in [whole.cpu().contiguous().view(-1)] if shard is None else shard.chunks():
                 file.write(part.view(torch.uint8).numpy().data)
+
+
+def _stored_name(model: Any, name: str) -> str:
+    """Return the name by which transformers stores a tensor: of tied ones that of the source, not the model's first."""
+    source = getattr(model, "all_tied_weights_keys", {}).get(name, name)
+    same = source != name and model.get_parameter(source) is model.get_parameter(name)
+    return source if same else name
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -53,9 +53,16 @@ def wide_family(name: str, folder: Path, **more: Any) -> tuple[Path, str]:
     return family(folder, (kind, shape | WIDE | more)), "mlm"
 
 
+def wide_decoder(kind: str, folder: Path) -> tuple[Path, str]:
+    """Save a random decoder of a family, whose matrices are sharded; return its folder and objective."""
+    return tiny.decoder(folder, kind, **WIDE), "lm"
+
+
 MODELS = {
     "bert": lambda folder: (tiny.bert(folder, **WIDE), "mlm"),
-    "electra": partial(wide_family, "electra"),
+    **{name: partial(wide_family, name) for name in ("electra", "xlm-roberta", "modernbert", "mpnet", "deberta-v2")},
+    "albert": partial(wide_family, "albert", embedding_size=128),
+    "distilbert": partial(wide_family, "distilbert", dim=128, hidden_dim=256),
     "untied": lambda folder: (tiny.roberta(folder, tied=False, **WIDE), "mlm"),
     "cls": lambda folder: (tiny.roberta(folder, head="cls", **WIDE), "cls"),
     "gpt2": lambda folder: (tiny.decoder(folder, "gpt2", n_embd=128), "lm"),
@@ -65,6 +72,7 @@ MODELS = {
     ),
     "llama": lambda folder: (tiny.decoder(folder, "llama", tied=False, **WIDE), "lm"),
     "bloom": lambda folder: (tiny.decoder(folder, "bloom", hidden_size=128), "lm"),
+    **{kind: partial(wide_decoder, kind) for kind in ("mistral", "qwen2", "qwen3", "gpt_neox")},
     "gptj": lambda folder: (tiny.decoder(folder, "gptj", tied=False, n_embd=128, rotary_dim=16), "lm"),
 }
 

@@ -112,6 +112,17 @@ def test_bfloat16_keeps_most_of_a_larger_perturbation(
     check_replay(run, 20, peft)
 
 
+def test_a_model_whose_weights_the_engine_stores_transposed_is_refused(
+    data: Path, python: Path, tmp_path: Path
+) -> None:
+    model = tiny.decoder(tmp_path / "gpt2", "gpt2", n_embd=128)
+    result = mezo("train", *words(model, data, tmp_path / "run", "none"), *by_vllm(python))
+    assert result.code == 2
+    line = result.err.splitlines()[-1]
+    assert line.startswith("error: engine=vllm does not support GPT2LMHeadModel: the engine holds 0 of the ")
+    assert not (tmp_path / "run" / "trajectory.bin").exists()
+
+
 def by_vllm(python: Path) -> list[str]:
     """The words that let vLLM compute a run's forwards."""
     return ["engine=vllm", f"engine.python={python}", f"engine.memory={MEMORY}"]
