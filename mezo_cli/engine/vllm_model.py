@@ -7,9 +7,11 @@ vLLM keeps the keys and values of the beginnings of prompts. They hold only for 
 request has a salt that is never used again once the weights have changed.
 """
 
+import multiprocessing.connection
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 BLOCK = 32  # tokens: whole blocks are kept and shared. On a CPU vLLM's default is 128
@@ -69,6 +71,7 @@ class VllmModel:
             seed=0,
             **options,
         )
+        Thread(target=_end_with_workers, daemon=True).start()
         self._version = vllm.__version__
         self._weights = 0  # counts how often the weights that forwards see have changed: the salt of requests
         self._adapters: dict[str, int] = {}  # folder -> id, unique in this process
@@ -193,6 +196,15 @@ class VllmModel:
     def _all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of `Shards` in every worker; return their results."""
         return list(self._llm.collective_rpc(method, args=args))
+
+
+def _end_with_workers() -> None:
+    """End this process when one of vLLM's workers has ended: a call would wait for its answer for ever."""
+    workers = [process.sentinel for process in multiprocessing.active_children()]
+    if workers:
+        multiprocessing.connection.wait(workers)
+        print("a worker of vLLM has ended", flush=True)
+        os._exit(1)
 
 
 def _set_environment(tensor_parallel: int) -> None:

@@ -208,22 +208,35 @@ def test_the_prefix_cache_holds_for_one_sign_and_never_longer(
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from mezo_cli.engine.process import EngineProcess
+from mezo_cli.engine.process import EngineFailed, EngineProcess
 from tests.engine import test_vllm
 engine = EngineProcess(Path(sys.argv[1]))
 test_vllm.start(engine, Path(sys.argv[2]), json.loads(sys.argv[3]), parts=2)
 print(engine.pid, flush=True)
+sys.stdin.readline()
+try:
+    engine.call("score", prompts=[[3, 4, 5]], tokens=[[6]], weights=[{"direction": [1, 0, 0], "c": 0.1}])
+    print("a score", flush=True)
+except EngineFailed as failure:
+    print(repr(str(failure)), flush=True)
 time.sleep(600)
 """
 
 
-def test_all_processes_of_an_engine_die_with_mezo(models: dict[str, Path], python: Path) -> None:
+def test_a_worker_that_dies_is_reported_and_all_processes_die_with_mezo(models: dict[str, Path], python: Path) -> None:
     tensors = json.dumps(_shapes(models["opt"]))
     command = [sys.executable, "-c", PARENT, str(python), str(models["opt"]), tensors]
-    with subprocess.Popen(command, env=process_environment(), stdout=subprocess.PIPE, text=True) as parent:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=process_environment(), stdin=pipe, stdout=pipe, text=True) as parent:
         assert parent.stdout is not None
+        assert parent.stdin is not None
         group = int(parent.stdout.readline())  # the engine's process leads a session of its own
-        assert len(_processes(group)) >= 3
+        processes = _processes(group)
+        assert len(processes) >= 3
+        os.kill(max(processes), signal.SIGKILL)  # the worker that was started last
+        print("go on", file=parent.stdin, flush=True)
+        line = parent.stdout.readline()
+        assert line == "'its process ended with status 1: a worker of vLLM has ended'\n"
         parent.send_signal(signal.SIGKILL)
     for _ in range(600):
         if not _processes(group):
