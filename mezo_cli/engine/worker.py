@@ -13,6 +13,7 @@ from io import BufferedRWPair
 from typing import Any
 
 from mezo_cli.engine import protocol
+from mezo_cli.engine.environment import COMMAND
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -57,9 +58,12 @@ def serve(stream: BufferedRWPair, make_model: Callable[..., Any]) -> None:
 
 
 def _make_model(**params: Any) -> Any:
-    from mezo_cli.engine.vllm_model import VllmModel
+    try:
+        from mezo_cli.engine.vllm_model import VllmModel
 
-    return VllmModel(**params)
+        return VllmModel(**params)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error} in {sys.executable}; '{COMMAND}' makes an environment") from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A run whose forwards an engine computes: the trajectory of the model's own forwards, replay without it, its end."""
 
 import json
+import sys
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,15 @@ def test_without_an_installed_engine_the_line_names_the_command(
     assert "engine=vllm is not installed: run 'mezo engine install', or give engine.python=PATH" in result.err
     given = setting.train("nowhere", "engine=vllm", f"engine.python={tmp_path}/python")
     assert "there is no such program" in given.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_an_environment_without_vllm_is_refused_with_the_command(setting: Setting) -> None:
+    result = setting.train("without", "engine=vllm", f"engine.python={sys.executable}")
+    assert result.code == 2
+    line = result.err.splitlines()[-1]
+    assert "No module named 'vllm'" in line
+    assert "'mezo engine install' makes an environment" in line
 
 
 @pytest.mark.parametrize(
