@@ -130,7 +130,8 @@ def test_a_sweep_goes_on_with_another_launcher_in_the_same_bits(
     def interrupted(config: Any, *args: Any) -> Any:
         if config.seed == 2:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(60)  # the signal to this job ends it
+            for _ in range(600):  # the signal to this job ends it; one that comes just before a sleep waits for its end
+                time.sleep(0.1)
         return train(config, *args)
 
     monkeypatch.setattr(loop, "train", interrupted)
