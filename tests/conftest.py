@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,12 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs: the tests compare bits and messages of a CPU. Only `pytest -m cuda` sees them."""
+    """Hide GPUs: the tests compare bits and messages of a CPU. Only `pytest -m cuda` sees them.
+
+    Handle SIGINT even in the background of a shell, which lets all processes ignore it: some tests send it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("markexpr") != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -109,16 +109,7 @@ def test_submitit_runs_each_job_in_a_process_of_its_own(
     assert Run(tmp_path / "all" / "0").info()["cuda_visible_devices"] == "3,4"
 
 
-@pytest.fixture
-def handles_sigint() -> Iterator[None]:
-    """Handle SIGINT even where the tests run in the background of a shell, which lets them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @joblib_is_there
-@pytest.mark.usefixtures("handles_sigint")
 def test_a_sweep_goes_on_with_another_launcher_in_the_same_bits(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
