@@ -161,6 +161,7 @@ def _without_numbers(line: str) -> str:
     """Return a line with its numbers and curves replaced, and its spaces and rules made short."""
     line = re.sub(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", "#", line)
     line = re.sub(r"# (?:s|min|h)\b", "# time", re.sub(r"[▁-█]+", "curve", line))
+    line = re.sub(r"# threads?\b", "# threads", line)
     return " ".join(re.sub(r"[─━-]{3,}", "---", line).split())
 
 
