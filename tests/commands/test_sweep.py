@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import signal
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from mezo_cli import runs
 from mezo_cli.commands import sweep as sweeping
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
-from mezo_cli.training import loop, restore
-from mezo_cli.training import setup as session
+from mezo_cli.training import loop
 from tests.command_line import Result, error_line, mezo, small, stopped_at
+from tests.live_models import count_live
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -330,19 +329,8 @@ def test_there_is_one_model_at_a_time(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hooks and modules refer to each other: a large model could stay in memory with the next one, or with the best."""
-    alive: list[weakref.ref[Any]] = []
-    counts = []
-    prepare = session.prepare
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        counts.append(sum(ref() is not None for ref in alive))
-        made = prepare(*args, **kwargs)
-        alive.append(weakref.ref(made.loaded.model))
-        return made
-
-    monkeypatch.setattr(loop, "prepare", counted)
-    monkeypatch.setattr(restore, "prepare", counted)
+    alive = count_live(monkeypatch)
     # at lr 0 the first evaluation is the best
     words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "optimizer.lr=0")
     assert mezo("train", *words).code == 0
-    assert counts == [0, 0, 0, 0]
+    assert alive == [0, 0, 0, 0]

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from mezo_cli.engine import engine as engine_module
-from mezo_cli.training import loop, restore
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.engine.fakes import fake_python
+from tests.live_models import count_live
 
 ENGINE = ("engine=vllm", "engine.memory=100000000")
 
@@ -94,19 +93,7 @@ def test_the_best_weights_are_scored_and_the_last_are_gone_before(
     setting: Setting, peft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end of a run: the engine gets the weights that have the best score, and keeps no others in memory."""
-    models: list[weakref.ref[Any]] = []
-    alive = []
-    prepare = loop.prepare
-
-    def counted(*args: Any, **options: Any) -> Any:
-        alive.append(sum(model() is not None for model in models))
-        session = prepare(*args, **options)
-        models.append(weakref.ref(session.loaded.model))
-        models.extend(weakref.ref(p) for p in session.params.tensors.values())
-        return session
-
-    monkeypatch.setattr(loop, "prepare", counted)
-    monkeypatch.setattr(restore, "prepare", counted)
+    alive = count_live(monkeypatch)
     name = f"best-{peft}"
     result = setting.train(name, f"peft={peft}", "optimizer.lr=3e-2", "steps=4", "eval_every=2", mode="")
     assert result.code == 0, result.err

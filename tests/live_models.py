@@ -1,0 +1,28 @@
+"""Count the models that are in memory each time that a run makes one."""
+
+import weakref
+from typing import Any
+
+import pytest
+
+from mezo_cli.training import loop, restore
+
+
+def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets, whenever a run prepares a model, how much of the earlier ones is alive.
+
+    Models and their trained tensors are counted: a tensor can outlive its model.
+    """
+    made: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    prepare = loop.prepare
+
+    def counted(*args: Any, **options: Any) -> Any:
+        alive.append(sum(one() is not None for one in made))
+        session = prepare(*args, **options)
+        made.extend(map(weakref.ref, (session.loaded.model, *session.params.tensors.values())))
+        return session
+
+    monkeypatch.setattr(loop, "prepare", counted)
+    monkeypatch.setattr(restore, "prepare", counted)
+    return alive
