@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from step_works import LABELS, SHAPES, model_of, rows_of
 from torch import Tensor
 
-from mezo_cli.config.schema import ModelConfig, PeftConfig, TokenizedExample
+from mezo_cli.config.schema import BiasConfig, LoraConfig, ModelConfig, PeftConfig, TokenizedExample
 from mezo_cli.models import MASKED_LM, LoadedModel, adapters
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.mlm import MaskedLabelScorer
@@ -44,8 +44,8 @@ def methods(shape: str) -> dict[str, PeftConfig]:
     top, half = max(1, layers // 6), layers // 2
     return {
         "peft=head": PeftConfig(name="head"),
-        f"peft=lora peft.layers={top}": PeftConfig(name="lora", r=8, alpha=16, targets="query_value", layers=top),
-        f"peft=bias peft.layers={half}": PeftConfig(name="bias", layers=half),
+        f"peft=lora peft.layers={top}": LoraConfig(name="lora", r=8, alpha=16, targets="query_value", layers=top),
+        f"peft=bias peft.layers={half}": BiasConfig(name="bias", layers=half),
     }
 
 

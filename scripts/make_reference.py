@@ -3,8 +3,8 @@
     python scripts/make_reference.py            # write the pages
     python scripts/make_reference.py --check    # compare them: exit status 1 if they are out of date
 
-The meaning of a key is written once: under `Attributes` in the docstring of its dataclass (mezo_cli/config/schema.py),
-or in the `help` of an optimizer's setting. The help of a command is its function's docstring in mezo_cli/cli.py.
+The meaning of a key is written once: under `Attributes` in the docstring of its class (mezo_cli/config/schema.py, or
+the module of an optimizer). The help of a command is its function's docstring in mezo_cli/cli.py.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 import textwrap
-import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ import yaml
 
 from mezo_cli.cli import app
 from mezo_cli.config.choices import conf_dir
-from mezo_cli.config.keys import groups, is_group, plain_type, type_hints
+from mezo_cli.config.keys import children, groups, is_group, type_hints
 from mezo_cli.config.overrides import HYDRA_CHOICES
-from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Owners, Setting
-from mezo_cli.config.validation import CHOICES, default_of
-from mezo_cli.optim import OPTIMIZERS, all_settings
+from mezo_cli.config.registry import CHOICES, NAMES, classes
+from mezo_cli.config.schema import MISSING, Config
+from mezo_cli.config.validation import default_of
+from mezo_cli.config.values import Allowed, allowed, plain_type
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -51,70 +51,73 @@ class Key:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return the meaning of each field of a dataclass, from `Attributes:` in its docstring."""
-    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
-    found = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.M)
-    return {name: " ".join(text.split()) for name, text in found}
+    """Return the meaning of each field of a class of settings, from `Attributes:` in its docstring or a base's."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        rows = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.M)
+        found |= {name: " ".join(text.split()) for name, text in rows}
+    return found
 
 
 def keys_of(kind: type, prefix: str = "") -> list[Key]:
-    """Return the keys of a dataclass that take a value; those of a group inside it follow.
+    """Return the keys of a class of settings that take a value; those of a group inside it follow.
 
     Raises:
         KeyError: for a field without a meaning.
     """
-    hints, meanings, own, inner = type_hints(kind), attributes(kind), [], []
-    for item in dataclasses.fields(kind):
-        name, hint = f"{prefix}{item.name}", hints[item.name]
+    if kind in CHOICES:
+        return _keys_of_choices(kind, prefix)
+    own, inner, meanings = [], [], attributes(kind)
+    for name, hint in type_hints(kind).items():
         if is_group(plain_type(hint)):
-            inner += [] if prefix == "" else keys_of(plain_type(hint), f"{name}.")
-        elif not (kind is OptimizerConfig and item.name == "settings"):
-            limits = {key: limit for key, limit in item.metadata.items() if key != "of"}
-            setting = Setting(item.name, hint, default_of(item), meanings[item.name], **limits)
-            own.append(_key(name, setting, item.metadata.get("of")))
+            inner += [] if prefix == "" else keys_of(plain_type(hint), f"{prefix}{name}.")
+        else:
+            own.append(_key(f"{prefix}{name}", hint, _default(default_of(kind, name), prefix), meanings[name]))
     return own + inner
 
 
-def optimizer_keys() -> list[Key]:
-    """Return `optimizer.name` and the settings of all built-in optimizers, with the optimizers that read each."""
-    found = keys_of(OptimizerConfig, "optimizer.")
-    for name, setting in all_settings().items():
-        read_by = [one for one in OPTIMIZERS.built_in if name in {s.name for s in OPTIMIZERS.load(one).settings}]
-        key = _key(f"optimizer.{name}", setting, None)
-        found.append(dataclasses.replace(key, meaning=f"{key.meaning}. Read by {_names(read_by)}."))
+def _keys_of_choices(base: type, prefix: str) -> list[Key]:
+    """Return the keys of a group whose settings depend on the choice, with the choices that have each."""
+    kinds = {name: kind for name, kind in classes(base).items() if name in CHOICES[base].built_in}
+    found = []
+    for name in children(base):
+        having = {choice: kind for choice, kind in kinds.items() if name in type_hints(kind)}
+        if not having:  # of a plug-in
+            continue
+        kind = next(iter(having.values()))
+        defaults = {_default(default_of(one, name), prefix) for one in having.values()}
+        shared = len(having) == len(kinds)
+        where = "" if shared else f" Only with {_names(f'{prefix[:-1]}={choice}' for choice in having)}."
+        meaning = attributes(kind)[name].rstrip(".") + "."
+        found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
     return found
 
 
-def _key(name: str, setting: Setting, owners: Owners | None) -> Key:
-    group = name.split(".")[0]
-    choices = CHOICES[name].built_in if name in CHOICES else setting.choices
-    default = _value(setting.default)
-    if setting.default == MISSING:
-        default = f"of the file of `{group}=`"
-    elif owners and owners.required:
-        values = (f"{_value(_file(group, one)[name.split('.')[1]])} with `{group}={one}`" for one in owners.choices)
-        default = "; ".join([default, *values])
-    elif owners:
-        default = f"{default}; only with {' and '.join(f'`{group}={one}`' for one in owners.choices)}"
-    return Key(name, _type(setting.type), _allowed(setting, choices), default, setting.help)
+def _default(value: Any, prefix: str) -> str:
+    return f"of the file of `{prefix[:-1]}=`" if value == MISSING else _value(value)
 
 
-def _type(hint: Any) -> str:
-    kind = plain_type(hint)
+def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
+    takes = allowed(hint)
+    choices = NAMES[name].built_in if name in NAMES else takes.choices
+    return Key(name, _type(takes), _allowed(takes, choices), default, meaning)
+
+
+def _type(takes: Allowed) -> str:
     base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
     base |= {list: "list of texts", dict: "texts by name"}
-    shown = base[typing.get_origin(kind) or kind]
-    return shown if kind is hint else f"{shown} or null"
+    return base[takes.kind] + (" or null" if takes.optional else "")
 
 
-def _allowed(setting: Setting, choices: Iterable[str]) -> str:
+def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
     """Return the choices, or the range in interval notation."""
     if choices:
         return _names(choices)
-    if plain_type(setting.type) not in (int, float):
+    if takes.kind not in (int, float):
         return ""
-    low = f"({setting.above:g}" if setting.above is not None else f"[{_number(setting.low)}"
-    return f"{low}, {_number(setting.high)}" + ("]" if setting.high is not None else ")")
+    low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
+    return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")
 
 
 def _number(value: float | None) -> str:
@@ -193,12 +196,10 @@ def config_page() -> str:
     ]
     hints = type_hints(Config)
     lines += ["## The run", *_keys(keys_of(Config)), ""]
-    for item in dataclasses.fields(Config):
-        kind = plain_type(hints[item.name])
+    for name, kind in hints.items():
         if is_group(kind):
-            keys = optimizer_keys() if kind is OptimizerConfig else keys_of(kind, f"{item.name}.")
-            lines += [f"## `{item.name}`", *_paragraph(_summary(kind)), *_keys(keys), ""]
-            lines += _files(item.name) if item.name in groups() else []
+            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys_of(kind, f"{name}.")), ""]
+            lines += _files(name) if name in groups() else []
     lines += ["## `experiment`", "A file that sets keys and choices of a whole run, or of a sweep.", ""]
     return "\n".join([*lines, *_files("experiment"), *_hydra()]).rstrip() + "\n"
 

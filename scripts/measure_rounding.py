@@ -99,7 +99,8 @@ def movement(config: Config, dtype: str, records: list[StepRecord], names: Seque
         records: the steps.
         names: the trainable tensors; all of them if empty.
     """
-    session = prepare(dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype)))
+    model: Any = {"dtype": dtype}
+    session = prepare(dataclasses.replace(config, model=dataclasses.replace(config.model, **model)))
     params, optimizer = session.params, session.optimizer
     params.tensors = {name: p for name, p in params.tensors.items() if not names or name in names}
     assert optimizer.replayable

@@ -31,6 +31,7 @@ from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 from mezo_cli.system import trim_malloc
@@ -130,7 +131,9 @@ def load_peak(config: Config) -> dict[str, float]:
     before = memory("RssAnon")
     with Sampler() as sampler:
         loaded = models.load(config.model, kind, config.task.labels, 0)
-        Params(loaded.model, make_noise(config.optimizer.noise))  # moves the trainable tensors to flat storage
+        Params(
+            loaded.model, make_noise(zeroth_order(config.optimizer).noise)
+        )  # moves the trainable tensors to flat storage
     stored = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     return {"stored": stored, "peak": sampler.peak - before, "after": memory("RssAnon") - before}
 

@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.keys import all_keys, check_key, groups, key_type
+from mezo_cli.config.keys import all_keys, allowed_values, check_key, groups
+from mezo_cli.config.schema import MISSING
 from mezo_cli.config.validation import defaults
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import STATUSES
@@ -64,7 +65,7 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
         elif key not in all_keys():
             raise UserError(f"'{word}': {key} is a group of keys; name one of them")
         values = tuple(value.strip("[]").split(","))
-        kind = key_type(key)
+        kind = allowed_values(key).kind
         for one in values:
             if kind in (int, float) and one != "null" and _number(one) is None:
                 raise UserError(f"'{word}': {key} is a number, not '{one}'")
@@ -118,7 +119,7 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
         value: Any = source
         for part in key.split("."):
             value = value.get(part, _MISSING) if isinstance(value, Mapping) else _MISSING
-        if value is not _MISSING:
+        if value not in (_MISSING, MISSING):
             return value
     return None
 

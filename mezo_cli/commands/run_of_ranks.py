@@ -9,7 +9,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.runs import Run
 from mezo_cli.runs.followed import FollowedRun
 
@@ -53,13 +53,13 @@ def check_shareable(config: Config, size: int) -> None:
     Raises:
         UserError: when it has none, or less than one direction or row for each rank.
     """
-    chosen, kind = config.optimizer, optimizer_class(config.optimizer)
+    chosen = config.optimizer
     if config.engine.name != "none":
         raise UserError(
             f"engine={config.engine.name}: {size} ranks were started, and they cannot share an engine; "
             "run it by one process: engine.tensor_parallel=N shards the model"
         )
-    if not kind.replayable or not kind.settings:
+    if not isinstance(chosen, ZerothOrderConfig):
         raise UserError(
             f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
             "run it by one process, or choose mezo, mezo_momentum or mezo_adam"

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,13 @@ from yaml import MarkedYAMLError
 
 from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
-from mezo_cli.config.keys import all_keys
+from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
-from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.config.validation import build, defaults
-from mezo_cli.errors import UserError, did_you_mean
-from mezo_cli.training.loggers import check_installed
+from mezo_cli.config.registry import CHOICES, readers, settings_class
+from mezo_cli.config.rules import check_installed
+from mezo_cli.config.schema import Config, FilesConfig, SettingError
+from mezo_cli.config.validation import build, default_of, defaults
+from mezo_cli.errors import UserError, did_you_mean, join
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
@@ -114,7 +115,8 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
     overrides = with_logger_names(overrides, config_dir)
-    for override in parse(overrides, choices):
+    parsed = parse(overrides, choices)
+    for override in parsed:
         if override.sweeps:
             other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
@@ -122,7 +124,9 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node(overrides, config_dir)
     with locating(node, overrides, choices):
-        return node, Job(config_of(node), Path(_select(node, "hydra.run.dir")).absolute())
+        config = config_of(node)
+        check_read(config, parsed)
+        return node, Job(config, Path(_select(node, "hydra.run.dir")).absolute())
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
@@ -192,8 +196,53 @@ def _converted(made: HydraOverride, text: str, choices: Choices) -> Override:
     )
 
 
+def check_read(config: Config, given: Iterable[Override], tolerated: Collection[str] = ()) -> None:
+    """Check that the choices that were made have the settings that the command line gives; files may have others.
+
+    Args:
+        config: of the run.
+        given: the overrides.
+        tolerated: keys that another job of the sweep reads.
+
+    Raises:
+        SettingError: for a setting that the choice does not have, with the choices that have it.
+    """
+    for override in given:
+        group, _, key = override.name.partition(".")
+        base = choice_groups().get(group)
+        if base is None or not key or override.name in tolerated or key in type_hints(type(getattr(config, group))):
+            continue
+        choice, others = getattr(config, group).name, [f"{group}={one}" for one in readers(base, key)]
+        raise SettingError(override.name, f"'{override.text}': {group}={choice} does not read it, only {join(others)}")
+
+
+@functools.cache
+def choice_groups() -> dict[str, Any]:
+    """Return the groups whose settings depend on the choice, and the class that all choices share."""
+    return {name: kind for name, kind in type_hints(Config).items() if kind in CHOICES}
+
+
+def _fill_choices(node: DictConfig) -> None:
+    """Give the settings of the choices that were made their defaults, and drop known settings of others, in place."""
+    for group, base in choice_groups().items():
+        part = node.get(group)
+        if not isinstance(part, DictConfig) or OmegaConf.is_missing(part, "name"):
+            continue
+        name = str(part.name)
+        if name not in CHOICES[base].names:
+            continue  # `build` says what is allowed
+        kind, known = settings_class(base, name), children(base)
+        own = type_hints(kind)
+        with read_write(part), open_dict(part):
+            for key in [key for key in part if key in known and key not in own]:
+                del part[key]
+            for key in own:
+                if key not in part or OmegaConf.is_missing(part, key):
+                    part[key] = default_of(kind, key)
+
+
 def config_of(node: DictConfig) -> Config:
-    """Return a composed node as a config: validated, resolved and frozen.
+    """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults of the choices.
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
     any working directory.
@@ -202,6 +251,7 @@ def config_of(node: DictConfig) -> Config:
         SettingError: for the first setting that is not valid.
         UserError: when the package of a logger is not installed.
     """
+    _fill_choices(node)
     settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
     try:
         plain = OmegaConf.to_container(settings, resolve=True)
@@ -209,12 +259,9 @@ def config_of(node: DictConfig) -> Config:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
     check_installed(config.logger.names)
-    folder, model = config.data.dir, Path(config.model.path).expanduser()
-    data = dataclasses.replace(
-        config.data,
-        seed=config.data_seed,
-        dir=None if folder is None else str(Path(folder).expanduser().absolute()),
-    )
+    data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
+    if isinstance(data, FilesConfig) and data.dir is not None:
+        data = dataclasses.replace(data, dir=str(Path(data.dir).expanduser().absolute()))
     path = str(model.absolute()) if model.is_dir() and config.model.path != "demo" else config.model.path
     return dataclasses.replace(config, data=data, model=dataclasses.replace(config.model, path=path))
 

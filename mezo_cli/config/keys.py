@@ -1,36 +1,37 @@
-"""The keys of a config: which there are, what type each takes, and the nearest to one that does not exist.
+"""The keys of a config: which there are, what each takes, and the nearest to one that does not exist.
 
 For overrides, error lines and shell completion.
 """
 
 import dataclasses
-import types
 import typing
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from mezo_cli.config.schema import Config, OptimizerConfig, SettingError
-from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.optim import OPTIMIZERS, all_settings
+from mezo_cli.config.registry import CHOICES, classes
+from mezo_cli.config.schema import Config, SettingError
+from mezo_cli.config.values import Allowed, allowed, plain_type
+from mezo_cli.errors import did_you_mean, join
 
 
 def children(node: Any) -> dict[str, Any]:
-    """Return the keys inside a group and their types: those of a dataclass, or every optimizer's settings."""
-    if node is not OptimizerConfig:
-        return type_hints(node)
-    found = {"name": str} | {key: setting.type for key, setting in all_settings().items()}
-    for name in OPTIMIZERS.plugins:
-        with suppress(UserError):  # a broken plug-in is reported when it is chosen
-            found |= {key: setting.type for key, setting in all_settings(name).items() if key not in found}
+    """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
+    found = dict(type_hints(node))
+    for kind in classes(node).values() if node in CHOICES else ():
+        found |= {key: hint for key, hint in type_hints(kind).items() if key not in found}
     return found
 
 
+def type_hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a class of settings."""
+    return _type_hints(kind)
+
+
 @cache
-def type_hints(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields."""
-    return typing.get_type_hints(kind)
+def _type_hints(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
 
 
 def is_group(node: Any) -> bool:
@@ -47,9 +48,10 @@ def check_key(key: str, extra: Iterable[str] = ()) -> None:
     node: Any = Config
     parts = key.split(".")
     for depth, part in enumerate(parts):
-        if typing.get_origin(node) is dict:
+        kind = node if is_group(node) else allowed(node).kind
+        if kind is dict:
             return
-        if typing.get_origin(node) is list:
+        if kind is list:
             whole = ".".join(parts[:depth])
             raise SettingError(key, f"unknown key '{key}': a list is given whole, {whole}=[one,two]")
         if not is_group(node):
@@ -76,7 +78,7 @@ def all_keys(node: Any = Config, prefix: str = "") -> list[str]:
 def groups() -> list[str]:
     """Return the names that choose a file: the schema's groups with a name of the choice, and `experiment`."""
     named = [
-        name for name, hint in children(Config).items() if is_group(hint) and {"name", "names"} & {*children(hint)}
+        name for name, hint in type_hints(Config).items() if is_group(hint) and {"name", "names"} & {*type_hints(hint)}
     ]
     return [*named, "experiment"]
 
@@ -86,26 +88,20 @@ def is_entry(key: str) -> bool:
     return key not in all_keys() and any(key.startswith(f"{known}.") for known in all_keys())
 
 
-def key_type(key: str) -> Any:
-    """Return the type of a known key, without `| None`."""
+def allowed_values(key: str) -> Allowed:
+    """Return what a known key, or the mapping that it is an entry of, takes."""
     node: Any = Config
     for part in key.split("."):
         node = plain_type(children(node)[part])
         if not is_group(node):
             break
-    return node
+    return Allowed(node) if is_group(node) else allowed(node)
 
 
 def container(key: str) -> type | None:
     """Return list or dict for a known key that takes one, None for every other."""
-    return typing.get_origin(key_type(key))
-
-
-def plain_type(hint: Any) -> Any:
-    """Return a type without `| None`."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
+    kind = allowed_values(key).kind
+    return kind if kind in (list, dict) else None
 
 
 def _nearest(key: str, upto: str, siblings: list[str]) -> str:

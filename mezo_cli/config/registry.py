@@ -1,7 +1,7 @@
-"""Look up what a name in the config stands for: a built-in module, or one that another package registers.
+"""What a name in the config stands for: a built-in class or function, or one that another package registers.
 
 A table maps names to `module:attribute`, so that the names are known without importing what they stand for. Packages
-add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`).
+add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, `mezo.losses`).
 """
 
 import importlib
@@ -10,6 +10,7 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
+from mezo_cli.config import schema
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -58,3 +59,121 @@ class Registry:
             raise UserError(
                 f"{self.kind}={name}: the plug-in {self.targets[name]} cannot be imported: {error}"
             ) from error
+
+
+OPTIMIZERS = Registry(
+    "optimizer",
+    {
+        "mezo": "mezo_cli.optim.mezo:Mezo",
+        "mezo_momentum": "mezo_cli.optim.mezo_momentum:MezoMomentum",
+        "mezo_adam": "mezo_cli.optim.mezo_adam:MezoAdam",
+        "adamw": "mezo_cli.optim.first_order:AdamW",
+        "sgd": "mezo_cli.optim.first_order:Sgd",
+        "linear_probe": "mezo_cli.optim.linear_probe:LinearProbe",
+    },
+    "mezo.optimizers",
+)
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "mlm": "mezo_cli.objectives.mlm:MaskedLabelScorer",
+        "cls": "mezo_cli.objectives.cls:ClassHeadScorer",
+        "lm": "mezo_cli.objectives.lm:CausalLabelScorer",
+    },
+    "mezo.objectives",
+)
+LOSSES = Registry(
+    "objective.loss",
+    {
+        "cross_entropy": "mezo_cli.objectives.losses:cross_entropy",
+        "accuracy": "mezo_cli.objectives.losses:accuracy_loss",
+        "f1": "mezo_cli.objectives.losses:f1_loss",
+    },
+    "mezo.losses",
+)
+NOT_DIFFERENTIABLE = ("accuracy", "f1")  # losses for optimizers that need no gradient
+PEFT = Registry(
+    "peft",
+    {
+        "none": "mezo_cli.config.schema:PeftConfig",
+        "lora": "mezo_cli.config.schema:LoraConfig",
+        "prefix": "mezo_cli.config.schema:PrefixConfig",
+        "head": "mezo_cli.config.schema:PeftConfig",
+        "bias": "mezo_cli.config.schema:BiasConfig",
+    },
+)
+SOURCES = Registry(
+    "data",
+    {
+        "hub": "mezo_cli.config.schema:DataConfig",
+        "files": "mezo_cli.config.schema:FilesConfig",
+        "demo": "mezo_cli.config.schema:DataConfig",
+    },
+)
+ENGINES = Registry(
+    "engine",
+    {"none": "mezo_cli.config.schema:EngineConfig", "vllm": "mezo_cli.config.schema:VllmConfig"},
+)
+NOISES = Registry(
+    "optimizer.noise",
+    {
+        "gaussian": "mezo_cli.perturb.noise.gaussian:gaussian_noise",
+        "rademacher": "mezo_cli.perturb.noise.rademacher:rademacher_noise",
+        "torch": "mezo_cli.perturb.noise.torch_stream:TorchNoise",
+    },
+)
+LOGGERS = Registry(
+    "logger",
+    {
+        "tensorboard": "mezo_cli.training.loggers.tensorboard:TensorBoardLogger",
+        "wandb": "mezo_cli.training.loggers.wandb:WandbLogger",
+        "trackio": "mezo_cli.training.loggers.trackio:TrackioLogger",
+    },
+)
+
+# The groups whose settings depend on the choice: the class that all of them share -> the choices.
+CHOICES: dict[type, Registry] = {
+    schema.OptimizerConfig: OPTIMIZERS,
+    schema.ObjectiveConfig: OBJECTIVES,
+    schema.PeftConfig: PEFT,
+    schema.DataConfig: SOURCES,
+    schema.EngineConfig: ENGINES,
+}
+NAMES = {  # keys whose value is a name in a table
+    **{f"{registry.kind}.name": registry for registry in CHOICES.values()},
+    "objective.loss": LOSSES,
+    "optimizer.noise": NOISES,
+    "logger.names": LOGGERS,
+}
+
+
+def settings_class(base: type, name: str) -> Any:
+    """Return the class of the settings of a choice: the choice itself, or what it declares as `settings`.
+
+    Args:
+        base: the class that all choices of the group share: `OptimizerConfig`.
+        name: the choice.
+
+    Raises:
+        UserError: for an unknown name, and for a plug-in that cannot be imported.
+    """
+    if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:
+        return base  # their modules import torch
+    found = CHOICES[base].load(name)
+    return found if isinstance(found, type) and issubclass(found, base) else getattr(found, "settings", base)
+
+
+def readers(base: type, setting: str) -> list[str]:
+    """Return the choices of a group that have a setting; a plug-in that cannot be imported is left out."""
+    return [name for name, kind in classes(base).items() if setting in kind.__dataclass_fields__]
+
+
+def classes(base: type) -> dict[str, Any]:
+    """Return the class of each choice of a group by its name; a plug-in that cannot be imported is left out."""
+    found = {}
+    for name in CHOICES[base].names:
+        try:
+            found[name] = settings_class(base, name)
+        except UserError:  # it is reported when it is chosen
+            continue
+    return found

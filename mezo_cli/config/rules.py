@@ -1,9 +1,12 @@
 """Reject combinations of settings that are individually valid but incompatible."""
 
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+from mezo_cli.config.registry import LOGGERS, NOT_DIFFERENTIABLE, OBJECTIVES, OPTIMIZERS
 from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.errors import join
-from mezo_cli.objectives import NOT_DIFFERENTIABLE, OBJECTIVES
-from mezo_cli.optim import all_settings, optimizer_class
+from mezo_cli.errors import UserError, join
 
 
 def check_rules(config: Config) -> None:
@@ -12,7 +15,6 @@ def check_rules(config: Config) -> None:
     Raises:
         SettingError: for the first combination that is not allowed.
     """
-    _check_unread(config)
     _check_optimizer(config)
     _check_storage(config)
     _check_linear_probe(config)
@@ -23,23 +25,18 @@ def check_rules(config: Config) -> None:
     _check_shard(config)
 
 
-def _check_unread(config: Config) -> None:
-    """Reject a setting that the optimizer does not read, unless it has its default value."""
-    read = [setting.name for setting in optimizer_class(config.optimizer).settings]
-    if not read:
-        return  # linear probing takes no step: settings of an experiment for its steps do no harm
-    for name, setting in all_settings(config.optimizer.name).items():
-        value = getattr(config.optimizer, name)
-        if name not in read and value != setting.default:
-            shown = "null" if value is None else value
-            raise SettingError(
-                f"optimizer.{name}",
-                f"optimizer.{name}={shown}: optimizer={config.optimizer.name} does not read it; it reads {join(read)}",
-            )
+def _optimizer(config: Config) -> Any:
+    """Return the class of the chosen optimizer."""
+    return OPTIMIZERS.load(config.optimizer.name)
+
+
+def _noise(config: Config) -> str | None:
+    """Return the distribution of z; None for an optimizer that draws none."""
+    return getattr(config.optimizer, "noise", None)
 
 
 def _check_optimizer(config: Config) -> None:
-    kind, chosen = optimizer_class(config.optimizer), f"optimizer={config.optimizer.name}"
+    kind, chosen = _optimizer(config), f"optimizer={config.optimizer.name}"
     if config.checkpoint == "trajectory" and not kind.replayable:
         raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
     kind.check(config.optimizer)
@@ -61,10 +58,10 @@ def _check_storage(config: Config) -> None:
     if config.model.dtype == "float32":
         return
     key, shown = "model.dtype", f"model.dtype={config.model.dtype}"
-    if not optimizer_class(config.optimizer).replayable:
+    if not _optimizer(config).replayable:
         why = f"optimizer={config.optimizer.name} rounds its updates to the nearest value, and most would be lost"
         raise SettingError(key, f"{shown}: {why}; use float32, with model.compute_dtype=bfloat16 for the forwards")
-    if config.optimizer.noise == "torch":
+    if _noise(config) == "torch":
         raise SettingError(key, f"{shown}: optimizer.noise=torch repeats the steps of the reference, which has float32")
 
 
@@ -106,10 +103,8 @@ def _check_cuda_graphs(config: Config) -> None:
 
 def _check_engine(config: Config) -> None:
     """Reject what an engine does not compute: it takes prompts, and follows a LoRA or the steps of `mezo`."""
-    engine, optimizer, peft = config.engine, optimizer_class(config.optimizer), config.peft.name
+    engine, optimizer, peft = config.engine, _optimizer(config), config.peft.name
     if engine.name == "none":
-        if engine.python is not None:
-            raise SettingError("engine.python", f"engine.python={engine.python}: engine=none has no such setting")
         return
     chosen = f"engine={engine.name}"
     if config.objective.name != "lm":
@@ -124,7 +119,7 @@ def _check_engine(config: Config) -> None:
     if peft == "none" and name != "mezo":
         why = "with all parameters the engine takes the steps of optimizer=mezo only"
         raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; or use peft=lora")
-    if config.optimizer.noise == "torch":
+    if _noise(config) == "torch":
         raise SettingError("optimizer.noise", f"optimizer.noise=torch: {chosen} draws z by element; use gaussian")
     for key in ("dtype", "compute_dtype"):
         value = getattr(config.model, key)
@@ -150,11 +145,23 @@ def _check_shard(config: Config) -> None:
         )
     if config.peft.name != "none":
         raise SettingError(key, f"{shown} shards the weights that are trained, all of them: use peft=none")
-    if not optimizer_class(config.optimizer).replayable:
+    if not _optimizer(config).replayable:
         raise SettingError(
             key, f"{shown}: optimizer={config.optimizer.name} is not computed part by part; use mezo, or one like it"
         )
-    if config.optimizer.noise == "torch":
+    if _noise(config) == "torch":
         raise SettingError(key, f"{shown}: optimizer.noise=torch draws whole tensors; use gaussian or rademacher")
     if config.init != "none":
         raise SettingError(key, f"{shown}: init={config.init} writes rows of a weight that no rank holds whole")
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Check that the package of every logger is there. It is located, not imported.
+
+    Raises:
+        UserError: naming the logger and what to install.
+    """
+    for name in names:
+        package = LOGGERS.load(name).package
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"logger={name} needs a package: pip install {package}")

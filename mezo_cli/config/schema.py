@@ -1,77 +1,34 @@
 """The types that all packages share: the frozen, typed config, and the records of data and of a trajectory.
 
-Every package may import this module; it imports neither Hydra nor torch. The range or the choices of a field are in its
-metadata, and config/validation.py enforces them. The meaning of a field is under `Attributes` in its class's docstring;
-scripts/make_reference.py makes docs/reference/config.md of it.
+Every package may import this module; it imports neither Hydra nor torch. Type, range and choices of a field are its
+annotation, which config/validation.py lets pydantic enforce. The meaning of a field is under `Attributes` in its
+class's docstring; scripts/make_reference.py makes docs/reference/config.md of it.
+
+A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base class here, and one class per choice.
+`registry.settings_class` finds the class by the name of the choice.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field
+
+from mezo_cli.config.values import Flag, Number, Text, Whole
 from mezo_cli.errors import UserError
 
 MISSING = "???"  # as in OmegaConf: a value has to be given
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its type and range. An optimizer declares those that it reads.
-
-    Attributes:
-        name: the key after the group: `lr` for `optimizer.lr`.
-        type: float, int, bool or str; `int | None` if null is allowed.
-        default: the value if none is given.
-        help: its meaning in one line.
-        low, high: bounds, inclusive. nan and inf are outside every range.
-        above: a lower bound, exclusive.
-        choices: the values allowed.
-    """
-
-    name: str
-    type: Any
-    default: Any
-    help: str = ""
-    low: float | None = None
-    above: float | None = None
-    high: float | None = None
-    choices: Sequence[str] = ()
+Positive = Annotated[Whole, Field(ge=1)]
+NotNegative = Annotated[Whole, Field(ge=0)]
+Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
 
 
-class Owners(NamedTuple):
-    """The choices of a group that have a setting. With every other choice the setting is null.
+class Settings:
+    """The base of every class of settings: pydantic refuses a key that the class does not have."""
 
-    Attributes:
-        choices: their names.
-        required: whether the setting may not be null with them.
-    """
-
-    choices: tuple[str, ...]
-    required: bool
-
-
-def ranged(
-    default: Any,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    of: str | tuple[str, ...] = (),
-    required: bool = True,
-) -> Any:
-    """Return the field of a number with its range, as in `Setting`. `of`, `required`: see `one_of`."""
-    return field(default=default, metadata={"low": low, "above": above, "high": high, "of": _owners(of, required)})
-
-
-def one_of(default: str | None, *choices: str, of: str | tuple[str, ...] = (), required: bool = True) -> Any:
-    """Return the field of a text with its choices. With `of`, only these choices of the group have it (`Owners`)."""
-    return field(default=default, metadata={"choices": choices, "of": _owners(of, required)})
-
-
-def _owners(of: str | tuple[str, ...], required: bool) -> Owners | None:
-    choices = (of,) if isinstance(of, str) else of
-    return Owners(choices, required) if choices else None
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 class SettingError(UserError):
@@ -87,7 +44,7 @@ class SettingError(UserError):
 
 
 @dataclass(frozen=True)
-class HubSource:
+class HubSource(Settings):
     """A task's data set on the Hugging Face hub: `datasets.load_dataset(path, name)`.
 
     Labels are mapped by name, never by the hub's integers: RTE, MNLI and TREC number their classes differently there.
@@ -102,17 +59,17 @@ class HubSource:
         labels: the data set's own class names (or values), in the order of `task.labels`, which are read as well.
     """
 
-    path: str | None = None
-    name: str | None = None
-    revision: str | None = None
-    train: str = "train"
-    dev: str | None = None  # null: a part of train
+    path: Text | None = None
+    name: Text | None = None
+    revision: Text | None = None
+    train: Text = "train"
+    dev: Text | None = None  # null: a part of train
     test: str | None = "validation"
-    labels: list[str] = field(default_factory=list)
+    labels: list[Text] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Settings):
     """The format of a task's files in GLUE and LM-BFF folders.
 
     Attributes:
@@ -123,15 +80,15 @@ class FileSource:
         test: stem of the official test file.
     """
 
-    folder: str | None = None
-    columns: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    dev: str = "dev"
-    test: str = "test"
+    folder: Text | None = None
+    columns: list[Text] = field(default_factory=list)
+    labels: list[Text] = field(default_factory=list)
+    dev: Text = "dev"
+    test: Text = "test"
 
 
 @dataclass(frozen=True)
-class LmPrompt:
+class LmPrompt(Settings):
     """A task's prompt for decoders (objective lm).
 
     Attributes:
@@ -140,13 +97,13 @@ class LmPrompt:
         max_length: tokens of prompt and word; a longer prompt loses its start. null: the model's limit.
     """
 
-    template: str | None = None
-    label_words: list[str] = field(default_factory=list)
-    max_length: int | None = ranged(None, low=8)
+    template: Text | None = None
+    label_words: list[Text] = field(default_factory=list)
+    max_length: Annotated[Whole, Field(ge=8)] | None = None
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Settings):
     """A classification task: its template, its labels and their words, its columns, and its data sources.
 
     Attributes:
@@ -165,81 +122,102 @@ class TaskConfig:
         metric: the score that picks the best checkpoint.
     """
 
-    name: str = MISSING
-    version: int = ranged(1, low=1)
-    template: str = MISSING
-    labels: list[str] = field(default_factory=list)
-    label_words: list[str] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
-    rename: dict[str, str] = field(default_factory=dict)
-    label_column: str = "label"
-    skip_labels: list[str] = field(default_factory=list)
-    max_length: int = ranged(128, low=8)
-    first_limit: int | None = ranged(None, low=1)
-    other_limit: int | None = ranged(None, low=1)
-    metric: str = one_of("accuracy", "accuracy", "f1", "matthews")
+    name: Text = MISSING
+    version: Positive = 1
+    template: Text = MISSING
+    labels: list[Text] = field(default_factory=list)
+    label_words: list[Text] = field(default_factory=list)
+    columns: list[Text] = field(default_factory=list)
+    rename: dict[Text, Text] = field(default_factory=dict)
+    label_column: Text = "label"
+    skip_labels: list[Text] = field(default_factory=list)
+    max_length: Annotated[Whole, Field(ge=8)] = 128
+    first_limit: Positive | None = None
+    other_limit: Positive | None = None
+    metric: Literal["accuracy", "f1", "matthews"] = "accuracy"
     lm: LmPrompt = field(default_factory=LmPrompt)
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
-    """The objective, which scores the labels, and the loss of its scores.
+class ObjectiveConfig(Settings):
+    """The objective, which scores the labels, and the loss of its scores. An objective may have a class of its own.
 
     Attributes:
-        name: how labels are scored (`mezo_cli.objectives.OBJECTIVES`); chosen by `objective=`.
-        loss: the loss that is minimised (`mezo_cli.objectives.LOSSES`). accuracy and f1 have no gradient.
+        name: how labels are scored (`registry.OBJECTIVES`); chosen by `objective=`.
+        loss: the loss that is minimised (`registry.LOSSES`). accuracy and f1 have no gradient.
     """
 
-    name: str = MISSING
-    loss: str = "cross_entropy"
+    name: Text = MISSING
+    loss: Text = "cross_entropy"
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """The chosen optimizer and its settings.
-
-    Settings are attributes too: `config.optimizer.lr`. The optimizer classes declare them (`mezo_cli.optim`).
-    `settings` has those of all built-in optimizers, in config.yaml's order, and then those of a plug-in.
+class OptimizerConfig(Settings):
+    """The chosen optimizer and its settings; the class of each is in its module (`mezo_cli.optim`).
 
     Attributes:
-        name: the method (`mezo_cli.optim.OPTIMIZERS`); chosen by `optimizer=`.
+        name: the method (`registry.OPTIMIZERS`); chosen by `optimizer=`.
+        lr: learning rate.
     """
 
-    name: str = MISSING
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __getattr__(self, key: str) -> Any:
-        settings = self.__dict__.get("settings", {})  # unpickling looks attributes up before they are set
-        if key not in settings:
-            raise AttributeError(f"optimizer has no setting {key!r}")
-        return settings[key]
+    name: Text = MISSING
+    lr: Annotated[Number, Field(ge=0.0, le=3e38)] = 1e-6  # float32, as the trajectory stores it
 
 
 @dataclass(frozen=True)
-class PeftConfig:
-    """Which parameters are trained. conf/peft/NAME.yaml has the values; a setting of another choice is null.
+class PeftConfig(Settings):
+    """Which parameters are trained. conf/peft/NAME.yaml has the values.
 
     Attributes:
-        name: which parameters are trained; chosen by `peft=`.
+        name: which parameters are trained (`registry.PEFT`); chosen by `peft=`.
+    """
+
+    name: Text = MISSING
+
+
+@dataclass(frozen=True)
+class LoraConfig(PeftConfig):
+    """Low-rank updates B A of frozen matrices.
+
+    Attributes:
         r: rank of LoRA's B A.
         alpha: LoRA's B A is scaled by alpha / r.
         targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
-        length: tokens of the prefix.
         layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
     """
 
-    name: str = one_of(MISSING, "none", "lora", "prefix", "head", "bias")
-    r: int | None = ranged(None, low=1, of="lora")
-    alpha: int | None = ranged(None, low=1, of="lora")
-    targets: str | None = one_of(None, "query_value", "attention_feed_forward", of="lora")
-    length: int | None = ranged(None, low=1, of="prefix")
-    layers: int | None = ranged(None, low=1, of=("lora", "bias"), required=False)
+    r: Positive = 8
+    alpha: Positive = 16
+    targets: Literal["query_value", "attention_feed_forward"] = "query_value"
+    layers: Positive | None = None
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class PrefixConfig(PeftConfig):
+    """Keys and values before those of the text, in every layer.
+
+    Attributes:
+        length: tokens of the prefix.
+    """
+
+    length: Positive = 5
+
+
+@dataclass(frozen=True)
+class BiasConfig(PeftConfig):
+    """The bias terms alone.
+
+    Attributes:
+        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
+    """
+
+    layers: Positive | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig(Settings):
     """The pretrained model: a hub id or a local folder, its dtypes and device.
 
     Attributes:
@@ -258,45 +236,53 @@ class ModelConfig:
             of a split's fit; 0 keeps none.
     """
 
-    name: str = MISSING
-    path: str = MISSING
-    revision: str | None = None
-    dtype: str = one_of("float32", "float32", "bfloat16", "float16")
-    compute_dtype: str = one_of("float32", "float32", "bfloat16")
-    matmul_precision: str = one_of("highest", "highest", "high")
-    device: str = "auto"
-    paired_tokens: int | None = ranged(None, low=0)
-    cuda_graphs: bool = False
-    cache_frozen: str = one_of("auto", "auto", "off")
-    cache_bytes: int = ranged(256_000_000, low=0)
+    name: Text = MISSING
+    path: Text = MISSING
+    revision: Text | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    matmul_precision: Literal["highest", "high"] = "highest"
+    device: Text = "auto"
+    paired_tokens: NotNegative | None = None
+    cuda_graphs: Flag = False
+    cache_frozen: Literal["auto", "off"] = "auto"
+    cache_bytes: NotNegative = 256_000_000
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """The inference engine that computes the forwards (docs/engines.md). A setting of another choice is null.
+class EngineConfig(Settings):
+    """The inference engine that computes the forwards (docs/engines.md).
 
     Attributes:
         name: none: the model's own forwards; vllm: vLLM's, for objective lm; chosen by `engine=`.
+    """
+
+    name: Text = "none"
+
+
+@dataclass(frozen=True)
+class VllmConfig(EngineConfig):
+    """vLLM in a process of its own.
+
+    Attributes:
         python: the interpreter of an environment with vLLM; null: that of the one that `mezo engine install` makes.
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.
     """
 
-    name: str = one_of("none", "none", "vllm")
-    python: str | None = None
-    tensor_parallel: int | None = ranged(None, low=1, of="vllm")
-    dtype: str | None = one_of(None, "float32", "bfloat16", of="vllm")
-    memory: int | None = ranged(None, low=1, of="vllm")
+    python: Text | None = None
+    tensor_parallel: Positive = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    memory: Positive = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings):
     """The source of the rows, and how many are used.
 
     Attributes:
-        name: the source; chosen by `data=`.
-        dir: with `data=files`, a folder with train, dev and test files, or one file.
+        name: the source (`registry.SOURCES`); chosen by `data=`.
         shots: k rows per class for train and again for dev; null: all rows.
         seed: the seed that rows are drawn with; null: the run's `seed`.
         train_size: rows drawn for train from all classes together; null: all.
@@ -304,17 +290,37 @@ class DataConfig:
         eval_limit: rows of dev and of test that are used; null: all.
     """
 
-    name: str = one_of(MISSING, "hub", "files", "demo")
-    dir: str | None = None
-    shots: int | None = ranged(None, low=1)
-    seed: int | None = ranged(None, low=0, high=2**32 - 1)
-    train_size: int | None = ranged(None, low=1)
-    dev_size: int = ranged(1000, low=1)
-    eval_limit: int | None = ranged(None, low=1)
+    name: Text = MISSING
+    shots: Positive | None = None
+    seed: Seed | None = None
+    train_size: Positive | None = None
+    dev_size: Positive = 1000
+    eval_limit: Positive | None = None
 
 
 @dataclass(frozen=True)
-class LoggerConfig:
+class FilesConfig(DataConfig):
+    """The user's own files.
+
+    Attributes:
+        dir: a folder with train, dev and test files, or one file.
+    """
+
+    dir: Text | None = None
+
+
+def data_dir(data: DataConfig) -> str | None:
+    """Return the folder or file of the rows; None for other sources."""
+    return data.dir if isinstance(data, FilesConfig) else None
+
+
+def without_dir(data: DataConfig) -> DataConfig:
+    """Return the settings of the source without the folder of the rows, as another machine may have them."""
+    return replace(data, dir=None) if isinstance(data, FilesConfig) else data
+
+
+@dataclass(frozen=True)
+class LoggerConfig(Settings):
     """The loggers that receive the scalars, besides metrics.jsonl.
 
     Attributes:
@@ -323,13 +329,13 @@ class LoggerConfig:
         tags: tags of the run, besides its task, objective, optimizer, peft, model and data.
     """
 
-    names: list[str] = field(default_factory=list)
-    project: str = "mezo"
-    tags: list[str] = field(default_factory=list)
+    names: list[Text] = field(default_factory=list)
+    project: Text = "mezo"
+    tags: list[Text] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Settings):
     """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/scaling.md).
 
     Attributes:
@@ -340,13 +346,13 @@ class DistributedConfig:
         timeout: seconds that a rank waits for the others before the run ends.
     """
 
-    split: str | None = one_of(None, "directions", "rows")
-    shard: str = one_of("none", "none", "full")
-    timeout: float = ranged(120.0, above=0.0, high=1e6)
+    split: Literal["directions", "rows"] | None = None
+    shard: Literal["none", "full"] = "none"
+    timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = 120.0
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """The whole config of a run.
 
     Attributes:
@@ -374,19 +380,19 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    init: str = one_of("none", "none", "linear_probe")
-    probe_c: float | None = ranged(None, above=0.0)
-    seed: int = ranged(42, low=0, high=2**32 - 1)
-    steps: int = ranged(100_000, low=0, high=2**32 - 1)
-    batch_size: int = ranged(64, low=1)
-    micro_batch_size: int | None = ranged(None, low=1)
-    eval_batch_size: int = ranged(64, low=1)
-    eval_every: int = ranged(10_000, low=0)
-    log_every: int = ranged(10, low=1)
-    checkpoint: str = one_of("full", "full", "trajectory")
-    checkpoint_every: int = ranged(0, low=0)
-    max_seconds: float | None = ranged(None, above=0.0)
-    patience: int | None = ranged(None, low=1)
+    init: Literal["none", "linear_probe"] = "none"
+    probe_c: Annotated[Number, Field(gt=0.0)] | None = None
+    seed: Seed = 42
+    steps: Annotated[Whole, Field(ge=0, le=2**32 - 1)] = 100_000
+    batch_size: Positive = 64
+    micro_batch_size: Positive | None = None
+    eval_batch_size: Positive = 64
+    eval_every: NotNegative = 10_000
+    log_every: Positive = 10
+    checkpoint: Literal["full", "trajectory"] = "full"
+    checkpoint_every: NotNegative = 0
+    max_seconds: Annotated[Number, Field(gt=0.0)] | None = None
+    patience: Positive | None = None
 
     @property
     def data_seed(self) -> int:
@@ -404,7 +410,7 @@ class Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as plain nested values, in the order of config.yaml."""
-    return {**asdict(config), "optimizer": {"name": config.optimizer.name, **config.optimizer.settings}}
+    return asdict(config)
 
 
 # One step of a trajectory: the step (from 0), its projected gradients (one per sample), its learning rate.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mezo_cli.config.keys import check_key, key_type
+from mezo_cli.config.keys import allowed_values, check_key
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 
@@ -43,7 +43,7 @@ def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
     """
     if not texts:
         found = []
-        for name in DEFAULTS:
+        for name in (name for name in DEFAULTS if hasattr(base.optimizer, name)):
             key, value = f"optimizer.{name}", getattr(base.optimizer, name)
             if not value:
                 raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
@@ -64,7 +64,7 @@ def _parse_range(text: str) -> Range:
     if not key or len(parts) != 2:
         raise UserError(shape)
     check_key(key)
-    kind: Any = key_type(key)
+    kind: Any = allowed_values(key).kind
     if kind not in (int, float) or key == "max_seconds":
         raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
     try:

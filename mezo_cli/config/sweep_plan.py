@@ -11,7 +11,9 @@ from typing import Any
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
+from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override
+from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
 
 
@@ -43,7 +45,8 @@ def plan_sweep(
     adaptive = sweeper.name != "basic"
     jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
     common = [override.text for override in parsed if override.name.startswith("hydra")]
-    directory, planned = _compose_jobs(jobs, common, config_dir, on_progress)
+    tolerated = _read_by_some_job(parsed)
+    directory, planned = _compose_jobs(jobs, common, tolerated, config_dir, on_progress)
     return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned)
 
 
@@ -113,9 +116,23 @@ def _written_out(parsed: Iterable[Override]) -> list[str]:
     return words
 
 
+def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
+    """Return the keys that one of the choices of a sweep reads: jobs of the others leave them out."""
+    keys = {override.name for override in parsed if "." in override.name}
+    found = set()
+    for override in parsed:
+        base = compose.choice_groups().get(override.name)
+        if override.sweeps and base is not None:
+            kinds = classes(base)
+            read = {f"{override.name}.{key}" for one in override.values or () for key in type_hints(kinds[one])}
+            found |= keys & read
+    return found
+
+
 def _compose_jobs(
     jobs: Sequence[tuple[str, ...]],
     common: Sequence[str],
+    tolerated: Collection[str],
     config_dir: str | None,
     on_progress: Callable[[int, int], None],
 ) -> tuple[Path, list[Job]]:
@@ -145,6 +162,7 @@ def _compose_jobs(
                     compose.copy_times(first[0], node)
                 with compose.locating(node, job, choices):
                     config = compose.config_of(node)
+                    compose.check_read(config, [parsed[text] for text in job], tolerated)
                     folder, directory = compose.sweep_directories(node, number)
                 first = first or (node, folder)
                 if folder != first[1]:

@@ -1,43 +1,104 @@
-"""Turn plain values into the frozen `Config`: check keys, types and ranges, and report a mistake in one line.
+"""Turn plain values into the frozen `Config`: pydantic checks keys, types and ranges; a mistake is one line.
 
-The schema's dataclasses and the optimizers' settings say what is allowed. It is checked here, wherever the values come
-from: the command line, a YAML file, a run's own config.yaml. Nothing here knows Hydra or YAML.
+It is checked here, wherever the values come from: the command line, a YAML file, a run's own config.yaml. Nothing here
+knows Hydra or YAML.
 """
 
 import dataclasses
-import math
-import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
 
-from mezo_cli.config.keys import check_key, is_group, plain_type, type_hints
+from pydantic import TypeAdapter, ValidationError
+
+from mezo_cli.config.keys import check_key, children, is_group, type_hints
+from mezo_cli.config.registry import CHOICES, NAMES, settings_class
 from mezo_cli.config.rules import check_rules
-from mezo_cli.config.schema import MISSING, Config, OptimizerConfig, Owners, Setting, SettingError
+from mezo_cli.config.schema import MISSING, Config, SettingError
+from mezo_cli.config.values import SHOWN, allowed, plain_type, show
 from mezo_cli.errors import did_you_mean, join
-from mezo_cli.objectives import LOSSES, OBJECTIVES
-from mezo_cli.optim import OPTIMIZERS, all_settings
-from mezo_cli.training.loggers import LOGGERS
 
-CHOICES = {  # keys whose value is a name in a table
-    "objective.name": OBJECTIVES,
-    "objective.loss": LOSSES,
-    "optimizer.name": OPTIMIZERS,
-    "logger.names": LOGGERS,
-}
+T = TypeVar("T")
 
 
 def build(given: Any) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
+    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a run's own
+    config.yaml of earlier versions lists the settings of all of them.
+
     Raises:
         SettingError: for the first unknown key, wrong type, value out of range, or combination that is not allowed.
     """
-    logger = given.get("logger") if isinstance(given, Mapping) else None
+    given = _mapping(given, "")
+    logger = given.get("logger")
     if isinstance(logger, Mapping) and "name" in logger:
         given = {**given, "logger": with_logger_names(logger)}
-    config = _build_group(Config, given, "")
+    made = dict(given)
+    for name, kind in type_hints(Config).items():
+        if is_group(kind):
+            made[name] = build_group(kind, given.get(name, {}), name)
+    config = check(Config, made)
     check_rules(config)
     return config
+
+
+def build_group(base: type, given: Any, group: str) -> Any:
+    """Return a group made of plain values, of the class of the choice that its `name` makes.
+
+    Raises:
+        SettingError: as `build`.
+    """
+    given = _mapping(given, group)
+    if base not in CHOICES:
+        return check(base, given, f"{group}.")
+    for key in given:
+        check_key(f"{group}.{key}")
+    name = given.get("name", default_of(base, "name"))
+    kind = settings_class(base, check_name(f"{group}.name", name))
+    own = type_hints(kind)
+    return check(kind, {key: value for key, value in given.items() if key in own}, f"{group}.")
+
+
+def check(kind: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
+    """Return a class of settings made of plain values; groups that are made already are taken as they are.
+
+    Args:
+        kind: the class, a dataclass.
+        given: its fields by name.
+        prefix: what stands before a field's name in error lines: `optimizer.`.
+
+    Raises:
+        SettingError: for the first value that is not allowed.
+    """
+    fields = type_hints(kind)
+    for key in given:
+        if key not in fields:
+            check_key(f"{prefix}{key}")
+    unset = {name: MISSING for name in fields if name not in given and default_of(kind, name) == MISSING}
+    try:
+        made: T = _adapter(kind).validate_python({**given, **unset})
+    except ValidationError as error:
+        raise _explain(kind, error, prefix) from error
+    for name in fields:
+        if f"{prefix}{name}" in NAMES:
+            check_name(f"{prefix}{name}", getattr(made, name))
+    return made
+
+
+def check_name(key: str, value: Any) -> Any:
+    """Return a name, or a list of names, after looking them up in the table of the key.
+
+    Raises:
+        SettingError: for one that is not there.
+    """
+    for name in value if isinstance(value, list) else [value]:
+        if name == MISSING:
+            raise SettingError(key, f"{key} is not set: give {key}=...")
+        known = NAMES[key].names
+        if name not in known:
+            raise SettingError(key, f"{key}={show(name)}: not one of {join(known)}{did_you_mean(str(name), known)}")
+    return value
 
 
 def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,148 +115,78 @@ def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(kind: Any = Config) -> dict[str, Any]:
-    """Return the defaults as plain nested values, `MISSING` where a value has to be given."""
-    if kind is OptimizerConfig:
-        return {"name": MISSING} | {name: setting.default for name, setting in all_settings().items()}
-    hints = type_hints(kind)
-    return {
-        item.name: defaults(hints[item.name]) if is_group(hints[item.name]) else default_of(item)
-        for item in dataclasses.fields(kind)
-    }
+    """Return the defaults as plain nested values, `MISSING` where a value has to be given or follows from a choice."""
+    found = {}
+    for name, hint in children(kind).items():
+        inner = plain_type(hint)
+        found[name] = defaults(inner) if is_group(inner) else MISSING if kind in CHOICES else default_of(kind, name)
+    return found
 
 
-def default_of(item: "dataclasses.Field[Any]") -> Any:
-    """Return the default of a dataclass's field."""
+def class_defaults(kind: Any) -> dict[str, Any]:
+    """Return the defaults of a class of settings."""
+    return {name: default_of(kind, name) for name in type_hints(kind)}
+
+
+def default_of(kind: Any, name: str) -> Any:
+    """Return the default of a field."""
+    item: dataclasses.Field[Any] = kind.__dataclass_fields__[name]
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
 
 
-def _build_group(kind: Any, given: Any, prefix: str) -> Any:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return _cached_adapter(kind)
+
+
+@cache
+def _cached_adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _mapping(given: Any, group: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise SettingError(prefix.rstrip("."), f"{prefix.rstrip('.')}={given}: expected a group of keys")
-    for name in given:
-        check_key(f"{prefix}{name}")
-    if kind is OptimizerConfig:
-        return _build_optimizer(given)
-    hints = type_hints(kind)
-    made = {}
-    for item in dataclasses.fields(kind):
-        key, hint = f"{prefix}{item.name}", hints[item.name]
-        inner = plain_type(hint)
-        if is_group(inner):
-            made[item.name] = _build_group(inner, given.get(item.name, {}), f"{key}.")
-        else:
-            limits = {name: limit for name, limit in item.metadata.items() if name != "of"}
-            setting = Setting(item.name, hint, default_of(item), **limits)
-            made[item.name] = check_value(key, given.get(item.name, setting.default), setting)
-        _check_owner(key, made[item.name], made.get("name"), item.metadata.get("of"))
-    return kind(**made)
+        raise SettingError(group, f"{group}={given}: expected a group of keys")
+    return given
 
 
-def _build_optimizer(given: Mapping[str, Any]) -> OptimizerConfig:
-    """Build the `optimizer` group, whose settings depend on the chosen optimizer."""
-    name = check_value("optimizer.name", given.get("name", MISSING), Setting("name", str, MISSING))
-    settings = all_settings(name)
-    for key in given:
-        if key not in ("name", *settings):  # of a plug-in that was not chosen
-            read = join(setting.name for setting in OPTIMIZERS.load(name).settings)
-            text = f"optimizer.{key}={_show(given[key])}: optimizer={name} does not read it; it reads {read}"
-            raise SettingError(f"optimizer.{key}", text)
-    values = {
-        key: check_value(f"optimizer.{key}", given.get(key, setting.default), setting)
-        for key, setting in settings.items()
-    }
-    return OptimizerConfig(name, values)
-
-
-def _check_owner(key: str, value: Any, choice: str | None, owners: Owners | None) -> None:
-    """Reject a setting that the group's choice does not have, and the lack of one that it needs."""
-    if owners is None:
-        return
-    group = key.split(".")[0]
-    if choice in owners.choices:
-        if owners.required and value is None:
-            raise SettingError(key, f"{key} is not set: {group}={choice} needs it")
-    elif value is not None:
-        only = " and ".join(f"{group}={one}" for one in owners.choices)
-        raise SettingError(key, f"{key}={_show(value)}: {group}={choice} has no such setting, only {only}")
-
-
-def check_value(key: str, value: Any, setting: Setting) -> Any:
-    """Return one value in its type.
-
-    Raises:
-        SettingError: when it is not allowed; the text says what is.
-    """
-    kind = plain_type(setting.type)
-    if value is None and kind is not setting.type:
-        return None
+def _explain(kind: Any, error: ValidationError, prefix: str) -> SettingError:
+    """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    node, path = kind, []
+    for part in first["loc"]:  # down to the field; what follows is the place in a list or a mapping
+        if not is_group(node) or part not in type_hints(node):
+            break
+        node = plain_type(type_hints(node)[str(part)])
+        path.append(str(part))
+    key, value = f"{prefix}{'.'.join(path)}", first["input"]
     if value == MISSING:
-        raise SettingError(key, f"{key} is not set: give {key}=...")
-    if typing.get_origin(kind) is list:
-        if not isinstance(value, list):
-            raise SettingError(key, f"{key}={_show(value)}: expected a list, e.g. {key}=[one,two]")
-        return [_name(key, entry, CHOICES[key].names) if key in CHOICES else _text(key, entry) for entry in value]
-    if typing.get_origin(kind) is dict:
-        if not isinstance(value, Mapping):
-            raise SettingError(key, f"{key}={_show(value)}: expected pairs, e.g. {key}={{one:two}}")
-        return {_text(key, name): _text(key, entry) for name, entry in value.items()}
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise SettingError(key, f"{key}={_show(value)}: allowed are true, false")
-        return value
-    if kind is str:
-        return _name(key, value, CHOICES[key].names if key in CHOICES else setting.choices)
-    return _number(key, value, kind, setting)
+        return SettingError(key, f"{key} is not set: give {key}=...")
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown_key(f"{prefix}{'.'.join(map(str, first['loc']))}")
+    return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
 
 
-def _name(key: str, value: Any, choices: Sequence[str]) -> str:
-    text = _text(key, value)
-    if choices and text not in choices:
-        raise SettingError(key, f"{key}={text}: not one of {join(choices)}{did_you_mean(text, choices)}")
-    if not text:
-        raise SettingError(key, f"{key} is empty: give a value, or leave {key} out")
-    return text
+def _reason(node: Any, kind: str, value: Any, key: str, context: Mapping[str, Any]) -> str:
+    takes = allowed(node)
+    if kind == SHOWN:
+        return str(context["why"])
+    if is_group(node):
+        return f"={show(value)}: expected a group of keys"
+    if takes.choices:
+        if isinstance(value, bool):
+            return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
+        return f"={show(value)}: not one of {join(takes.choices)}{did_you_mean(str(value), takes.choices)}"
+    if takes.kind is list:
+        return f"={show(value)}: expected a list, e.g. {key}=[one,two]"
+    if takes.kind is dict:
+        return f"={show(value)}: expected pairs, e.g. {key}={{one:two}}"
+    outside = "" if kind == "number" else "out of range, "
+    return f"={show(value)}: {outside}allowed is {takes.describe()}"
 
 
-def _text(key: str, value: Any) -> str:
-    if isinstance(value, bool):
-        raise SettingError(
-            key, f"{key} holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
-        )
-    if isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
-        raise SettingError(key, f"{key} holds the number {value}: expected a text, so quote it")
-    if not isinstance(value, (str, int)):
-        raise SettingError(key, f"{key} holds {_show(value)}: expected a text")
-    return str(value)
-
-
-def _number(key: str, value: Any, kind: Any, setting: Setting) -> Any:
-    low, above, high = setting.low, setting.above, setting.high
-    bounds = [("at least", low), ("above", above), ("at most", high)]
-    allowed = " and ".join(
-        f"{word} {bound:g}" if bound != high else f"{word} {bound}" for word, bound in bounds if bound is not None
-    )
-    wanted = f"a {'whole' if kind is int else 'finite'} number {allowed}".rstrip()
-    number = _as_number(value, kind)
-    if number is None:
-        raise SettingError(key, f"{key}={_show(value)}: allowed is {wanted}")
-    inside = math.isfinite(number) and (low is None or number >= low) and (above is None or number > above)
-    if not inside or (high is not None and number > high):
-        raise SettingError(key, f"{key}={_show(value)}: out of range, allowed is {wanted}")
-    return number
-
-
-def _as_number(value: Any, kind: Any) -> Any:
-    """Return the value as an int or a float, None if it is neither. A text counts: ${oc.env:...} gives texts."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    if kind is int and isinstance(value, float):
-        return None if math.isfinite(value) else value
+def _unknown_key(key: str) -> SettingError:
     try:
-        return kind(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _show(value: Any) -> str:
-    return "null" if value is None else str(value)
+        check_key(key)
+    except SettingError as error:
+        return error
+    return SettingError(key, f"unknown key '{key}'")

@@ -4,13 +4,13 @@ import os
 import re
 from pathlib import Path
 
-from mezo_cli.config.schema import DataConfig, TaskConfig
+from mezo_cli.config.schema import FilesConfig, TaskConfig
 from mezo_cli.data import files
 from mezo_cli.data.table import LabelledRows, Source, label_rows, label_texts
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
-def open_source(task: TaskConfig, data: DataConfig) -> Source:
+def open_source(task: TaskConfig, data: FilesConfig) -> Source:
     """Return the labelled rows of `data.dir`: a folder with train, dev (or validation) and test files, or one file.
 
     Without `data.shots`, a test file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official
@@ -28,7 +28,7 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
         raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
 
 
-def _open(root: Path, task: TaskConfig, data: DataConfig) -> Source:
+def _open(root: Path, task: TaskConfig, data: FilesConfig) -> Source:
     if root.is_file():
         if root.suffix not in files.SUFFIXES:
             raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
@@ -50,7 +50,7 @@ def _open_rows(paths: list[Path], task: TaskConfig) -> LabelledRows:
     return label_rows(files.read_table(paths, task), task)
 
 
-def _open_folder(folder: Path, task: TaskConfig, data: DataConfig) -> Source:
+def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
     train_paths = _find(folder, ["train"])
     if not train_paths:
         there = join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"

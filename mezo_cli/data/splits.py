@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
+from mezo_cli.config.schema import Config, DataConfig, Example, FilesConfig, Splits, TaskConfig
 from mezo_cli.data import demo, fewshot, folder, hub
 from mezo_cli.data.table import LabelledRows, Source
 from mezo_cli.errors import UserError, join
@@ -113,9 +113,7 @@ def load_splits(config: Config) -> Splits:
 
 
 def _open_source(task: TaskConfig, data: DataConfig) -> Source:
-    if data.name != "files" and data.dir is not None:
-        raise UserError(f"data.dir={data.dir} is read by data=files only, not by data={data.name}")
-    if data.name == "files":
+    if isinstance(data, FilesConfig):
         return folder.open_source(task, data)
     return demo.open_source(task) if data.name == "demo" else hub.open_source(task)
 

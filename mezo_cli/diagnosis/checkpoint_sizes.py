@@ -71,7 +71,7 @@ def checkpoint_bytes(session: Session, state: int) -> int:
 
 def still_optimizer(config: Config) -> Optimizer:
     """Return the run's optimizer with lr 0."""
-    still = dataclasses.replace(config.optimizer, settings={**config.optimizer.settings, "lr": 0.0})
+    still = dataclasses.replace(config.optimizer, lr=0.0)
     return optimizer_class(config.optimizer)(still, config.seed, config.steps)
 
 

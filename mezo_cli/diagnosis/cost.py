@@ -22,6 +22,7 @@ from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.setup import Session
 
@@ -145,7 +146,7 @@ def job_bytes(config: Config, checkpoint: int) -> int:
     """Return the bytes that a job leaves on the disk: checkpoints, the trajectory and metrics."""
     weights = 2 * checkpoint if config.checkpoint == "full" else 0
     replayable = optimizer_class(config.optimizer).replayable
-    record = 12 + 4 * config.optimizer.samples if replayable else 0
+    record = 12 + 4 * zeroth_order(config.optimizer).samples if replayable else 0
     lines = config.steps // config.log_every + number_of_evaluations(config)
     return weights + record * config.steps + LINE_BYTES * lines
 
@@ -221,7 +222,7 @@ def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost
     final = min(TRAIN_ROWS, len(prepared.train)) + len(prepared.test or ())
     passes: dict[Any, dict[str, int]] = {}
     for job in plan.jobs:
-        key = (job.optimizer.name, job.steps, *(str(value) for value in job.optimizer.settings.values()))
+        key = (job.optimizer, job.steps)
         if key not in passes:
             passes[key] = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).passes(job.steps)
         one = passes[key]

@@ -7,6 +7,7 @@ from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim.mezo import spsa
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.setup import Session, prepare
@@ -62,5 +63,5 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
     z, loss_fn = Direction(session.config.seed, 0), session.loss_of([row])
     for dtype in DTYPES.values():
         with session.forward.using_compute_dtype(dtype):
-            spsa(session.forward, loss_fn, z, session.config.optimizer.eps)
+            spsa(session.forward, loss_fn, z, zeroth_order(session.config.optimizer).eps)
     session.params.update([(z, 0.0)], [1.0])

@@ -14,6 +14,7 @@ from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, Losses, measure, plan_poi
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.report.paper import paper
 from mezo_cli.report.settings import method_name
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_reference
@@ -37,7 +38,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         why = "steps=0: no step is taken" if config.steps == 0 else f"optimizer={config.optimizer.name} backpropagates"
         section.ok("not_needed", f"{why}, so there is no projected gradient to check")
         return section
-    eps, dtype = config.optimizer.eps, config.model.compute_dtype
+    eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
     sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
     whole = sampler.batch_size == sampler.rows
     losses = measure(session, _losses(prepared, sampler), plan_points(eps, whole), deadline)
@@ -142,7 +143,7 @@ def judge_learning_rate(section: Section, found: Estimate | None, config: Config
     if found is None:
         section.ok("learning_rate", f"too few directions to tell a learning rate{beside}")
         return
-    lr, n = config.optimizer.lr, config.optimizer.samples
+    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
     figures = {**dataclasses.asdict(found), "lr": found.lr * n, "optimizer_lr": lr, "paper_grid": grid}
     squared = f"|gradient|^2 {short(found.gain)} +- {short(found.gain_error)}, z.Hz {short(found.curvature)}"
     if not found.is_resolved:
@@ -206,7 +207,7 @@ def _slope_eps(losses: Losses, eps: float) -> float:
 
 def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
     dtype = config.model.compute_dtype
-    own = next((a for e, d, a, _ in rows if (e, d) == (config.optimizer.eps, dtype)), None)
+    own = next((a for e, d, a, _ in rows if (e, d) == (zeroth_order(config.optimizer).eps, dtype)), None)
     if own is None:
         return
     loss = config.objective.loss

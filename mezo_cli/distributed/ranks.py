@@ -78,7 +78,7 @@ class Ranks:
             group: a process group that is open already.
         """
         self.timeout = config.distributed.timeout
-        by_samples = "directions" if config.optimizer.samples >= self.size else "rows"
+        by_samples = "directions" if getattr(config.optimizer, "samples", 1) >= self.size else "rows"
         self.split = "weights" if config.distributed.shard == "full" else config.distributed.split or by_samples
         self._group = group if group is not None else self._open_group()
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
@@ -30,6 +30,7 @@ from mezo_cli.models.download import fetch
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.optim import Optimizer, StepResult
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, Term
@@ -55,13 +56,14 @@ class Engine:
     """
 
     def __init__(self, config: Config, max_length: int) -> None:
-        self.config, self._max_length = config, max_length
+        assert isinstance(config.engine, VllmConfig)
+        self.config, self._settings, self._max_length = config, config.engine, max_length
         self._is_started = False  # from then on its errors are `RunFailed`
         self._adapters: AdapterFiles | None = None
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._process = EngineProcess(find_python(config.engine.python))
+            self._process = EngineProcess(find_python(self._settings.python))
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
@@ -93,7 +95,7 @@ class Engine:
 
     def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool) -> None:
         """Let the process load the model, and check that it holds all that is trained."""
-        config, engine = self.config, self.config.engine
+        config, engine = self.config, self._settings
         tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
         lora = config.peft.name == "lora"
         described = self._call(
@@ -105,9 +107,9 @@ class Engine:
             max_length=self._max_length,
             raw_logits=raw_logits,
             prefix_cache=True,
-            rank=config.peft.r if lora else None,
+            rank=getattr(config.peft, "r", None),
             tensors=[] if lora else tensors,
-            noise=config.optimizer.noise,
+            noise=zeroth_order(config.optimizer).noise,
         )
         self._blocks = [Block(*block) for block in described["blocks"]]
         if not lora:
@@ -123,7 +125,7 @@ class Engine:
     def _check(self, forward: PerturbedForward, own: Objective, scores: EngineScores, rows: Batch) -> None:
         """Compare the label scores of some rows with those of the session's own objective, plain and perturbed."""
         direction = Direction(self.config.seed, 0)
-        plain, tolerance = own.logits(rows), TOLERANCE[str(self.config.engine.dtype)]
+        plain, tolerance = own.logits(rows), TOLERANCE[self._settings.dtype]
         for c in CHECKED_C:
             with forward.perturbed(direction, c):
                 reference = torch.stack([plain, *forward.forward_per_sign(lambda: own.logits(rows))])
@@ -254,7 +256,7 @@ def check_heads(config: Config, model: Any) -> None:
     Raises:
         UserError: names the numbers that are allowed.
     """
-    parts, heads = config.engine.tensor_parallel, getattr(model, "num_attention_heads", None)
+    parts, heads = getattr(config.engine, "tensor_parallel", 1), getattr(model, "num_attention_heads", None)
     if heads is None:  # a model without attention: the engine says what it takes
         return
     of_keys = getattr(model, "num_key_value_heads", None) or heads

@@ -5,22 +5,23 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import Setting
-from mezo_cli.config.validation import check_value
+from mezo_cli.config.schema import OptimizerConfig, Seed
+from mezo_cli.config.validation import check
 from mezo_cli.errors import UserError, join
 from mezo_cli.library.groups import ParamsArgument, to_groups
 from mezo_cli.library.trajectory import apply_records, make_header, open_writer
 from mezo_cli.library.uncovered import find_uncovered
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
-from mezo_cli.optim.settings import EPS, LR, SAMPLES, WEIGHT_DECAY
+from mezo_cli.optim.settings import NotNegativeNumber, PositiveNumber, Samples
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
@@ -29,12 +30,20 @@ from mezo_cli.runs.trajectory import Writer
 log = logging.getLogger("mezo")
 
 Closure = Callable[[], Tensor | float]
-NOISE = Setting("noise", str, "gaussian", choices=("gaussian", "rademacher"))
-SEED = Setting("seed", int, 0, low=0, high=2**32 - 1)
-SETTINGS = {setting.name: setting for setting in (LR, EPS, WEIGHT_DECAY, SAMPLES, NOISE, SEED)}
 SAVED = ("steps", "seed", "eps", "samples", "noise")
 RATIO_TOLERANCE = 1e-6  # of a group's lr to that of the group that the trajectory stores
 NAMES_SHOWN = 8  # of tensors in one log line
+
+
+@dataclass(frozen=True)
+class StepSettings(OptimizerConfig):
+    """What `MezoOptimizer` is given."""
+
+    eps: PositiveNumber = 1e-3
+    weight_decay: NotNegativeNumber = 0.0
+    samples: Samples = 1
+    noise: Literal["gaussian", "rademacher"] = "gaussian"
+    seed: Seed = 0
 
 
 class MezoOptimizer(torch.optim.Optimizer):
@@ -314,11 +323,9 @@ def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
     Raises:
         UserError: naming the setting, or the tensor.
     """
-    for name, value in values.items():
-        check_value(name, value, SETTINGS[name])
-    for group in groups:
-        for name in ("lr", "weight_decay"):
-            check_value(name, group.get(name, values[name]), SETTINGS[name])
+    for group in [{}, *groups]:
+        own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+        check(StepSettings, {"name": "mezo", **values, **own})
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     for name, p in tensors.items():
         if nn.parameter.is_lazy(p):

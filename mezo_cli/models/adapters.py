@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from mezo_cli.config.schema import ModelConfig, PeftConfig
+from mezo_cli.config.schema import BiasConfig, LoraConfig, ModelConfig, PeftConfig, PrefixConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import prefix
 from mezo_cli.models.initial_state import fingerprint
@@ -138,11 +138,9 @@ def _set_saved_config(settings: Any, model: ModelConfig) -> None:
 # --- the methods ---
 
 
-def _lora(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+def _lora(loaded: LoadedModel, config: LoraConfig, name: str) -> Any:
     import peft
 
-    assert config.r is not None
-    assert config.alpha is not None
     matrices = _layer_matrices(loaded.model)
     last_parts = sorted({path.rpartition(".")[2] for path in matrices})
     targets: list[str] | str = next((list(names) for names in QUERY_VALUE if set(names) <= set(last_parts)), [])
@@ -165,10 +163,9 @@ def _lora(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     return peft.get_peft_model(loaded.model, settings)
 
 
-def _prefix(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+def _prefix(loaded: LoadedModel, config: PrefixConfig, name: str) -> Any:
     import peft
 
-    assert config.length is not None
     model, tokenizer = loaded.model, loaded.tokenizer
     words = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     ids = torch.tensor(words)[torch.randint(len(words), (config.length,))].to(loaded.device)
@@ -207,7 +204,7 @@ def _head(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     return _without_targets(loaded, modules_to_save=_classifier_modules(loaded) or _head_modules(loaded))
 
 
-def _bias(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+def _bias(loaded: LoadedModel, config: BiasConfig, name: str) -> Any:
     if not any(parameter.endswith(".bias") for parameter, _ in loaded.model.named_parameters()):
         raise UserError(f"{name} has no bias terms: peft=bias has nothing to train")
     wrapped = _without_targets(loaded, bias="all", modules_to_save=_classifier_modules(loaded))
@@ -219,7 +216,7 @@ def _bias(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
     return wrapped
 
 
-ADAPTERS: dict[str, Callable[[LoadedModel, PeftConfig, str], Any]] = {
+ADAPTERS: dict[str, Callable[[LoadedModel, Any, str], Any]] = {
     "lora": _lora,
     "prefix": _prefix,
     "head": _head,

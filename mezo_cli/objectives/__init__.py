@@ -8,29 +8,9 @@ Cross-entropy over the labels' scores is continuous, which gives MeZO its signal
 differs between theta + eps z and theta - eps z, and the projected gradient is then exactly zero (paper, section 3.3:
 it trains on accuracy with large batches).
 
-The tables hold the names. Nothing here imports torch: the command line needs the names before it needs a model.
+The tables of names are in config/registry.py. Nothing here imports torch.
 """
 
-from mezo_cli.config.registry import Registry
-
-OBJECTIVES = Registry(
-    "objective",
-    {
-        "mlm": "mezo_cli.objectives.mlm:MaskedLabelScorer",
-        "cls": "mezo_cli.objectives.cls:ClassHeadScorer",
-        "lm": "mezo_cli.objectives.lm:CausalLabelScorer",
-    },
-    "mezo.objectives",
-)
-LOSSES = Registry(
-    "objective.loss",
-    {
-        "cross_entropy": "mezo_cli.objectives.losses:cross_entropy",
-        "accuracy": "mezo_cli.objectives.losses:accuracy_loss",
-        "f1": "mezo_cli.objectives.losses:f1_loss",
-    },
-    "mezo.losses",
-)
-NOT_DIFFERENTIABLE = ("accuracy", "f1")  # losses for optimizers that need no gradient
+from mezo_cli.config.registry import LOSSES, NOT_DIFFERENTIABLE, OBJECTIVES
 
 __all__ = ["LOSSES", "NOT_DIFFERENTIABLE", "OBJECTIVES"]

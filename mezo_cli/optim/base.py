@@ -11,9 +11,10 @@ A run can be interrupted after any step, so an optimizer is one of two kinds:
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from mezo_cli.config.schema import OptimizerConfig, Setting, StepRecord
+from mezo_cli.config.keys import type_hints
+from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,19 +51,19 @@ class BaseOptimizer(Protocol):
 
     Class attributes:
         title: the name in tables; empty: the name of the choice.
-        settings: the settings that it reads, e.g. `Setting("lr", float, 1e-6)`.
+        settings: the class of the settings that it reads, a frozen dataclass; `config` is one of it.
         replayable: whether it is a `ReplayableOptimizer`.
         needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
     """
 
     title: ClassVar[str] = ""
-    settings: ClassVar[tuple[Setting, ...]] = ()
+    settings: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     needs_backward: ClassVar[bool] = False
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None: ...
+    def __init__(self, config: Any, seed: int, steps: int) -> None: ...
 
     @classmethod
-    def check(cls, config: OptimizerConfig) -> None:
+    def check(cls, config: Any) -> None:
         """Reject settings that are individually valid but incompatible.
 
         Raises:
@@ -71,9 +72,9 @@ class BaseOptimizer(Protocol):
         return None
 
     @classmethod
-    def tied_to_steps(cls, config: OptimizerConfig) -> list[str]:
+    def tied_to_steps(cls, config: Any) -> list[str]:
         """Return the settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
-        read = {setting.name for setting in cls.settings} & {"schedule", "sample_schedule"}
+        read = {"schedule", "sample_schedule"} & {*type_hints(cls.settings)}
         values = {name: getattr(config, name) for name in sorted(read)}
         return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
 
@@ -138,7 +139,16 @@ def to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+class Scheduled(Protocol):
+    """Settings with a learning rate and its schedule."""
+
+    @property
+    def lr(self) -> float: ...  # noqa: D102
+    @property
+    def schedule(self) -> str: ...  # noqa: D102
+
+
+def learning_rate(config: Scheduled, step: int, steps: int) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, rounded to float32.
 
     `schedule: linear` falls from lr at step 0 to 0 after the last step.

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from mezo_cli.config.schema import OptimizerConfig, Setting
+from mezo_cli.config.schema import OptimizerConfig
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, StatefulOptimizer, learning_rate
-from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, DROPOUT, LR, MAX_GRAD_NORM, MOMENTUM, SCHEDULE, WEIGHT_DECAY
+from mezo_cli.optim.settings import FirstOrderConfig, MomentDecay, PositiveNumber, SlowMomentDecay
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,32 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
+
+
+@dataclass(frozen=True)
+class AdamWConfig(FirstOrderConfig):
+    """Settings of AdamW.
+
+    Attributes:
+        beta1: decay of Adam's first moment.
+        beta2: decay of Adam's second moment.
+        adam_eps: added to the root of Adam's second moment.
+    """
+
+    beta1: MomentDecay = 0.9
+    beta2: SlowMomentDecay = 0.999
+    adam_eps: PositiveNumber = 1e-8
+
+
+@dataclass(frozen=True)
+class SgdConfig(FirstOrderConfig):
+    """Settings of SGD.
+
+    Attributes:
+        momentum: decay of the momentum buffer.
+    """
+
+    momentum: MomentDecay = 0.9
 
 
 @dataclass(frozen=True)
@@ -54,10 +80,11 @@ class GradientResult:
 class FirstOrder(StatefulOptimizer):
     """An optimizer of torch.optim, given the gradient of the loss."""
 
-    settings: ClassVar[tuple[Setting, ...]] = (LR, WEIGHT_DECAY, SCHEDULE, MAX_GRAD_NORM, DROPOUT)
+    settings: ClassVar[type[OptimizerConfig]] = FirstOrderConfig
+    config: FirstOrderConfig
     needs_backward = True
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
+    def __init__(self, config: FirstOrderConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
         self._torch: torch.optim.Optimizer | None = None  # made at the first step, over the trainable tensors
         self._names: dict[Tensor, str] = {}
@@ -136,7 +163,8 @@ class AdamW(FirstOrder):
     """Adam with decoupled weight decay: the paper's FT, with weight decay 0."""
 
     title = "FT"
-    settings = (*FirstOrder.settings, BETA1, BETA2, ADAM_EPS)
+    settings = AdamWConfig
+    config: AdamWConfig
 
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's AdamW."""
@@ -152,7 +180,8 @@ class Sgd(FirstOrder):
     """Stochastic gradient descent, with heavy-ball momentum if `momentum` is above 0."""
 
     title = "FT-SGD"
-    settings = (*FirstOrder.settings, MOMENTUM)
+    settings = SgdConfig
+    config: SgdConfig
 
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's SGD."""

@@ -3,11 +3,12 @@
 The name tells such runs apart in run directories and tables. conf/optimizer/linear_probe.yaml sets `init` and `steps`.
 """
 
+from mezo_cli.config.schema import OptimizerConfig
 from mezo_cli.optim.mezo import Mezo
 
 
 class LinearProbe(Mezo):
-    """MeZO of zero steps: it reads no settings, runs no forward and updates nothing."""
+    """MeZO of zero steps: it has no settings of its own, runs no forward and updates nothing."""
 
     title = "LP"
-    settings = ()
+    settings = OptimizerConfig

@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mezo_cli.config.schema import OptimizerConfig, Setting, StepRecord
+from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.shares import share_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
-from mezo_cli.optim.settings import EPS, LR, NOISE, SAMPLE_SCHEDULE, SAMPLES, SCHEDULE, WEIGHT_DECAY
+from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
@@ -79,9 +79,10 @@ class Mezo(ReplayableOptimizer):
     """The zeroth-order step. The weights follow from (seed, step, g, lr) of every step."""
 
     title = "MeZO"
-    settings: ClassVar[tuple[Setting, ...]] = (LR, EPS, WEIGHT_DECAY, SAMPLES, SAMPLE_SCHEDULE, NOISE, SCHEDULE)
+    settings: ClassVar[type[OptimizerConfig]] = ZerothOrderConfig
+    config: ZerothOrderConfig
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
+    def __init__(self, config: ZerothOrderConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
 
     def lr(self, step: int) -> float:

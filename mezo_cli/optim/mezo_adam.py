@@ -17,34 +17,52 @@ A step draws z once per sample, or W times with `window: W`.
 """
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
-from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import MezoMomentum, Update, decay_and_subtract
+from mezo_cli.config.schema import Positive, SettingError, StepRecord
+from mezo_cli.optim.mezo_momentum import Update, WithMoment, decay_and_subtract
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, WINDOW
+from mezo_cli.optim.settings import MomentDecay, PositiveNumber, SlowMomentDecay, ZerothOrderConfig
 
 if TYPE_CHECKING:
     from mezo_cli.perturb.params import Params
 
 
-class MezoAdam(MezoMomentum):
+@dataclass(frozen=True)
+class MezoAdamConfig(ZerothOrderConfig):
+    """Settings of MeZO-Adam.
+
+    Attributes:
+        beta1: decay of Adam's first moment.
+        beta2: decay of Adam's second moment.
+        adam_eps: added to the root of Adam's second moment.
+        window: steps of the moment that are redrawn; null: all steps, kept in a buffer.
+    """
+
+    beta1: MomentDecay = 0.9
+    beta2: SlowMomentDecay = 0.999
+    adam_eps: PositiveNumber = 1e-8
+    window: Positive | None = None
+
+
+class MezoAdam(WithMoment):
     """MeZO-Adam. The second moment is one number where all its elements are equal."""
 
     title = "MeZO-Adam"
-    settings = (*Mezo.settings, BETA1, BETA2, ADAM_EPS, WINDOW)
+    settings = MezoAdamConfig
+    config: MezoAdamConfig
     moments = ("_m", "_v")
     scalars = ("_next", "_scalar_v", "_power1", "_power2")
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
-        super().__init__(config, seed, steps)
+    def __init__(self, config: MezoAdamConfig, seed: int, steps: int) -> None:
+        super().__init__(config, seed, steps, config.beta1, config.window)
         self._scalar_v = 0.0  # the second moment, where it is one number
         self._v, self._estimate = Moment(), Scratch()  # elsewhere
         self._power1 = self._power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
 
     @classmethod
-    def check(cls, config: OptimizerConfig) -> None:
+    def check(cls, config: MezoAdamConfig) -> None:
         """Reject a window where the second moment differs per element."""
         if config.window is not None and not second_moment_is_scalar(config):
             raise SettingError(
@@ -53,10 +71,6 @@ class MezoAdam(MezoMomentum):
                 "with optimizer.noise=rademacher and optimizer.samples=1; otherwise its moments are stored: use "
                 "optimizer.window=null",
             )
-
-    def moment_decay(self) -> float:
-        """Return the factor of m per step."""
-        return self.config.beta1
 
     def plan_update(self, record: StepRecord) -> Update:
         """Return the update of a step. Where v is a buffer, `rate` is lr with the correction of m alone."""
@@ -93,6 +107,6 @@ class MezoAdam(MezoMomentum):
                 params.store(span, theta)
 
 
-def second_moment_is_scalar(config: OptimizerConfig) -> bool:
+def second_moment_is_scalar(config: ZerothOrderConfig) -> bool:
     """Return whether all elements of v are equal: z^2 = 1, and G has one term."""
     return config.noise == "rademacher" and config.samples == 1

@@ -18,18 +18,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from mezo_cli.config.schema import OptimizerConfig, StepRecord
+from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import MOMENTUM, WINDOW
+from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mezo_cli.perturb.params import Params
+
+
+@dataclass(frozen=True)
+class MezoMomentumConfig(ZerothOrderConfig):
+    """Settings of MeZO with momentum.
+
+    Attributes:
+        momentum: decay of the momentum buffer.
+        window: steps of the moment that are redrawn; null: all steps, kept in a buffer.
+    """
+
+    momentum: MomentDecay = 0.9
+    window: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -42,24 +55,24 @@ class Update:
     correction: float = 1.0  # of Adam's second moment, where it is a buffer
 
 
-class MezoMomentum(Mezo):
-    """MeZO with momentum. `rebuild_state` and `apply_updates` together need every step of a run once, in order."""
+class WithMoment(Mezo):
+    """A method with a first moment of g z. `rebuild_state` and `apply_updates` need every step of a run once, in order.
 
-    title = "MeZO-momentum"
-    settings = (*Mezo.settings, MOMENTUM, WINDOW)
+    Args:
+        config, seed, steps: as of every optimizer.
+        decay: the factor of m per step.
+        window: the steps that m sums; None for all.
+    """
+
     moments: ClassVar[tuple[str, ...]] = ("_m",)  # attributes, each a `Moment`
     scalars: ClassVar[tuple[str, ...]] = ("_next",)  # attributes: numbers
 
-    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
+    def __init__(self, config: ZerothOrderConfig, seed: int, steps: int, decay: float, window: int | None) -> None:
         super().__init__(config, seed, steps)
-        self.beta = to_float32(self.moment_decay())
+        self.beta, self.window = to_float32(decay), window
         self._next = 0  # the next step
         self._m, self._step = Moment(), Scratch()  # m is unused with a window
-        self._recent: deque[Update] = deque(maxlen=(config.window or 1) - 1)  # the steps that a window still needs
-
-    def moment_decay(self) -> float:
-        """Return the factor of m per step."""
-        return self.config.momentum
+        self._recent: deque[Update] = deque(maxlen=(window or 1) - 1)  # the steps that a window still needs
 
     def plan_update(self, record: StepRecord) -> Update:
         """Return the update of a step. Steps must come in order, each once."""
@@ -68,14 +81,14 @@ class MezoMomentum(Mezo):
     def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild m, or the updates that a window needs, from all steps so far; theta stays."""
         for updates in self._plan_in_passes(records):
-            if self.config.window is None:
+            if self.window is None:
                 self.step_params(params, updates, write=False)
             self._recent.extend(updates)
 
     def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
         """Update m and theta by each record in order."""
         for updates in self._plan_in_passes(records):
-            if self.config.window is None:
+            if self.window is None:
                 self.step_params(params, updates, write=True)
             else:
                 self._step_params_by_window(params, [*self._recent, *updates], len(updates))
@@ -85,7 +98,7 @@ class MezoMomentum(Mezo):
         from mezo_cli.perturb.params import TERMS_PER_PASS
 
         # A pass applies some steps to one block of theta while it is in cache.
-        steps = max(1, TERMS_PER_PASS // (self.config.samples * (self.config.window or 1)))
+        steps = max(1, TERMS_PER_PASS // (self.config.samples * (self.window or 1)))
         for first in range(0, len(records), steps):
             some = records[first : first + steps]
             for step, _, _ in some:
@@ -111,7 +124,7 @@ class MezoMomentum(Mezo):
 
     def _step_params_by_window(self, params: "Params", updates: list[Update], number: int) -> None:
         """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
-        window, chains = self.config.window or 1, []
+        window, chains = self.window or 1, []
         for i in range(len(updates) - number, len(updates)):
             summed, share, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
             for past in reversed(summed):
@@ -161,6 +174,17 @@ class MezoMomentum(Mezo):
             prefix = f"{kind.strip('_')}:"
             found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             getattr(self, kind).load(found)
+
+
+class MezoMomentum(WithMoment):
+    """MeZO with momentum."""
+
+    title = "MeZO-momentum"
+    settings: ClassVar[type[OptimizerConfig]] = MezoMomentumConfig
+    config: MezoMomentumConfig
+
+    def __init__(self, config: MezoMomentumConfig, seed: int, steps: int) -> None:
+        super().__init__(config, seed, steps, config.momentum, config.window)
 
 
 def decay_and_subtract(theta: "Tensor", step: "Tensor", decay: float) -> None:

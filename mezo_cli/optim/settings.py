@@ -1,42 +1,64 @@
-"""Settings that several optimizers read, in the order of config.yaml. Others are declared beside their optimizer."""
+"""The settings of the built-in optimizers: one class for those that draw z, one for those that differentiate the loss.
 
-from mezo_cli.config.schema import Setting
-from mezo_cli.perturb.noise import NOISES
+Settings of one method alone are in its module.
+"""
 
-LR = Setting("lr", float, 1e-6, "learning rate", low=0.0, high=3e38)  # float32, as the trajectory stores it
-EPS = Setting("eps", float, 1e-3, "scale of the perturbation", above=0.0)
-WEIGHT_DECAY = Setting("weight_decay", float, 0.0, "weight decay, of every tensor", low=0.0)
-SAMPLES = Setting("samples", int, 1, "n of n-SPSA: directions per step", low=1, high=10_000)
-SAMPLE_SCHEDULE = Setting(
-    "sample_schedule", str, "constant", "linear: from 1 to `samples` over the run", choices=("constant", "linear")
-)
-NOISE = Setting(
-    "noise", str, "gaussian", "distribution of z; torch: for comparison with the reference only", choices=NOISES.names
-)
-SCHEDULE = Setting("schedule", str, "constant", "learning rate schedule", choices=("constant", "linear"))
-MOMENTUM = Setting("momentum", float, 0.9, "decay of the momentum buffer", low=0.0, high=0.9999)
-BETA1 = Setting("beta1", float, 0.9, "decay of Adam's first moment", low=0.0, high=0.9999)
-BETA2 = Setting("beta2", float, 0.999, "decay of Adam's second moment", low=0.0, high=0.999999)
-ADAM_EPS = Setting("adam_eps", float, 1e-8, "added to the root of Adam's second moment", above=0.0)
-WINDOW = Setting(
-    "window", int | None, None, "steps of the moment that are redrawn; null: all steps, kept in a buffer", low=1
-)
-MAX_GRAD_NORM = Setting("max_grad_norm", float | None, 1.0, "clip the gradient's norm to this; null: never", above=0.0)
-DROPOUT = Setting("dropout", float | None, None, "dropout rate in training; null: the model's own", low=0.0, high=0.9)
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-SHARED = (
-    LR,
-    EPS,
-    WEIGHT_DECAY,
-    SAMPLES,
-    SAMPLE_SCHEDULE,
-    NOISE,
-    SCHEDULE,
-    MOMENTUM,
-    BETA1,
-    BETA2,
-    ADAM_EPS,
-    WINDOW,
-    MAX_GRAD_NORM,
-    DROPOUT,
-)
+from pydantic import Field
+
+from mezo_cli.config.schema import OptimizerConfig, Positive
+from mezo_cli.config.values import Number, Text
+
+Schedule = Literal["constant", "linear"]
+NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
+PositiveNumber = Annotated[Number, Field(gt=0.0)]
+MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
+Samples = Annotated[Positive, Field(le=10_000)]
+SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
+
+
+@dataclass(frozen=True)
+class ZerothOrderConfig(OptimizerConfig):
+    """Settings of an optimizer whose gradient estimates are g z.
+
+    Attributes:
+        lr: learning rate.
+        eps: scale of the perturbation.
+        weight_decay: weight decay, of every tensor.
+        samples: n of n-SPSA: directions per step.
+        sample_schedule: linear: from 1 to `samples` over the run.
+        noise: distribution of z; torch: for comparison with the reference only.
+        schedule: learning rate schedule.
+    """
+
+    eps: PositiveNumber = 1e-3
+    weight_decay: NotNegativeNumber = 0.0
+    samples: Samples = 1
+    sample_schedule: Schedule = "constant"
+    noise: Text = "gaussian"
+    schedule: Schedule = "constant"
+
+
+@dataclass(frozen=True)
+class FirstOrderConfig(OptimizerConfig):
+    """Settings of an optimizer by backpropagation.
+
+    Attributes:
+        lr: learning rate.
+        weight_decay: weight decay, of every tensor.
+        schedule: learning rate schedule.
+        max_grad_norm: clip the gradient's norm to this; null: never.
+        dropout: dropout rate in training; null: the model's own.
+    """
+
+    weight_decay: NotNegativeNumber = 0.0
+    schedule: Schedule = "constant"
+    max_grad_norm: PositiveNumber | None = 1.0
+    dropout: Annotated[Number, Field(ge=0.0, le=0.9)] | None = None
+
+
+def zeroth_order(config: OptimizerConfig) -> ZerothOrderConfig:
+    """Return the settings of an optimizer that draws z; the defaults for one that draws none."""
+    return config if isinstance(config, ZerothOrderConfig) else ZerothOrderConfig()

@@ -11,6 +11,7 @@ import numpy as np
 
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report.read import ONE_LABEL, Entry
 from mezo_cli.report.rerun import Changed, changed_settings, commands
 from mezo_cli.report.series import Curve, Histogram, histogram, smoothed, thin_indices
@@ -137,7 +138,7 @@ class RunDetails:
             what = "was evaluated" if is_zero_shot(config) else "got a linear probe on its features and was evaluated"
             return f"{self.model} {what} on {data}; nothing else was trained."
         settings = f"learning rate {config.optimizer.lr:g}"
-        if optimizer_class(config.optimizer).replayable:
+        if isinstance(config.optimizer, ZerothOrderConfig):
             settings += f", eps {config.optimizer.eps:g}"
         verb = "trains" if self.entry.status == "running" else "trained"
         steps = f"{config.steps:,}" if self.entry.finished else f"{self.entry.steps_done:,} of {config.steps:,}"

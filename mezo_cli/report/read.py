@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, one_line
@@ -73,10 +73,8 @@ class Entry:
 
 def few_shot_folder(config: Config) -> re.Match[str] | None:
     """Return the match of (shots, data seed) in the name of a prepared few-shot folder; None for other data."""
-    data = config.data
-    if data.name != "files" or data.dir is None or data.shots is not None:
-        return None
-    return FEW_SHOT_FOLDER.fullmatch(Path(data.dir).name)
+    folder = data_dir(config.data)
+    return None if folder is None or config.data.shots is not None else FEW_SHOT_FOLDER.fullmatch(Path(folder).name)
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:

@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 
 from mezo_cli.config.choices import conf_dir, find_choices
-from mezo_cli.config.keys import children, groups
+from mezo_cli.config.keys import groups, type_hints
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.schema import Config, OptimizerConfig
-from mezo_cli.config.validation import defaults
-from mezo_cli.optim import all_settings, optimizer_class
+from mezo_cli.config.registry import CHOICES, settings_class
+from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.config.validation import class_defaults, defaults
+from mezo_cli.optim import optimizer_class
 from mezo_cli.report.settings import flatten, flatten_values, format_value
 
 # A text like this means itself in an override; everything else is quoted.
@@ -64,7 +65,7 @@ def commands(
     """
     run, optimizer = shlex.quote(location), optimizer_class(config.optimizer)
     # A folder that someone shared does not say where the files were.
-    data = " data.dir=DIR" if config.data.name == "files" and config.data.dir is None else ""
+    data = " data.dir=DIR" if config.data.name == "files" and data_dir(config.data) is None else ""
     found = [("Run again", f"{train_command(config)}{data}")]
     if resumable and status in ("interrupted", "failed"):
         found.append(("Resume", f"mezo resume {run}"))
@@ -116,16 +117,12 @@ def _expected(config: Config) -> dict[str, Any]:
     """Return every setting's default, by dotted key, given the choices of the run's config."""
     nested: dict[str, Any] = defaults()
     for group, choice in _choices(config).items():
-        kind = children(Config)[group]
-        values = _optimizer_defaults(choice) if kind is OptimizerConfig else nested[group]
+        kind = type_hints(Config)[group]
+        values = class_defaults(settings_class(kind, choice)) if kind in CHOICES else nested[group]
         nested[group] = _merged(values, _file_values(group, choice) or {})
     if config.data.seed == config.seed:  # as composing sets it
         nested["data"]["seed"] = config.seed
     return flatten_values(nested)
-
-
-def _optimizer_defaults(choice: str) -> dict[str, Any]:
-    return {name: setting.default for name, setting in all_settings(choice).items()}
 
 
 def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

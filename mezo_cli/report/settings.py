@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from mezo_cli.config.choices import conf_dir
-from mezo_cli.config.keys import all_keys
-from mezo_cli.config.schema import Config, PeftConfig, to_dict
-from mezo_cli.config.validation import defaults
+from mezo_cli.config.keys import all_keys, type_hints
+from mezo_cli.config.schema import Config, data_dir, to_dict
+from mezo_cli.config.validation import default_of
 from mezo_cli.objectives import LOSSES, OBJECTIVES
-from mezo_cli.optim import all_settings, optimizer_class
+from mezo_cli.optim import optimizer_class
 from mezo_cli.report.read import Entry, few_shot_folder
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
@@ -94,7 +94,7 @@ def group_settings(entry: Entry) -> dict[str, Any]:
         if config.data.name != source:
             kept = {key: value for key, value in kept.items() if not key.startswith(f"task.{source}.")}
     if few_shot_folder(config) is not None:
-        kept["data.dir"] = str(Path(str(config.data.dir)).parent)
+        kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
     # A zero-shot run reads no training rows: only the kind of its test set counts.
     kept["data.shots"] = entry.shots if not is_zero_shot(config) else entry.shots is not None
     return kept
@@ -107,14 +107,14 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     default.
     """
     found = {}
-    settings = {name: setting.default for name, setting in all_settings(config.optimizer.name).items()}
-    for group, known in (("optimizer", settings), ("peft", defaults(PeftConfig))):
-        choice = built_in_choice(group, getattr(config, group).name)
-        for name, default in known.items():
-            key, value = f"{group}.{name}", getattr(getattr(config, group), name)
+    for group in ("optimizer", "peft"):
+        part = getattr(config, group)
+        choice = built_in_choice(group, part.name)
+        for name in type_hints(type(part)):
+            key, value = f"{group}.{name}", getattr(part, name)
             if name == "name" or value is None or key in GRID or _matches(key, _unused(config)):
                 continue
-            expected = usual.get(key, choice.get(name, default))
+            expected = usual.get(key, choice.get(name, default_of(type(part), name)))
             if value != expected:
                 found[key] = expected
     return found | ({"probe_c": None} if config.probe_c is not None else {})
@@ -129,10 +129,7 @@ def built_in_choice(group: str, name: str) -> Mapping[str, Any]:
 
 def _unused(config: Config) -> tuple[str, ...]:
     """Return the settings that have no effect with the run's method."""
-    if config.steps == 0:
-        return OF_STEPS
-    read = {setting.name for setting in optimizer_class(config.optimizer).settings}
-    return tuple(f"optimizer.{name}" for name in config.optimizer.settings if name not in read)
+    return OF_STEPS if config.steps == 0 else ()
 
 
 def _matches(key: str, names: tuple[str, ...]) -> bool:

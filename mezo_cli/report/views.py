@@ -61,7 +61,7 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
 
 
 def _group_row(group: Group) -> list[str]:
-    marks = [group.metric] if group.metric != "accuracy" else []
+    marks: list[str] = [group.metric] if group.metric != "accuracy" else []
     marks += ["demo data"] if group.demo else []
     task = f"{group.task} ({', '.join(marks)})" if marks else group.task
     difference = ""

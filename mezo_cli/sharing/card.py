@@ -1,7 +1,7 @@
 """Write a model card (README.md) for what is exported: metadata for the hub, use, results, training, terms."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,7 @@ def _results(card: Card) -> str:
 
 def _training(card: Card) -> str:
     config, summary, info = card.config, card.summary, card.info
-    optimizer = optimizer_class(config.optimizer)
-    settings = ", ".join(f"{one.name} {getattr(config.optimizer, one.name)}" for one in optimizer.settings)
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(config.optimizer).items() if name != "name")
     trainable = info.get("trainable") or {}
     rows = [
         ["base model", f"`{card.base}`" + (f" at commit `{card.base_revision}`" if card.base_revision else "")],

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config, LoggerConfig, to_dict
+from mezo_cli.config.schema import Config, LoggerConfig, data_dir, to_dict, without_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
@@ -96,7 +96,9 @@ def with_own_data(config: Config, overrides: Sequence[str]) -> Config:
         else:
             values[group] = value
     made = build(values)
-    if made.data.name == "files" and made.data.dir is None:
+    if values["data"].get("dir") is not None and data_dir(made.data) is None:
+        raise UserError(f"data.dir={values['data']['dir']}: data={made.data.name} does not read it, only data=files")
+    if data_dir(made.data) is None and made.data.name == "files":
         raise UserError("its data were files, which a trajectory folder does not contain: give data.dir=DIR")
     if made.data.name == "hub":
         hub = made.task.hub
@@ -168,7 +170,7 @@ def _untrusted(config: Config, base: dict[str, Any], given: Path | None, name: s
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, path=path, revision=revision, device="auto"),
-        data=dataclasses.replace(config.data, dir=None),
+        data=without_dir(config.data),
         logger=LoggerConfig(),
     )
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
-from mezo_cli.config.schema import Config, LoggerConfig
+from mezo_cli.config.schema import Config, LoggerConfig, without_dir
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.files import file_sha256, write_atomically
@@ -65,7 +66,7 @@ def check_rebuildable(config: Config, name: str) -> None:
             f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
             "them without --trajectory"
         )
-    if config.optimizer.noise == "torch":
+    if zeroth_order(config.optimizer).noise == "torch":
         raise UserError(
             f"{name}: optimizer.noise=torch takes z from torch's generator, which differs between versions, so its "
             "weights cannot be rebuilt elsewhere; export them without --trajectory"
@@ -126,7 +127,7 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
         config,
         task=task,
         model=dataclasses.replace(config.model, path=path, revision=revision if base_id else None, device="auto"),
-        data=dataclasses.replace(config.data, dir=None),
+        data=without_dir(config.data),
         logger=LoggerConfig(),
     )
 

@@ -10,6 +10,7 @@ They need pytest, no model and no network: the problem is a linear regression.
 """
 
 import importlib
+import inspect
 import itertools
 import math
 import os
@@ -24,23 +25,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 
-from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
-from mezo_cli.config.validation import check_value
+from mezo_cli.config.validation import build_group, class_defaults
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, Optimizer, all_settings, make_config, not_finite
+from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.optim.base import to_float32
-from mezo_cli.optim.settings import SHARED
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import NOISES, make_noise
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
-READ_ELSEWHERE = {"noise", "dropout"}  # by the set-up of a run
+READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the set-up of a run
 
 
 class Regression:
@@ -89,7 +90,7 @@ class Trial:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.problem = config, Regression(config.noise, device, dtype)
+        self.config, self.problem = config, Regression(zeroth_order(config).noise, device, dtype)
         self.optimizer = kind(config, 1, steps)
 
     def train(self, start: int, stop: int) -> list[StepRecord]:
@@ -99,7 +100,7 @@ class Trial:
             with torch.no_grad():
                 result = self.optimizer.step(self.problem.forward, self.problem.loss, step)
             assert not not_finite(result), f"step {step} of {self.config}: {not_finite(result)}"
-            missing = [0.0] * (self.config.samples - len(result.projected_grads))
+            missing = [0.0] * (zeroth_order(self.config).samples - len(result.projected_grads))
             records.append((step, [*result.projected_grads, *missing], result.lr))
         return records
 
@@ -134,38 +135,30 @@ class Conformance:
         assert self.name in find_choices(self.config_dir)["optimizer"]
         assert build_config([f"optimizer={self.name}"], self.config_dir).optimizer.name == self.name
 
-    def test_a_setting_of_its_own_is_in_its_config_file(self) -> None:
-        """A setting that no built-in optimizer has can be overridden, since the plug-in's YAML lists it."""
-        file = find_choices(self.config_dir)["optimizer"][self.name]
-        if not file.is_relative_to(conf_dir()):
-            listed = yaml.safe_load(file.read_text(encoding="utf-8"))
-            assert {s.name for s in self.kind.settings} <= {*listed, *all_settings()}
-
-    def test_its_settings_are_declared_once_with_valid_defaults(self) -> None:
-        """Names are unique, defaults are in range, and a setting shared by others keeps its type and default."""
-        names = [setting.name for setting in self.kind.settings]
-        assert len(names) == len(set(names))
-        shared = {setting.name: setting for setting in SHARED}
-        for setting in self.kind.settings:
-            assert setting.help, setting.name
-            assert check_value(setting.name, setting.default, setting) == setting.default
-            same = shared.get(setting.name, setting)
-            assert (setting.type, setting.default) == (same.type, same.default), setting.name
+    def test_its_defaults_are_valid_and_its_settings_have_a_meaning(self) -> None:
+        """Defaults are in range, and each setting is under `Attributes` in the docstring of its class or of a base."""
+        values = {**class_defaults(self.kind.settings), "name": self.name}
+        assert type(build_group(OptimizerConfig, values, "optimizer")) is self.kind.settings
+        documented = " ".join(inspect.getdoc(kind) or "" for kind in self.kind.settings.__mro__)
+        assert [name for name in values if f"    {name}: " not in documented] == []
 
     def test_it_reads_every_setting_that_it_declares_and_no_other(self) -> None:
         """A setting that has no effect would mislead; an undeclared one would be refused on the command line."""
         read: set[str] = set()
 
-        class Recorder(OptimizerConfig):
+        class Recorder:
+            def __init__(self, config: OptimizerConfig) -> None:
+                self._config = config
+
             def __getattr__(self, key: str) -> Any:
                 read.add(key)
-                return super().__getattr__(key)
+                return getattr(self._config, key)
 
         for config in self.configs():
             trial = self.trial(config)
-            trial.optimizer = self.kind(Recorder(config.name, config.settings), 1, STEPS)
+            trial.optimizer = self.kind(Recorder(config), 1, STEPS)
             trial.train(0, 2)
-        assert read | READ_ELSEWHERE == {setting.name for setting in self.kind.settings} | READ_ELSEWHERE
+        assert read | READ_ELSEWHERE == {*type_hints(self.kind.settings)} | READ_ELSEWHERE
 
     def test_its_module_imports_no_torch(self) -> None:
         """The command line reads the settings before it loads a model."""
@@ -219,7 +212,7 @@ class Conformance:
     def test_a_replayed_run_ends_in_the_same_bits(self, dtype: torch.dtype) -> None:
         """The records alone lead from the first weights to the last, which may be stored in two bytes."""
         for config in self.configs():
-            if dtype != torch.float32 and config.noise == "torch":
+            if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
             trained, replayed = (Trial(self.kind, config, STEPS, self.device, dtype) for _ in range(2))
             if not replayed.optimizer.replayable:
@@ -241,7 +234,7 @@ class Conformance:
                 assert (scalars[0], scalars[-1]) == ("loss", "lr")
                 assert all(to_float32(value) == value for value in (*result.projected_grads, result.lr))
                 number = optimizer.samples(step) if optimizer.replayable else 0
-                assert len(result.projected_grads) == number <= config.samples
+                assert len(result.projected_grads) == number <= zeroth_order(config).samples
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_loss_that_is_not_finite_leaves_weights_and_state(self, value: float) -> None:
@@ -304,15 +297,15 @@ class Conformance:
 
     def noises(self) -> list[str]:
         """Return the kinds of noise that the optimizer can be given."""
-        return next((list(s.choices) for s in self.kind.settings if s.name == "noise"), NOISES.names[:1])
+        return NOISES.names if "noise" in type_hints(self.kind.settings) else NOISES.names[:1]
 
     def configs(self) -> Iterator[OptimizerConfig]:
         """Return configs to try: every noise, with one sample and with a growing number of them."""
-        declared = {setting.name: setting for setting in self.kind.settings}
+        declared = type_hints(self.kind.settings)
         samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
         for noise, more in itertools.product(self.noises(), samples):
             values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
-            config = make_config(self.name, **{k: v for k, v in values.items() if k in declared or k == "noise"})
+            config = make_config(self.name, **{k: v for k, v in values.items() if k in declared})
             try:
                 self.kind.check(config)
             except SettingError:

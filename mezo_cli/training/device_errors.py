@@ -30,8 +30,8 @@ def explain_device_errors(what: str, advice: str, raises: type[UserError | RunFa
 def smaller_model(config: Config) -> str:
     """Return the advice for a model that does not fit."""
     size = {
-        "lora": f"a lower peft.r (now {config.peft.r}), ",
-        "prefix": f"a lower peft.length (now {config.peft.length}), ",
+        "lora": f"a lower peft.r (now {getattr(config.peft, 'r', None)}), ",
+        "prefix": f"a lower peft.length (now {getattr(config.peft, 'length', None)}), ",
     }
     return f"{size.get(config.peft.name, '')}a smaller model or a device with more memory (model.device)"
 

@@ -15,6 +15,7 @@ import torch
 
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.setup import Session
 
@@ -73,7 +74,7 @@ def relative_error(session: Session, loss_fn: LossFn, directions: int = DIRECTIO
 
     It takes four forwards per direction and does not change theta. It is inf if g is 0 in all directions.
     """
-    eps, dtypes = session.config.optimizer.eps, (torch.float32, session.forward.compute_dtype)
+    eps, dtypes = zeroth_order(session.config.optimizer).eps, (torch.float32, session.forward.compute_dtype)
     exact, rounded = (
         [measure_losses(session, loss_fn, step, eps, dtype)[2] for step in range(directions)] for dtype in dtypes
     )

@@ -30,6 +30,7 @@ from mezo_cli.objectives.reference_check import (
 )
 from mezo_cli.optim import LossFn, Optimizer, StepResult, optimizer_class
 from mezo_cli.optim.dropout import dropout, set_rate
+from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Noise, make_noise
 from mezo_cli.perturb.params import Params
@@ -186,7 +187,7 @@ def prepare(config: Config, checkpoint: Path | None = None, *, trains: bool = Fa
         if checkpoint is not None and not whole:
             loaded.adapter.load(checkpoint)
         encoder = objective_class.encoder_class(task, loaded.tokenizer)
-        if config.optimizer.dropout is not None:
+        if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
             set_rate(loaded.model, config.optimizer.dropout)
         optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
         check = trains and config.steps > 0 and not optimizer.needs_backward
@@ -253,7 +254,7 @@ def _build_objective(
     name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
     padded = _collate(loaded, rows)
     try:
-        params = _store(loaded, make_noise(config.optimizer.noise), config.model, group)
+        params = _store(loaded, make_noise(zeroth_order(config.optimizer).noise), config.model, group)
         with gathered_modules(loaded.model, params.shards), computing_in_float32(loaded.model):
             reference = objective_class.reference_logits(loaded.model, padded, label_ids)
             if perturbed:

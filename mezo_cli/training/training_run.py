@@ -11,12 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli import models, system
+from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
+from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
@@ -79,7 +81,7 @@ class TrainingRun:
 
     @property
     def _setting_names(self) -> list[str]:
-        return [setting.name for setting in self._optimizer_class.settings]
+        return [name for name in type_hints(type(self.config.optimizer)) if name != "name"]
 
     @property
     def best_step(self) -> int:
@@ -101,13 +103,14 @@ class TrainingRun:
         fingerprint = models.fingerprint(loaded.model, shards=loaded.shards)
         self.run.update(weights_fingerprint=fingerprint)
         if self._optimizer_class.replayable:
+            drawn = zeroth_order(config.optimizer)
             header = trajectory.Header(
                 fingerprint=fingerprint,
                 optimizer=config.optimizer.name,
-                noise=config.optimizer.noise,
+                noise=drawn.noise,
                 seed=config.seed,
-                samples=config.optimizer.samples,
-                weight_decay=config.optimizer.weight_decay,
+                samples=drawn.samples,
+                weight_decay=drawn.weight_decay,
                 tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
                 settings={name: getattr(config.optimizer, name) for name in self._setting_names}
                 | {"steps": config.steps},
@@ -174,7 +177,9 @@ class TrainingRun:
     def _check_finite(self, step: int, result: StepResult) -> None:
         wrong, optimizer = not_finite(result), self.config.optimizer
         if wrong:
-            other = f" or another optimizer.eps (now {optimizer.eps:g})" if "eps" in self._setting_names else ""
+            other = ""
+            if isinstance(optimizer, ZerothOrderConfig):
+                other = f" or another optimizer.eps (now {optimizer.eps:g})"
             raise RunFailed(
                 f"step {step}: the loss is not finite ({wrong}); try a lower optimizer.lr (now {optimizer.lr:g}){other}"
             )

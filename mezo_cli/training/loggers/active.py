@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.errors import one_line
 from mezo_cli.runs import Run
-from mezo_cli.training.loggers import LOGGERS, check_installed
+from mezo_cli.training.loggers import LOGGERS
 from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
 from mezo_cli.training.loggers.process import ProcessLogger
 
