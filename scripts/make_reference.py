@@ -88,7 +88,7 @@ def _keys_of_choices(base: type, prefix: str) -> list[Key]:
         kind = next(iter(having.values()))
         defaults = {_default(default_of(one, name), prefix) for one in having.values()}
         shared = len(having) == len(kinds)
-        where = "" if shared else f" Only with {_names(f'{prefix[:-1]}={choice}' for choice in having)}."
+        where = "" if shared else f" Only with `{prefix[:-1]}=` {_names(having)}."
         meaning = attributes(kind)[name].rstrip(".") + "."
         found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
     return found

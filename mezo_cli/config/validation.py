@@ -34,6 +34,8 @@ def build(given: Any) -> Config:
     logger = given.get("logger")
     if isinstance(logger, Mapping) and "name" in logger:
         given = {**given, "logger": with_logger_names(logger)}
+    for key in given:
+        check_key(key)
     made = dict(given)
     for name, kind in type_hints(Config).items():
         if is_group(kind):

@@ -20,7 +20,9 @@ SHOWN = "shown"  # the type of an error whose text needs only the key before it
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
+    if value == "???":  # OmegaConf's sign of a value that has to be given
+        why = " is not set: give it a value"
+    elif isinstance(value, bool):
         why = f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
     elif isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
         why = f" holds the number {value}: expected a text, so quote it"

@@ -1,9 +1,7 @@
 """Overrides and YAML files are composed into a validated config."""
 
-import dataclasses
 import math
 import re
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,12 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mezo_cli.config import keys
 from mezo_cli.config.compose import build_config, compose_run
-from mezo_cli.config.schema import Config, OptimizerConfig, Setting
+from mezo_cli.config.registry import CHOICES, readers, settings_class
+from mezo_cli.config.schema import BiasConfig, Config, LoraConfig, data_dir, to_dict
 from mezo_cli.config.sweep_plan import plan_sweep
-from mezo_cli.config.validation import CHOICES, build, check_value, defaults
+from mezo_cli.config.validation import build, check, class_defaults
+from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, all_settings
 
 
 def error_of(*words: str, multirun: bool = False, config_dir: Path | None = None) -> str:
@@ -72,69 +71,52 @@ def test_valid_overrides_reach_the_config(words: list[str], key: str, value: Any
     assert type(made) is type(value)
 
 
-def numbers(kind: Any = Config, prefix: str = "") -> list[tuple[str, Any, Setting]]:
-    """Every number of the schema: key, type, range."""
-    if kind is OptimizerConfig:
-        kinds = {key: keys.plain_type(setting.type) for key, setting in all_settings().items()}
-        return [(f"{prefix}{key}", kinds[key], all_settings()[key]) for key in kinds if kinds[key] in (int, float)]
+NAMED = {"name": "mezo", "template": "x", "path": "x"}
+
+
+def numbers(kind: Any = Config, prefix: str = "") -> list[tuple[str, Allowed, str]]:
+    """Every number of the schema: key, what it takes, and a choice of its group that has it."""
     found = []
-    hints = typing.get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        inner = keys.plain_type(hints[item.name])
-        if dataclasses.is_dataclass(inner):
-            found += numbers(inner, f"{prefix}{item.name}.")
-        elif inner in (int, float):
-            limits = {name: limit for name, limit in item.metadata.items() if name != "of"}
-            found.append((f"{prefix}{item.name}", inner, Setting(item.name, hints[item.name], None, **limits)))
+    for name, hint in keys.children(kind).items():
+        inner = plain_type(hint)
+        if keys.is_group(inner):
+            found += numbers(inner, f"{prefix}{name}.")
+        elif allowed(hint).kind in (int, float):
+            having = readers(kind, name)[0] if kind in CHOICES else ""
+            found.append((f"{prefix}{name}", allowed(hint), having))
     return found
 
 
-@pytest.mark.parametrize(("key", "kind", "setting"), numbers())
-def test_every_number_has_a_range_that_is_kept(key: str, kind: Any, setting: Setting) -> None:
-    low, above, high = setting.low, setting.above, setting.high
+@pytest.mark.parametrize(("key", "takes", "choice"), numbers())
+def test_every_number_has_a_range_that_is_kept(key: str, takes: Allowed, choice: str) -> None:
+    low, above, high = takes.low, takes.above, takes.high
     assert low is not None or above is not None
     outside = [math.nan, math.inf, -math.inf]
     outside += [low - 1] if low is not None else [above]
     outside += [high * 2] if high is not None else []
+    given = to_dict(build_config(["data=demo"]))
+    *groups, name = key.split(".")
+    node = given
+    for group in groups:
+        node = node[group]
+    if choice:
+        node["name"] = choice
     for value in outside:
-        *groups, name = key.split(".")
-        plain: Any = {name: value}
-        for group in reversed(groups):
-            plain = {group: plain}
+        node[name] = value
         with pytest.raises(UserError, match=f"^{key}=.*out of range, allowed is"):
-            build(merged(defaults(), plain))
+            build(given)
+    kind = schema_class(groups, choice)
+    named = {key: value for key, value in NAMED.items() if key in keys.type_hints(kind)}
     for value in (low, high):
         if value is not None:
-            assert check_value(key, kind(value), setting) == value
+            assert getattr(check(kind, {**class_defaults(kind), **named, name: takes.kind(value)}), name) == value
 
 
-def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Lay `other` over `one`; what the schema demands is given."""
-    given = {"name": "mezo", "path": "x"}
-    made = {k: given.get(k, "x") if v == "???" else v for k, v in one.items()}
-    for key, value in other.items():
-        made[key] = merged(made[key], value) if isinstance(value, dict) else value
-    names = {"objective": "mlm", "optimizer": "mezo", "peft": "none", "data": "hub"}
-    for group, name in names.items():
-        if group in made:
-            made[group] = {**made[group], "name": name}
-    if "task" in made:
-        made["task"] = {**made["task"], "name": "x", "template": "x"}
-        made["model"] = {**made["model"], "name": "x", "path": "x"}
-    return made
-
-
-def metadata(key: str) -> tuple[Any, Any]:
-    """Return the choices of a key, and the choices of its group that alone have it, as `schema.Owners`."""
-    if key.startswith("optimizer.") and key != "optimizer.name":
-        return all_settings()[key.removeprefix("optimizer.")].choices, None
-    if key in CHOICES:
-        return list(CHOICES[key].built_in), None
+def schema_class(groups: list[str], choice: str) -> Any:
     kind: Any = Config
-    for part in key.split("."):
-        item = next(f for f in dataclasses.fields(kind) if f.name == part)
-        kind = keys.plain_type(typing.get_type_hints(kind)[part])
-    return item.metadata.get("choices"), item.metadata.get("of")
+    for group in groups:
+        kind = plain_type(keys.type_hints(kind)[group])
+    return settings_class(kind, choice) if choice else kind
 
 
 def test_cuda_graphs_are_refused_in_one_line() -> None:
@@ -147,47 +129,32 @@ def test_cuda_graphs_are_refused_in_one_line() -> None:
 
 def test_every_key_can_be_overridden() -> None:
     """A key that the schema has but Hydra's nodes lack would be refused as unknown."""
-    plain = {key for key in keys.all_keys() if keys.container(key) is None}
-    samples = {"int": "3", "float": "0.5"}
-    kinds = {key: kind.__name__ for key, kind, _ in numbers()}
-    words = []
-    for key in sorted(plain):
-        allowed, owners = metadata(key)
-        word = f"{key}={allowed[-1] if allowed else samples.get(kinds.get(key, ''), 'word')}"
-        if owners:
-            for owner in owners.choices:
-                build_config([f"{key.split('.')[0]}={owner}", word, "objective=lm"])
-        else:
-            words.append(word)
-    other = {"task.max_length=3": "task.max_length=8", "steps=3": "steps=0"}
-    other |= {"task.lm.max_length=3": "task.lm.max_length=8", "peft.name=bias": "peft.name=head"}
-    other |= {"model.cuda_graphs=word": "model.cuda_graphs=false"}
-    other |= {"model.dtype=float16": "model.dtype=float32", "micro_batch_size=3": "micro_batch_size=null"}
-    other |= {"engine.name=vllm": "engine.name=none", "engine.python=word": "engine.python=null"}
-    other |= {"distributed.shard=full": "distributed.shard=none"}
-    words = [other.get(word, word) for word in words]
-    common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
-    kinds = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in}
-    for name, kind in kinds.items():  # each reads some of the optimizer's
-        own = tuple(f"optimizer.{setting.name}=" for setting in kind.settings)
-        read = [word for word in words if word.startswith(own)]
-        read += ["objective.loss=cross_entropy"] if kind.needs_backward else []
-        read += ["optimizer.noise=rademacher", "optimizer.samples=1"] if name == "mezo_adam" else []  # for its window
-        build_config([*common, *read, f"optimizer.name={name}"])
-    build_config(["checkpoint=trajectory"])
-    assert {setting.name for kind in kinds.values() for setting in kind.settings} == {
-        key.removeprefix("optimizer.") for key in plain if key.startswith("optimizer.") and key != "optimizer.name"
-    }
+    values = {int: "8", float: "0.5", bool: "false"}
+    for base, registry in [(None, None), *CHOICES.items()]:
+        for choice in ["", *(registry.built_in if registry else ())]:
+            kind, prefix = (settings_class(base, choice), f"{registry.kind}.") if registry and choice else (Config, "")
+            words = [f"{registry.kind}={choice}"] if registry and choice else []
+            for name, hint in keys.type_hints(kind).items():
+                takes = allowed(hint)
+                if keys.is_group(takes.kind) or takes.kind in (list, dict) or name in ("name", "loss"):
+                    continue
+                word = takes.choices[0] if takes.choices else values.get(takes.kind, "word")
+                value = "null" if takes.optional else word
+                words.append(f"{prefix}{name}={'gaussian' if name == 'noise' else value}")
+            if choice in ("linear_probe", "vllm"):  # their rules need other settings too
+                continue
+            build_config(["data=demo", *words] if not words or words[0] != "data=hub" else words)
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["peft.r=4"], "peft.r=4: peft=none has no such setting, only peft=lora"),
-        (["peft=prefix", "peft.r=4"], "peft.r=4: peft=prefix has no such setting, only peft=lora"),
+        (["peft.r=4"], "'peft.r=4': peft=none does not read it, only peft=lora"),
+        (["peft=prefix", "peft.r=4"], "'peft.r=4': peft=prefix does not read it, only peft=lora"),
         (["peft=lora", "peft.length=4"], "only peft=prefix"),
-        (["peft=head", "peft.layers=2"], "peft.layers=2: peft=head has no such setting, only peft=lora and peft=bias"),
-        (["peft=lora", "peft.r=null"], "peft.r is not set: peft=lora needs it"),
+        (["peft=head", "peft.layers=2"], "'peft.layers=2': peft=head does not read it, only peft=lora, peft=bias"),
+        (["peft=lora", "peft.r=null"], "peft.r=null: allowed is a whole number at least 1"),
+        (["data=demo", "data.dir=x"], "'data.dir=x': data=demo does not read it, only data=files"),
         (["peft=lora", "peft.targets=all"], "not one of query_value, attention_feed_forward"),
         (["peft=lroa"], "(did you mean 'lora'?)"),
     ],
@@ -195,9 +162,8 @@ def test_every_key_can_be_overridden() -> None:
 def test_a_setting_belongs_to_its_choice(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=re.escape(part)):
         build_config(words)
-    assert build_config(["peft=lora"]).peft.r == 8
-    assert build_config(["peft=bias"]).peft.layers is None
-    assert build_config(["peft=bias", "peft.layers=2"]).peft.layers == 2
+    assert build_config(["peft=lora"]).peft == LoraConfig("lora", r=8)
+    assert build_config(["peft=bias", "peft.layers=2"]).peft == BiasConfig("bias", layers=2)
 
 
 def test_local_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +171,7 @@ def test_local_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "model").mkdir()
     made = build_config(["model.path=model", "data=files", "data.dir=rows"])
     assert made.model.path == str(tmp_path / "model")
-    assert made.data.dir == str(tmp_path / "rows")
+    assert data_dir(made.data) == str(tmp_path / "rows")
     assert build_config(["model.path=org/name"]).model.path == "org/name"
     (tmp_path / "demo").mkdir()
     assert build_config(["model=demo"]).model.path == "demo"

@@ -1,27 +1,37 @@
-"""The `optimizer` group: the settings of all built-in optimizers, then those of the chosen plug-in."""
+"""The settings of a choice: its own class, checked by pydantic; those of other choices are refused or dropped."""
 
 import copy
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import yaml
+from pydantic import Field
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.keys import all_keys
-from mezo_cli.config.schema import Setting, to_dict
+from mezo_cli.config.schema import to_dict
 from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.config.validation import build
+from mezo_cli.config.values import Number
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.mezo import Mezo
+from mezo_cli.optim.settings import ZerothOrderConfig
 
-ORDER = ["name", "lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule", "momentum", "beta1"]
-ORDER += ["beta2", "adam_eps", "window", "max_grad_norm", "dropout"]
+MEZO = ["name", "lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule"]
+
+
+@dataclass(frozen=True)
+class ClippedConfig(ZerothOrderConfig):
+    clip: Annotated[Number, Field(gt=0.0)] = 2.0
 
 
 class Clipped(Mezo):
-    settings = (*Mezo.settings, Setting("clip", float, 2.0, "bound of g", above=0.0))
+    settings = ClippedConfig
 
 
 @pytest.fixture
@@ -36,10 +46,12 @@ def plain(**values: object) -> dict[str, object]:
     return {**to_dict(build_config(["data=demo"])), "optimizer": values}
 
 
-def test_config_yaml_lists_the_settings_of_all_built_in_optimizers_in_order() -> None:
-    for name in OPTIMIZERS.built_in:
-        words = [f"optimizer={name}", "data=demo"]
-        assert list(yaml.safe_load(to_yaml(build_config(words)))["optimizer"]) == ORDER
+def test_config_yaml_lists_the_settings_of_the_choices_alone() -> None:
+    stored = yaml.safe_load(to_yaml(build_config(["data=demo"])))
+    assert (list(stored["optimizer"]), list(stored["peft"]), stored["engine"]) == (MEZO, ["name"], {"name": "none"})
+    stored = yaml.safe_load(to_yaml(build_config(["data=files", "optimizer=sgd", "peft=bias"])))
+    assert list(stored["optimizer"])[-3:] == ["max_grad_norm", "dropout", "momentum"]
+    assert (list(stored["peft"]), stored["data"]["dir"]) == (["name", "layers"], None)
 
 
 def test_a_setting_is_an_attribute_and_survives_a_copy() -> None:
@@ -49,21 +61,46 @@ def test_a_setting_is_an_attribute_and_survives_a_copy() -> None:
         assert not hasattr(one, "nosuch")
 
 
+def test_settings_of_other_choices_are_dropped_from_a_stored_config() -> None:
+    """config.yaml of earlier versions lists the settings of all choices."""
+    config = build({**plain(name="adamw", eps=1e-3, window=None, beta1=0.8), "peft": {"name": "none", "r": None}})
+    assert config.optimizer == make_config("adamw", beta1=0.8)
+    with pytest.raises(UserError, match=r"unknown key 'optimizer.epss' \(did you mean 'optimizer.eps'\?\)"):
+        build(plain(name="adamw", epss=1e-3))
+
+
+def test_a_setting_of_another_choice_is_dropped_from_a_file_and_refused_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\noptimizer: {eps: 0.5}\nseed: 7\nsteps: ${seed}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    words = ["data=demo", "experiment=mine"]
+    config = build_config([*words, "optimizer=adamw"], str(tmp_path))
+    assert (config.optimizer, config.steps) == (make_config("adamw", lr=1e-5, schedule="linear"), 7)
+    assert build_config(words, str(tmp_path)).optimizer.eps == 0.5  # type: ignore[attr-defined]
+    refused = r"'optimizer.eps=1': optimizer=adamw does not read it, only optimizer=mezo, optimizer=mezo_momentum"
+    with pytest.raises(UserError, match=refused):
+        build_config([*words, "optimizer=adamw", "optimizer.eps=1"], str(tmp_path))
+
+
+def test_a_sweep_over_optimizers_takes_a_setting_that_one_of_them_reads(tmp_path: Path) -> None:
+    words = ["data=demo", "optimizer=mezo,adamw", f"hydra.sweep.dir={tmp_path}"]
+    jobs = plan_sweep([*words, "optimizer.eps=0.5"]).jobs or ()
+    assert [getattr(job.config.optimizer, "eps", None) for job in jobs] == [0.5, None]
+    with pytest.raises(UserError, match=r"job 1 of 2 \(.*\): 'optimizer.window=3': optimizer=mezo does not read it"):
+        plan_sweep([*words, "optimizer.window=3"])
+
+
 @pytest.mark.usefixtures("plugins")
 def test_a_plug_ins_own_setting_comes_last_is_checked_and_is_read_back(tmp_path: Path) -> None:
     config = build(plain(name="clipped", clip=3))
-    assert config.optimizer.clip == 3.0
-    assert build(plain(name="clipped")).optimizer.clip == 2.0
+    assert config.optimizer == ClippedConfig("clipped", clip=3.0)
+    assert build(plain(name="clipped")).optimizer == ClippedConfig("clipped")
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert list(yaml.safe_load(to_yaml(config))["optimizer"]) == [*ORDER, "clip"]
+    assert list(yaml.safe_load(to_yaml(config))["optimizer"]) == [*MEZO, "clip"]
     assert read_config(tmp_path / "config.yaml") == config
     assert "optimizer.clip" in all_keys()
     with pytest.raises(UserError, match=r"optimizer.clip=0: out of range, allowed is a finite number above 0"):
         build(plain(name="clipped", clip=0))
-    with pytest.raises(UserError, match=r"optimizer.clip=3: optimizer=mezo does not read it; it reads lr, eps"):
-        build(plain(name="mezo", clip=3))
-    with pytest.raises(UserError, match=r"optimizer.momentum=0.5: optimizer=clipped does not read it"):
-        build(plain(name="clipped", momentum=0.5))
     with pytest.raises(UserError, match=r"unknown key 'optimizer.clp' \(did you mean 'optimizer.clip'\?\)"):
         build(plain(name="clipped", clp=3))
 

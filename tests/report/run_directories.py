@@ -1,6 +1,5 @@
 """Make run directories as training leaves them, with the project's own writers but without training."""
 
-import dataclasses
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -9,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config, OptimizerConfig
+from mezo_cli.config.keys import is_group, type_hints
+from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import to_yaml
+from mezo_cli.config.validation import build_group, check
 from mezo_cli.errors import RunFailed
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.read import read_runs
 from mezo_cli.runs import Run
@@ -29,17 +31,16 @@ def default_config(task: str = "sst2", objective: str = "mlm") -> Config:
 def make_config(settings: Mapping[str, Any]) -> Config:
     """Return the default config (RoBERTa-large, the paper's settings) with some settings changed, by dotted key."""
     given = {"data.seed": settings.get("seed", 42), **settings}
-    config = default_config(given.pop("task", "sst2"), given.pop("objective", "mlm"))
+    values = to_dict(default_config(given.pop("task", "sst2"), given.pop("objective", "mlm")))
     for key, value in given.items():
-        config = _with(config, key.split("."), value)
-    return config
-
-
-def _with(node: Any, parts: Sequence[str], value: Any) -> Any:
-    inner = value if len(parts) == 1 else _with(getattr(node, parts[0]), parts[1:], value)
-    if isinstance(node, OptimizerConfig) and parts[0] != "name":
-        return dataclasses.replace(node, settings={**node.settings, parts[0]: inner})
-    return dataclasses.replace(node, **{parts[0]: inner})
+        *groups, name = key.split(".")
+        node = values
+        for group in groups:
+            node = node[group]
+        node[name] = value
+    kinds = {name: kind for name, kind in type_hints(Config).items() if is_group(kind)}
+    groups = {name: build_group(kind, values[name], name) for name, kind in kinds.items()}
+    return check(Config, {**values, **groups})  # without the rules: a test may combine what a run may not
 
 
 def make_run(
@@ -69,10 +70,12 @@ def make_run(
     """
     config = make_config(settings or {})
     run = Run.create(path, to_yaml(config), ["mezo", "train"])
-    run.update(data_fingerprint=f"{rows}-{config.data.seed}-{config.data.dir}", **({"start": start} if start else {}))
+    run.update(
+        data_fingerprint=f"{rows}-{config.data.seed}-{data_dir(config.data)}", **({"start": start} if start else {})
+    )
     labels = dict(zip(config.task.labels, predicted, strict=False))
     run.log_metrics("eval", 0, split="dev", loss=0.7, accuracy=0.4, predicted=labels, seconds=0.5)
-    optimizer = config.optimizer
+    optimizer = zeroth_order(config.optimizer)
     stored = {"sample_schedule": optimizer.sample_schedule, "steps": config.steps}
     header = Header("none", optimizer.name, optimizer.noise, config.seed, optimizer.samples, 0.0, [], stored)
     writer = Writer(run.open_trajectory(), header)
