@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, optimizer_class
-from mezo_cli.optim.settings import WINDOW
 from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, make_noise
 from mezo_cli.training.setup import Session
@@ -34,7 +34,7 @@ def cases() -> Iterator[Any]:
     found = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in if name != "linear_probe"}
     methods = [name for name, kind in found.items() if kind.replayable]
     for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):
-        if window is None or WINDOW in found[name].settings:
+        if window is None or "window" in type_hints(found[name].settings):
             words = [f"optimizer={name}", f"optimizer.noise={noise}", *SAMPLES[samples]]
             words += [f"optimizer.window={window}"] if window else []
             try:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import OptimizerConfig
-from mezo_cli.optim import OPTIMIZERS, all_settings
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import NOISES, Direction, make_noise
 from mezo_cli.perturb.noise.compiled import Kernel
@@ -155,7 +154,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_method_replays_its_steps_to_the_same_bits(method: str, dtype: torch.dtype) -> None:
     name, settings = method.split()[0], METHODS[method]
-    config = OptimizerConfig(name, {key: one.default for key, one in all_settings().items()} | settings)
+    config = make_config(name, **settings)
     records = [(step, [0.5 - step, 0.25][: config.samples], 1e-2) for step in range(6)]
     results = []
     for parts in ([6], [1] * 6, [2, 4]):
