@@ -84,7 +84,7 @@ def keeps_places(config: Config) -> bool:
 
     Backpropagation is left out, and a window: it goes on to another direction in each place.
     """
-    return "mezo" in config.optimizer.name and config.optimizer.window is None
+    return "mezo" in config.optimizer.name and getattr(config.optimizer, "window", None) is None
 
 
 def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) -> dict[str, HostWaits]:

@@ -16,7 +16,8 @@ PACKAGE = Path(mezo_cli.__file__).resolve().parent
 # From the bottom up. A module imports modules of lower layers, and of its own package.
 LAYERS = [
     {"errors"},
-    {"config.schema", "config.registry", "system", "hub", "runs.files"},
+    {"system", "hub", "runs.files"},
+    {"config"},
     {"console"},
     {"distributed"},
     {"runs", "data", "tasks"},
@@ -24,7 +25,6 @@ LAYERS = [
     {"objectives", "optim"},
     {"engine"},
     {"training"},
-    {"config"},
     {"report", "sharing"},
     {"diagnosis", "library"},
     {"commands"},

@@ -279,7 +279,8 @@ class Conformance:
         is the same at every step. It is for comparing steps with the reference, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            trial = self.trial(make_config(self.name, lr=self.lr, noise=noise), self.steps)
+            own = {"noise": noise} if "noise" in type_hints(self.kind.settings) else {}
+            trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
             before = trial.problem.loss().item()
             trial.train(0, self.steps)
             assert trial.problem.loss().item() < before / 10, noise

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import DataConfig, FileSource, HubSource, TaskConfig
+from mezo_cli.config.schema import FilesConfig, FileSource, HubSource, TaskConfig
 
 SST2 = TaskConfig(
     name="sst2",
@@ -57,9 +57,9 @@ MRPC = TaskConfig(
 HEADER = "sentence\tlabel"  # of SST-2's files
 
 
-def files_config(folder: Path, **settings: Any) -> DataConfig:
+def files_config(folder: Path, **settings: Any) -> FilesConfig:
     """Return the config of `data=files data.dir=FOLDER` with further settings."""
-    return DataConfig(name="files", dir=str(folder), **settings)
+    return FilesConfig(name="files", dir=str(folder), **settings)
 
 
 def write_tsv(path: Path, header: str | None, rows: Sequence[Sequence[str]], end: str = "\n") -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.config.schema import DataConfig, Example
+from mezo_cli.config.schema import Example, FilesConfig
 from mezo_cli.data import folder, load
 from mezo_cli.errors import UserError
 from tests.data.sample_data import HEADER, SST2, SST5, files_config, sst2_rows, write_jsonl, write_tsv
@@ -76,11 +76,9 @@ def test_errors_in_a_folder(make: object, parts: list[str], glue: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_data_dir_must_be_given_and_be_for_files(glue: Path) -> None:
+def test_data_dir_must_be_given(glue: Path) -> None:
     with pytest.raises(UserError, match=r"data=files needs data.dir"):
-        load(SST2, DataConfig(name="files"), 42)
-    with pytest.raises(UserError, match=r"data.dir=x is read by data=files only"):
-        load(SST2, DataConfig(name="hub", dir="x"), 42)
+        load(SST2, FilesConfig(name="files"), 42)
 
 
 def test_a_relative_folder_is_relative_to_the_working_directory(glue: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.config.schema import DataConfig
+from mezo_cli.config.schema import DataConfig, FilesConfig
 from mezo_cli.data import export, load
 from mezo_cli.errors import UserError
 from tests.data.sample_data import SST2
@@ -13,7 +13,7 @@ from tests.data.sample_data import SST2
 def line(folder: Path | str) -> str:
     """Return the error of loading a path as the data of SST-2."""
     with pytest.raises(UserError) as caught:
-        load(SST2, DataConfig(name="files", dir=str(folder)), 42)
+        load(SST2, FilesConfig(name="files", dir=str(folder)), 42)
     return str(caught.value)
 
 

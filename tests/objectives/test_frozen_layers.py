@@ -210,5 +210,5 @@ def test_more_layers_than_the_model_has_are_refused(folders: Folders) -> None:
 
 @pytest.mark.parametrize("peft", ["none", "head", "prefix"])
 def test_peft_layers_belongs_to_lora_and_bias(peft: str) -> None:
-    with pytest.raises(UserError, match=f"peft.layers=1: peft={peft} has no such setting"):
+    with pytest.raises(UserError, match=f"'peft.layers=1': peft={peft} does not read it"):
         build_config(["model=demo", "data=demo", f"peft={peft}", "peft.layers=1"])

@@ -183,12 +183,12 @@ def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies:
     for words, part in {
         ("checkpoint=trajectory",): "checkpoint=trajectory: optimizer=adamw leaves no trajectory; use checkpoint=full",
         ("objective.loss=accuracy",): "objective.loss=accuracy has no gradient, and optimizer=adamw needs one",
-        ("optimizer.eps=0.1",): "optimizer.eps=0.1: optimizer=adamw does not read it; it reads lr, weight_decay",
+        ("optimizer.eps=0.1",): "'optimizer.eps=0.1': optimizer=adamw does not read it, only optimizer=mezo, optimizer=mezo_momentum",
         ("optimizer.dropout=1",): "optimizer.dropout=1: out of range",
     }.items():
         assert part in error_line(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))
     assert not run.exists()
-    with pytest.raises(UserError, match=r"optimizer.momentum=0.5: optimizer=mezo does not read it"):
+    with pytest.raises(UserError, match=r"'optimizer.momentum=0.5': optimizer=mezo does not read it"):
         ready(roberta, "optimizer.momentum=0.5")
 
 

@@ -13,7 +13,7 @@ from mezo_cli import console
 from mezo_cli.config.stored import read_config
 from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import MezoMomentum
+from mezo_cli.optim.mezo_momentum import WithMoment
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore, training_run
@@ -279,13 +279,13 @@ def test_stored_moments_are_not_rebuilt(
     assert not held.exists()
 
     rebuilt: list[int] = []
-    rebuild = MezoMomentum.rebuild_state
+    rebuild = WithMoment.rebuild_state
 
-    def counted(self: MezoMomentum, params: Any, records: list[Any]) -> None:
+    def counted(self: WithMoment, params: Any, records: list[Any]) -> None:
         rebuilt.extend(record[0] for record in records)
         rebuild(self, params, records)
 
-    monkeypatch.setattr(MezoMomentum, "rebuild_state", counted)
+    monkeypatch.setattr(WithMoment, "rebuild_state", counted)
     assert mezo("resume", run).code == 0
     assert rebuilt == []
     assert mezo("resume", old).code == 0
