@@ -5,6 +5,8 @@ import ctypes
 import functools
 import gc
 import hashlib
+import io
+import logging
 import mmap
 import os
 import platform
@@ -19,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mezo_cli.errors import first_line
+from mezo_cli.errors import first_line, without_credentials
 
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
@@ -189,11 +191,47 @@ def peak_memory(device: Any) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def prepare_standard_streams() -> None:
+    """Open the standard streams that the process was started without, and let every character be printed.
+
+    A closed stream is as /dev/null, as git has it: else the next file to be opened would get its descriptor, and what
+    C libraries print. A character that the encoding of the output lacks (the locale C) becomes an escape: `\\xe9`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each opens the lowest free descriptor
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (it stays open)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
+
+
 def discard_output(stream: IO[str]) -> None:
     """Discard what is written to a stream from now on, and what it has buffered: its reader or its terminal is gone."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+@contextlib.contextmanager
+def logs_without_credentials() -> Iterator[None]:
+    """Cut credentials from every log record made inside the block: libraries log the addresses that they ask."""
+    before = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = before(*args, **kwargs)
+        with contextlib.suppress(Exception):  # a record that cannot be formatted is its handler's to report
+            record.msg, record.args = without_credentials(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")

@@ -1,7 +1,7 @@
 """Reject combinations of settings that are individually valid but incompatible."""
 
 from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.errors import join
+from mezo_cli.errors import join, without_credentials
 from mezo_cli.objectives import NOT_DIFFERENTIABLE, OBJECTIVES
 from mezo_cli.optim import all_settings, optimizer_class
 
@@ -12,6 +12,7 @@ def check_rules(config: Config) -> None:
     Raises:
         SettingError: for the first combination that is not allowed.
     """
+    _check_addresses(config)
     _check_unread(config)
     _check_optimizer(config)
     _check_storage(config)
@@ -21,6 +22,15 @@ def check_rules(config: Config) -> None:
     _check_cuda_graphs(config)
     _check_engine(config)
     _check_shard(config)
+
+
+def _check_addresses(config: Config) -> None:
+    """Reject a password in an address: config.yaml and sweep.json would keep it."""
+    values = {"model.path": config.model.path, "task.hub.path": config.task.hub.path}
+    for key, value in values.items():
+        if value is not None and without_credentials(value) != value:
+            why = "the address has a user name, a password or a key, which the run would store"
+            raise SettingError(key, f"{key}={without_credentials(value)}: {why}; log in by hf auth login or HF_TOKEN")
 
 
 def _check_unread(config: Config) -> None:

@@ -6,6 +6,7 @@ from: the command line, a YAML file, a run's own config.yaml. Nothing here knows
 
 import dataclasses
 import math
+import numbers
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -186,10 +187,10 @@ def _number(key: str, value: Any, kind: Any, setting: Setting) -> Any:
 
 
 def _as_number(value: Any, kind: Any) -> Any:
-    """Return the value as an int or a float, None if it is neither. A text counts: ${oc.env:...} gives texts."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    """Return the value as an int or a float, None if it is neither. Texts (${oc.env:...}) and NumPy numbers count."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
         return None
-    if kind is int and isinstance(value, float):
+    if kind is int and not isinstance(value, (numbers.Integral, str)):
         return None if math.isfinite(value) else value
     try:
         return kind(value)

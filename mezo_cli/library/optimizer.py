@@ -89,12 +89,15 @@ class MezoOptimizer(torch.optim.Optimizer):
         trajectory: str | os.PathLike[str] | None = None,
     ) -> None:
         groups = to_groups(model, params)
-        _check_settings(groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed)
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        values = _check_settings(
+            groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed
+        )
+        super().__init__(groups, {name: values[name] for name in ("lr", "weight_decay")})
         reference = _reference_lr(self.param_groups)
         for group in self.param_groups:
             group["lr_ratio"] = group["lr"] / reference if reference else 1.0
-        self.eps, self.samples, self.noise, self.seed, self.steps = eps, samples, noise, seed, 0
+        self.eps, self.samples, self.noise, self.seed = (values[name] for name in ("eps", "samples", "noise", "seed"))
+        self.steps = 0
         self.result: MezoResult | None = None
         self.unreachable: list[str] = []
         self.uncovered: list[str] = []
@@ -308,20 +311,23 @@ def _in_short(names: list[str]) -> str:
     return join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
-def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
+def _check_settings(groups: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
     """Refuse values out of the ranges of optimizer=mezo, and tensors of several dtypes.
+
+    Returns:
+        The values as Python's own numbers, which the groups get too: NumPy's cannot be written as JSON.
 
     Raises:
         UserError: naming the setting, or the tensor.
     """
-    for name, value in values.items():
-        check_value(name, value, SETTINGS[name])
+    checked = {name: check_value(name, value, SETTINGS[name]) for name, value in values.items()}
     for group in groups:
-        for name in ("lr", "weight_decay"):
-            check_value(name, group.get(name, values[name]), SETTINGS[name])
+        for name in {"lr", "weight_decay"} & group.keys():
+            group[name] = check_value(name, group[name], SETTINGS[name])
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     for name, p in tensors.items():
         if nn.parameter.is_lazy(p):
             raise UserError(f"params: {name} has no shape yet: run the model once before the optimizer is made")
         if p.dtype != torch.float32:
             raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of torch.float32")
+    return checked

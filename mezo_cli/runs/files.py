@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.errors import RunFailed, UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from mezo_cli.errors import FULL, RunFailed, UserError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

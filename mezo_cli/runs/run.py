@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mezo_cli.console import LogFormatter
-from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean
+from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, predictions, sweep_record
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
@@ -289,7 +289,7 @@ class Run:
 
     def _record_end(self, status: str, error: str) -> None:
         try:
-            self.update(status=status, end=utc_now(), error=error)
+            self.update(status=status, end=utc_now(), error=without_credentials(error))
         except (OSError, UserError) as failed:  # the first error is the one to report
             log.error("run.json could not be written: %s", failed)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.files import read_json, write_atomically
 
 NAME = "sweep.json"
@@ -72,7 +72,7 @@ def new(
     """
     return SweepRecord(
         overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
-        argv=list(sys.argv),
+        argv=[without_credentials(word) for word in sys.argv],
         cwd=os.getcwd(),
         config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
         jobs=jobs,

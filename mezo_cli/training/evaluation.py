@@ -117,16 +117,17 @@ def evaluate(
         loss=loss,
         accuracy=float((predicted == labels).double().mean()),
         predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
-        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist()),
+        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist(), len(config.task.labels)),
         metric=config.task.metric,
         logits=logits if keep_logits else None,
     )
 
 
-def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int]) -> float:
-    """Return `accuracy`, `f1` (of label 1; macro-averaged over more than two labels) or `matthews`.
+def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int], count: int) -> float:
+    """Return `accuracy`, `f1` or `matthews` of a task with `count` labels.
 
-    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's.
+    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's. F1 is that of label 1 with two labels, and
+    the mean over all labels of the task with more, as in `objectives.losses.f1_loss`; 0/0 counts as 0.
     """
     if metric == "accuracy":
         return sum(a == b for a, b in zip(labels, predicted, strict=True)) / len(labels)
@@ -134,8 +135,9 @@ def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int]) 
 
     if metric == "matthews":
         return float(matthews_corrcoef(labels, predicted))
-    binary = set(labels) | set(predicted) <= {0, 1}
-    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
+    average = "binary" if count == 2 else "macro"
+    every = None if count == 2 else range(count)  # also a label that neither the rows nor the predictions have
+    return float(f1_score(labels, predicted, labels=every, average=average, zero_division=0.0))
 
 
 def read_dev_scores(config: Config, run: Run, stop: int) -> dict[int, float]:

@@ -1,5 +1,6 @@
 """`mezo predict` and `load(run).predict`: the bits of an evaluation, every kind of input and output, mistakes."""
 
+import gc
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from mezo_cli import LoadedRun, load
 from mezo_cli.runs import Run
+from mezo_cli.training.prediction import Prediction
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 
@@ -109,6 +111,8 @@ def test_all_kinds_of_input_agree(
 
 def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
+    kept: list[int] = []
+    gc.collect()
 
     class Lines(io.RawIOBase):
         """Gives one line at a time, and notes what has been printed when it is asked for the next."""
@@ -121,6 +125,7 @@ def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.
 
         def readline(self, size: int | None = -1) -> bytes:
             seen.append(self._printed())
+            kept.append(sum(isinstance(one, Prediction) for one in gc.get_objects()))
             return f"{self._left.pop(0)}\n".encode() if self._left else b""
 
     class Stdin:
@@ -134,6 +139,7 @@ def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines(keepends=True)
     assert seen == ["".join(lines[:n]) for n in range(4)]
+    assert max(kept) - kept[0] <= 1  # the lines may never end
     for line, text in zip(lines, TEXTS, strict=True):
         label, *words = line.split("  ")
         assert label in ("negative", "positive")
