@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mezo_cli.config.own_code import has_own_python
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration, print_line, relative_path
 from mezo_cli.runs import Run
@@ -24,6 +25,8 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
     """
     with run.tracked():
         prepare()
+        if run.writes and has_own_python(config):
+            run.update(own_engine_python=True)  # so that `mezo resume` asks for it
         import_torch()
         from mezo_cli.training import loop  # imports torch
 

@@ -35,6 +35,7 @@ from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
+from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.validation import build, defaults
 from mezo_cli.errors import UserError, did_you_mean
@@ -113,6 +114,7 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
+    overrides, python = split_python(overrides)
     overrides = with_logger_names(overrides, config_dir)
     for override in parse(overrides, choices):
         if override.sweeps:
@@ -122,7 +124,9 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node(overrides, config_dir)
     with locating(node, overrides, choices):
-        return node, Job(config_of(node), Path(_select(node, "hydra.run.dir")).absolute())
+        job = Job(with_python(config_of(node), python), Path(_select(node, "hydra.run.dir")).absolute())
+    OmegaConf.update(node, PYTHON, python)
+    return node, job
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
@@ -196,7 +200,7 @@ def config_of(node: DictConfig) -> Config:
     """Return a composed node as a config: validated, resolved and frozen.
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
-    any working directory.
+    any working directory. `engine.python` is in no override here (own_code.py): if there is one, it is a file's.
 
     Raises:
         SettingError: for the first setting that is not valid.
@@ -208,6 +212,8 @@ def config_of(node: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
+    if config.engine.python is not None:
+        raise SettingError(PYTHON, f"{PYTHON}={config.engine.python}, set by a config file: {FROM_USER}")
     check_installed(config.logger.names)
     folder, model = config.data.dir, Path(config.model.path).expanduser()
     data = dataclasses.replace(

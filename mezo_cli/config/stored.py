@@ -29,24 +29,25 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config as the text of `config.yaml`."""
-    return yaml.dump(to_dict(config), default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
+    """Return the config as the text of `config.yaml`, without `engine.python`, which is not stored (own_code.py)."""
+    plain = _without_python(to_dict(config))
+    return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
 
 def from_yaml(text: str) -> Config:
     """Return the config of `to_yaml`."""
-    return build(_load(text))
+    return build(_without_python(_load(text)))
 
 
 def read_config(path: Path) -> Config:
-    """Read a run's `config.yaml` and validate it.
+    """Read a run's `config.yaml` and validate it. An `engine.python` in it is ignored: it may be somebody else's.
 
     Raises:
         UserError: when the file is missing or damaged; the line names it.
     """
     try:
         plain = _load(path.read_text(encoding="utf-8"))
-        return build({} if plain is None else plain)
+        return build({} if plain is None else _without_python(plain))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -70,6 +71,13 @@ def read_settings(text: str) -> dict[str, Any]:
         found |= _load_section(section) or {}
     logger = found.get("logger", {})
     return found | ({"logger": with_logger_names(logger)} if "name" in logger else {})
+
+
+def _without_python(plain: Any) -> Any:
+    """Return the values of a config.yaml without the program that runs an engine."""
+    if isinstance(plain, dict) and isinstance(plain.get("engine"), dict):
+        return {**plain, "engine": {**plain["engine"], "python": None}}
+    return plain
 
 
 @functools.lru_cache(maxsize=4096)

@@ -114,6 +114,12 @@ def sync(path: Path) -> None:
             raise
 
 
+def is_below(path: Path, folder: Path) -> bool:
+    """Return whether a path lies in a folder, as it is written and with its links followed; neither needs to exist."""
+    written = [Path(os.path.abspath(one)) for one in (path, folder)]
+    return all(folder in path.parents for path, folder in (written, [one.resolve() for one in written]))
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
