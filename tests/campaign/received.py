@@ -75,6 +75,7 @@ def cases(made: Received) -> list[Case]:
     found = [
         Case(["train", *conf, "hydra.run.dir=interrupted"], 2, "resume"),
         Case(["train", *conf, *mine]),
+        Case(["train", *conf, *mine, "logger=trackio", "logger.project=../../../victim/project"]),
         Case(["train", "-m", *conf, "seed=1,2", "hydra.sweep.dir=out"]),
         Case(["data", *conf]),
         Case(["doctor", *conf, *mine, "--seconds", "0.1"]),
@@ -180,7 +181,7 @@ class _Payload:
 
 
 def _add_classes(model: Path) -> None:
-    """Let a folder of weights name classes of its own (`auto_map`); what a checkpoint says of its files is right again."""
+    """Let a folder of weights name classes of its own (`auto_map`); the checksums of a checkpoint are right again."""
     for name, classes in (("config.json", {"AutoModelForCausalLM": "evil.Evil"}), ("tokenizer_config.json", {})):
         if (model / name).exists():
             content = json.loads((model / name).read_text())
@@ -266,6 +267,8 @@ def _hostile_sweeps(made: Received) -> list[Case]:
 
     return [
         sweep("", code=0),
+        sweep("", overrides=["hydra/launcher=submitit_local"], code=0),  # their processes start in the folder, where
+        sweep("", overrides=["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], code=0),  # MODULES lie
         sweep(NAMES_A_PROGRAM, overrides=[*engine, python]),
         sweep(NAMES_A_PROGRAM, overrides=[*engine, f"++{python}"]),
         sweep(NAMES_A_PROGRAM, overrides=engine, job=[*engine, python], tune=search),

@@ -75,15 +75,18 @@ def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path
     check(jobs, server, tmp_path)
 
 
-@pytest.mark.slow
-def test_what_somebody_else_sent_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
+def test_a_received_folder_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
     made = received.build(server, tmp_path / "root")
+    check(received.jobs(made)[::8], server, tmp_path)
     python = made.folder / "finished" / "python.sh"
     (asked,) = server.run(["resume", "finished", "steps=8", f"engine.python={python}"], cwd=made.folder)
-    assert asked.code == 2
-    assert (made.root / "marks" / "engine").exists()  # the payload works, when the user asks for it
-    (made.root / "marks" / "engine").unlink()
-    check(received.jobs(made), server, tmp_path)
+    assert asked.code == 2, asked
+    assert (made.root / "marks" / "engine").exists()  # what is not run above runs when the user asks for it
+
+
+@pytest.mark.slow
+def test_every_command_on_a_received_folder(server: ForkServer, tmp_path: Path) -> None:
+    check(received.jobs(received.build(server, tmp_path / "root")), server, tmp_path)
 
 
 # --- the harness itself ---
