@@ -132,7 +132,11 @@ def evaluate(
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or sweep directory.", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="When it ends: steps, patience, max_seconds.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="When it ends: steps, patience, max_seconds; engine.python; of a sweep the launcher.",
+        ),
     ] = None,
     retry_failed: RetryFailed = False,
     from_sound_prefix: Annotated[

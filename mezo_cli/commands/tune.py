@@ -91,7 +91,7 @@ def _check_installed() -> None:
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError('mezo tune needs Optuna: pip install "mezo-runner[tune]" (or: pip install optuna)') from error
+        raise UserError("mezo tune needs Optuna: pip install optuna") from error
 
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:

@@ -277,7 +277,8 @@ class EngineConfig:
 
     Attributes:
         name: none: the model's own forwards; vllm: vLLM's, for objective lm; chosen by `engine=`.
-        python: the interpreter of an environment with vLLM; null: that of the one that `mezo engine install` makes.
+        python: the interpreter of an environment with vLLM, never from a file and never stored; null:
+            MEZO_ENGINE_PYTHON, else the environment that `mezo engine install` makes.
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.
