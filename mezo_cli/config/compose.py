@@ -29,7 +29,8 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from packaging.version import Version
-from yaml import MarkedYAMLError
+from yaml import MarkedYAMLError, YAMLError
+from yaml.reader import ReaderError
 
 from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
@@ -38,6 +39,7 @@ from mezo_cli.config.overrides import Override, check_form, check_override, quot
 from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.validation import build, defaults
+from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.training.loggers import check_installed
 
@@ -163,9 +165,15 @@ def with_logger_names(overrides: Sequence[str], config_dir: str | None) -> list[
     if not chosen:
         return list(overrides)
     names: list[str] = []
-    for choice in map(str, chosen[-1].value):
+    listed = [str(one) for one in chosen[-1].value]
+    for number, choice in enumerate(listed):
+        if choice in listed[:number]:
+            raise UserError(f"'{chosen[-1].text}': {choice} is named twice")
         path = choices["logger"][choice]
-        content = _load(path)
+        try:
+            content = _load(path)
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            raise UserError(f"{path}: {_explain_composition(error)}") from error
         if not isinstance(content, dict) or not isinstance(content.get("names"), list):
             raise UserError(f"'{chosen[-1].text}': {path} has no list 'names' of its own; choose it alone")
         names += [name for name in content["names"] if name not in names]
@@ -331,12 +339,17 @@ def _check_files(choices: Choices, config_dir: str | None) -> None:
     for group, files in choices.items():
         for path in files.values():
             if not file_rules.is_built_in(path):
-                with suppress(OSError, ValueError, MarkedYAMLError, OmegaConfBaseException):
+                with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
                     file_rules.check_file(path, group, _load(path), choices)
 
 
 def _load(path: Path) -> Any:
-    """Return the content of a file as Hydra reads it. No interpolation is resolved."""
+    """Return the content of a file as Hydra reads it. No interpolation is resolved.
+
+    Raises:
+        UserError: for a file that would become too large to be read.
+    """
+    check_yaml(path.read_text(encoding="utf-8"), path)
     return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
 
 
@@ -435,7 +448,7 @@ def _explain_files(error: BaseException, choices: Choices) -> None:
 
 def _is_single_value(path: Path) -> bool:
     """Return whether a file holds a number or the like, which OmegaConf refuses without naming the file."""
-    with suppress(ValueError, MarkedYAMLError, OmegaConfBaseException):
+    with suppress(ValueError, YAMLError, OmegaConfBaseException):
         try:
             OmegaConf.load(path)
         except OSError as error:
@@ -456,6 +469,8 @@ def _not_utf8(path: Path) -> int | None:
 def _explain_composition(error: BaseException) -> str:
     """Return what Hydra could not compose."""
     error = _innermost(error)
+    if isinstance(error, ReaderError):
+        return f"{error.name}: not YAML: {error.reason} (character {error.position + 1})"
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"

@@ -56,11 +56,16 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
         header = re.match(r"\s*#+\s*@\s*package\s*:?\s*(.*?)\s*$", line)
         if header and header[1] not in ("_global_", "_group_", group):
             raise UserError(f"{path}:{number}: '@package {header[1]}': allowed are _global_ and {group}")
-    for entry in content.get("defaults") or ():
+    entries = content.get("defaults") or []
+    if not isinstance(entries, list):
+        raise UserError(f"{locate(path, text, 'defaults')}: defaults: expected a list, e.g. [_self_]")
+    for entry in entries:
         _check_default(path, group, entry, choices)
     for key, value in content.items():
         if str(key).split(".")[0] == "hydra":
             _check_hydra(path, text, str(key), value)
+    if group == "task":
+        _check_label_lists(path, text, content)
     for key, value in _leaves(content):
         if PYTHON in (f"{_prefix(text, group)}{key}", key.removeprefix("hydra.sweeper.params.")) and value is not None:
             raise UserError(f"{locate(path, text, 'python')}: {PYTHON}={value}: {FROM_USER}")
@@ -69,11 +74,26 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
             raise UserError(
                 f"{locate(path, text, '_target_')}: {key}: a config file cannot name code to run (_target_)"
             )
+        if value == "???":
+            place = locate(path, text, parts[-1])
+            raise UserError(f"{place}: {key}: ??? is no value: the default stands; give a value, or leave {key} out")
         name = _resolver(value) if isinstance(value, str) else None
         if name is not None:
             raise UserError(
                 f"{locate(path, text, parts[-1])}: {key}: a config file cannot call ${{{name}:...}}, only refer to "
                 f"other keys (${{seed}}); give {key} on the command line"
+            )
+
+
+def _check_label_lists(path: Path, text: str, content: Mapping[str, Any]) -> None:
+    """Refuse spellings of the labels in a source that are not as many as the labels: none of them would be read."""
+    labels = content.get("labels")
+    for source in ("files", "hub"):
+        other = content[source].get("labels") if isinstance(content.get(source), Mapping) else None
+        if isinstance(labels, list) and isinstance(other, list) and other and len(other) != len(labels):
+            raise UserError(
+                f"{locate(path, text, source)}: {source}.labels has {len(other)} names for {len(labels)} labels: give "
+                "one for each, in the order of the labels"
             )
 
 

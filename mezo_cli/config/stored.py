@@ -9,6 +9,7 @@ import yaml
 
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build, with_logger_names
+from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
@@ -85,12 +86,14 @@ def _load_section(text: str) -> dict[str, Any] | None:
     try:
         loaded: dict[str, Any] | None = _load(text)
         return loaded
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"config.yaml is damaged: {' '.join(str(error).split())}") from error
 
 
 def _load(text: str) -> Any:
     """Parse YAML by libyaml, which is 10 times faster, and errors by the parser whose messages tests know."""
+    if "&" in text and "*" in text:  # perhaps aliases, which `to_yaml` hardly writes
+        check_yaml(text, "config.yaml")
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:

@@ -24,7 +24,7 @@ from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.kind import ModelKind
 from mezo_cli.models.sharded_files import ShardedTensor, write_weights
-from mezo_cli.models.stored_tensors import check_dtypes, check_unused
+from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused
 from mezo_cli.system import is_device_error
 
 log = logging.getLogger("mezo")
@@ -93,6 +93,7 @@ def load(
     folder = fetch(config)
     with _explain_errors(config.path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    check_headers(weight_files(folder, config.path), stored, config.path)
     tokenizer = _load_tokenizer(folder, config.path, kind)
     options = {"num_labels": len(labels)} if kind.has_classifier else {}
     with _explain_errors(config.path, folder / "config.json", kind), _quiet(), torch.random.fork_rng(devices=[]):
@@ -327,7 +328,7 @@ def _reason(error: Exception, file: Path, kind: ModelKind | None) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")

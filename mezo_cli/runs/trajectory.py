@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError, first_line, join
 from mezo_cli.runs.files import name_in_errors, sync
 
 MAGIC = b"MEZOTRAJ"
@@ -248,7 +248,10 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
-    return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+    try:
+        return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: its header is not one: {first_line(error)}") from error
 
 
 def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:

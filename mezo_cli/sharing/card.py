@@ -95,7 +95,7 @@ def read_terms(folder: Path) -> str:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
         values = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return ""
     licence = values.get("license") if isinstance(values, dict) else None
     return licence if isinstance(licence, str) else ""
