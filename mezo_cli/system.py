@@ -43,6 +43,24 @@ def set_library_defaults() -> list[str]:
     return [f"{name}={LIBRARY_DEFAULTS[name]}" for name in unset] if "torch" in sys.modules else []
 
 
+@contextlib.contextmanager
+def keeping_matmul_precision(inside: str | None = None) -> Iterator[None]:
+    """Let torch's precision of float32 matrix products be `inside` (None: as it is) in the block, then as before.
+
+    torch may be imported inside: then it ends as torch begins, "highest".
+    """
+    torch = sys.modules.get("torch")
+    before = "highest" if torch is None else torch.get_float32_matmul_precision()
+    if torch is not None and inside is not None:
+        torch.set_float32_matmul_precision(inside)
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_float32_matmul_precision(before)
+
+
 def package_version() -> str:
     """Return the version of this package."""
     try:
@@ -312,11 +330,27 @@ def import_torch() -> None:
     Raises:
         KeyboardInterrupt: when a signal came.
     """
+    _check_compile_cache()
     came: list[int] = []
     with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
         import torch  # noqa: F401
     if came:
         raise KeyboardInterrupt
+
+
+def _check_compile_cache() -> None:
+    """Take torch's own folder for compiled code if that of TORCHINDUCTOR_CACHE_DIR cannot be made, and say so.
+
+    torch makes it when transformers is imported, and would fail there.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        text = "warning: TORCHINDUCTOR_CACHE_DIR=%s cannot be made (%s): compiled code goes to torch's own folder"
+        logging.getLogger("mezo").warning(text, folder, error.strerror)
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -
     columns = list(config.task.columns)
     text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
     base = " --base DIR" if hub_id(config) is None and config.model.path != "demo" else ""
-    needed = f" The base model `{base_name(config)}` is not on the hub: DIR is its folder." if base else ""
+    needed = f" The base model {code(base_name(config))} is not on the hub: DIR is its folder." if base else ""
     lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
     return "\n".join(
         [

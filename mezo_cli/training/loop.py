@@ -118,7 +118,7 @@ def _prepare_first_step(
 ) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
     config = session.config
-    unreachable = session.exclude_unreachable(train_rows[0])
+    unreachable = session.exclude_unreachable(train_rows[0], [train_rows[i] for i in sampler.batch(0)])
     run.update(
         device=system.device_name(session.loaded.device),
         matmul_precision=torch.get_float32_matmul_precision(),
