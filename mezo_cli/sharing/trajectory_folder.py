@@ -24,7 +24,7 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.files import file_sha256, write_atomically
-from mezo_cli.sharing.card import write_card
+from mezo_cli.sharing.card import code, write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
 
