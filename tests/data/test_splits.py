@@ -124,3 +124,6 @@ def test_short_classes_are_noted_and_an_empty_dev_is_refused(glue: Path) -> None
     assert any(note == "dev: fewer than 8 rows for class 'negative' 7, 'positive' 2" for note in notes), notes
     with pytest.raises(UserError, match=r"no rows are left for dev.*data.shots=20"):
         load(SST2, files_config(glue, shots=20), 42)
+    write_tsv(glue / "train.tsv", HEADER, [[f"good {i}", "1"] for i in range(20)])
+    notes = load(SST2, files_config(glue, shots=4), 42).notes
+    assert "train: fewer than 4 rows for class 'negative' 0" in notes, notes
