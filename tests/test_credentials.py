@@ -1,5 +1,6 @@
 """Credentials in addresses: they are in no line, no file and no log of a library."""
 
+import io
 import logging
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from mezo_cli import system
 from mezo_cli.errors import without_credentials
 from mezo_cli.runs.run_json import initial_run_json
+from mezo_cli.training.loggers.logger_program import WithoutCredentials
 from tests.command_line import error_line, mezo
 
 URL = "http://user:SECRET@127.0.0.1:9"  # the discard port: nobody listens
@@ -61,3 +63,10 @@ def test_what_libraries_log(caplog: pytest.LogCaptureFixture) -> None:
     with system.logs_without_credentials():
         logging.getLogger("huggingface_hub").warning("HTTP Error %d requesting %s", 500, f"{URL}/x")
     assert caplog.messages[0] == "HTTP Error 500 requesting http://127.0.0.1:9/x"
+
+
+def test_what_a_loggers_package_prints() -> None:
+    """wandb prints the address of its server into RUN/wandb/process.log."""
+    printed = io.StringIO()
+    assert WithoutCredentials(printed).write(f"logged in to {URL}\n") == len(f"logged in to {URL}\n")
+    assert printed.getvalue() == "logged in to http://127.0.0.1:9\n"
