@@ -315,12 +315,12 @@ def data(
 def doctor(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks, after loading.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the doubts only.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print doubts and unknowns only.")] = False,
 ) -> None:
-    """Check a set-up before training: label words, data, what is tuned, signal, cost. Writes nothing."""
+    """Check a setup before training: label words, data, what is tuned, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor as command
