@@ -223,7 +223,7 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
 ) -> None:
-    """Hand a run on: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
+    """Share a run: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
     from mezo_cli.commands import export as command
 
     command.export(run, out, checkpoint, trajectory, base, push, private)

@@ -19,7 +19,7 @@ from mezo_cli.runs import completeness, trajectory
 
 EXAMPLES = 10  # right and wrong test rows each
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
-OPEN_END = "The rows are there when the run has finished."
+OPEN_END = "Test rows appear once the run has finished."
 HEADS = {
     "mlm": "label words at the mask",
     "cls": "a classification head",
@@ -285,7 +285,7 @@ class RunDetails:
         counts = Counter((one.label, one.predicted) for one in found)
         return Examples(_spread(right), _spread(wrong), len(right), len(wrong), majority, counts)
 
-    # --- set-up ---
+    # --- setup ---
 
     def settings(self) -> list[Changed]:
         """Return the settings that differ from the defaults."""

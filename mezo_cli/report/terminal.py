@@ -43,9 +43,9 @@ def show_details(run: RunDetails, console: Console) -> None:
             console.print(table, width=width)
     console.print()
     if run.examples.message:
-        say(f"test rows  {run.examples.message}")
+        say(run.examples.message)
     for name, rows, count in _examples(run):
-        say(f"{name}, {min(EXAMPLES, len(rows))} of {count} test rows")
+        say(f"{min(EXAMPLES, len(rows))} of the {count} {name} test rows")
         for one in rows[:EXAMPLES]:
             given = "" if one.label == one.predicted else f", label {one.label}"
             text = textwrap.shorten(
@@ -134,7 +134,7 @@ def _gradient_text(run: RunDetails, found: Histogram) -> str:
 
 def _examples(run: RunDetails) -> list[tuple[str, list[Prediction], int]]:
     found = run.examples
-    both = (("right", found.right, found.right_count), ("wrong", found.wrong, found.wrong_count))
+    both = (("correct", found.right, found.right_count), ("wrong", found.wrong, found.wrong_count))
     return [one for one in both if one[2]]
 
 

@@ -147,8 +147,8 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
     frozen = session.objective.frozen
     if frozen is not None and frozen.count:
-        what = f"the output of the lowest {frozen.count} layers, which are not trained, is computed once per batch"
-        log.info("model  %s%s", what, f" and kept for at most {kept_bytes / 1e6:.3g} MB of rows" if kept_bytes else "")
+        kept = f" and kept (up to {kept_bytes / 1e6:.3g} MB)" if kept_bytes else ""
+        log.info("model  frozen lower %d layers: outputs computed once per batch%s", frozen.count, kept)
     slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
         log.info("noise  %s", slow)
