@@ -59,12 +59,13 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
             "use a smaller optimizer.eps, or model.compute_dtype=float32",
         )
         return section
-    better = judge_resolution(section, rows, eps, dtype, resolved, describe_reference(session))
+    noise = _rounding(losses, eps)
+    better = judge_resolution(section, rows, eps, dtype, noise, describe_reference(session))
     _judge_zeros(section, rows, config)
     _report_grads(section, projected_grads(losses, eps, "float32", [])[0])
     found = learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps)
-    hidden = resolved is not None and eps < resolved
-    judge_learning_rate(section, found, config, beside_paper(session), max(better, PAPER_EPS) if hidden else None)
+    larger_eps = max(better, PAPER_EPS) if _hides(noise) else None
+    judge_learning_rate(section, found, config, beside_paper(session), larger_eps)
     return section
 
 
@@ -84,28 +85,29 @@ def compare(losses: Losses, eps: float, resolved: float | None) -> list[Row]:
     return found
 
 
-def judge_resolution(
-    section: Section, rows: list[Row], eps: float, dtype: str, resolved: float | None, reference: str
-) -> float:
+def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, reference: str) -> float:
     """Judge the error of g at the run's eps and dtype; return the eps that is named as the best one.
 
     Args:
         section: gets the finding.
         rows: from `compare`.
         eps, dtype: the run's.
-        resolved: the smallest eps that float32 resolves, None without one.
+        noise: what rounding of float32 losses makes of g at this eps, as a fraction of mean |g|; inf if every g is 0.
         reference: what float32 stands for in this model.
     """
     own = next((row for row in rows if row[:2] == (eps, dtype)), None)
     others = [row for row in rows if row[1] == dtype and row[0] != eps]
-    if own is None or not _is_compared(own, others, resolved):
-        lost = own is not None and resolved is None
-        why = "no eps gives a g above the rounding of float32" if lost else "too little time"
+    if own is None or not _is_compared(own, others):
+        why, advice = "too little time", "give more --seconds"
+        if _hides(noise):
+            why, advice = f"rounding alone changes g by up to {percent(noise)}", f"try optimizer.eps={PAPER_EPS:g}"
+        elif noise == math.inf:
+            why = "every g is 0"
         text = f"optimizer.eps={eps:g} was not compared with another eps in {dtype}: {why}"
-        section.add(UNKNOWN, "resolution", text, "" if lost else "give more --seconds", eps=eps)
+        section.add(UNKNOWN, "resolution", text, advice, eps=eps)
         return eps
     error, rounding = own[3], own[2].relative_error
-    too_small = (resolved is not None and eps < resolved) or rounding > MAX_RELATIVE_ERROR
+    too_small = _hides(noise) or rounding > MAX_RELATIVE_ERROR
     best = own if error <= GOOD and not too_small else _best(own, others)
     verdict, said = OK, "resolves the signal"
     if best is not own or max(error, rounding) > MAX_RELATIVE_ERROR:
@@ -133,9 +135,13 @@ def judge_resolution(
     return best[0]
 
 
-def _is_compared(own: Row, others: list[Row], resolved: float | None) -> bool:
+def _hides(noise: float) -> bool:
+    return FLOAT32_NOISE <= noise < math.inf
+
+
+def _is_compared(own: Row, others: list[Row]) -> bool:
     """Return whether the error of the run's own eps is known; rounding that hides the signal shows without another."""
-    enough = bool(others) and own[2].directions >= COMPARED and resolved is not None
+    enough = bool(others) and own[2].directions >= COMPARED and own[3] < math.inf
     return enough or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf
 
 

@@ -25,8 +25,8 @@ from mezo_cli.report.settings import (
 GROUP_COLUMNS = ("task", "shots", "method", "steps", "seeds", "dev", "test", "paper", "diff")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 INFERRED = (
-    "the expected data seeds are inferred: all that some row of the same task, shots and model has,"
-    " or the paper's five if these are among them"
+    "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
+    " 13 21 42 87 100 if they are among them"
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
 WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table

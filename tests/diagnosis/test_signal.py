@@ -194,14 +194,16 @@ def row(eps: float, error: float, directions: int = 8) -> signal.Row:
         (1e-2, [row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.6)], DOUBT, 1e-3),
         (1e-2, [row(1e-2, 0.0)], UNKNOWN, 1e-2),  # compared with itself alone
         (1e-2, [row(1e-4, 1e-4, 1), row(1e-2, 0.0, 1)], UNKNOWN, 1e-2),
+        (1e-7, [row(1e-7, float("inf"))], UNKNOWN, 1e-7),
     ],
 )
 def test_an_eps_is_judged_against_others(eps: float, rows: list[signal.Row], verdict: str, recommended: float) -> None:
     section = Section("signal")
-    assert signal.judge_resolution(section, rows, eps, "float32", 1e-4, "") == recommended
+    assert signal.judge_resolution(section, rows, eps, "float32", 6e-9 / eps, "") == recommended
     (found,) = section.findings
     assert found.verdict == verdict
-    assert ("too small" in found.text) == (eps == 1e-7)
+    assert ("rounding" in found.text) == (eps == 1e-7)
+    assert ("try optimizer.eps=0.001" in found.advice) == (recommended != eps or eps == 1e-7)
 
 
 def test_rounding_of_the_smallest_eps_is_its_error_not_0() -> None:
