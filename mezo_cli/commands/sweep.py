@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -283,6 +284,9 @@ def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper, gpus:
         own.append("hydra.sweeper.params=null")  # the overrides include that grid
     if (sweeper.name, sweeper.launcher) == ("basic", "basic"):
         own.append("hydra.sweeper.max_batch_size=1")  # or it composes all jobs once more before the first one starts
+    given = any(text.lstrip("+").startswith("hydra.launcher.submitit_folder=") for text in record.overrides)
+    if sweeper.launcher.startswith("submitit") and not given:  # results are pickles: none that was there may be read
+        own.append(f"hydra.launcher.submitit_folder={quote(folder / '.submitit' / uuid.uuid4().hex[:8] / '%j')}")
     overrides = [*compose.search_path(record.config_dir), *record.overrides, *own]
 
     def start(job: Callable[[DictConfig], float]) -> None:

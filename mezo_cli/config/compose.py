@@ -118,7 +118,8 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
     choices = find_choices(config_dir)
     overrides, python = split_python(overrides)
     overrides = with_logger_names(overrides, config_dir)
-    for override in parse(overrides, choices):
+    parsed = parse(overrides, choices)
+    for override in parsed:
         if override.sweeps:
             other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
@@ -127,6 +128,10 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
     node = compose_node(overrides, config_dir)
     with locating(node, overrides, choices):
         job = Job(with_python(config_of(node), python), Path(_select(node, "hydra.run.dir")).absolute())
+        usual = Path("outputs").absolute() in Path(os.path.normpath(job.directory)).parents
+        if not usual and all(override.name != "hydra.run.dir" for override in parsed):
+            name = job.config.task.name
+            raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
     OmegaConf.update(node, PYTHON, python)
     return node, job
 

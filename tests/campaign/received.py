@@ -77,6 +77,7 @@ def cases(made: Received) -> list[Case]:
         Case(["train", *conf, *mine]),
         Case(["train", *conf, *mine, "logger=trackio", "logger.project=../../../victim/project"]),
         Case(["train", "-m", *conf, "seed=1,2", "hydra.sweep.dir=out"]),
+        Case(["train", *conf[:2], "experiment=elsewhere"], 2, "would not be in outputs/"),
         Case(["data", *conf]),
         Case(["doctor", *conf, *mine, "--seconds", "0.1"]),
         Case(["fetch", *conf]),
@@ -235,6 +236,8 @@ def _write_configs(made: Received, python: Path) -> None:
     }
     experiments = made.folder / "conf" / "experiment"
     experiments.mkdir()
+    elsewhere = fine | {"task": {"name": "x/../../../../../victim/x"}}
+    (experiments / "elsewhere.yaml").write_text("# @package _global_\n" + yaml.safe_dump(elsewhere))
     (experiments / "fine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(fine))
     for name, values in kinds.items():
         hostile = made.folder / f"hostile-{name}" / "experiment"
