@@ -58,7 +58,8 @@ class MezoOptimizer(torch.optim.Optimizer):
             tune; names or tensors of the model; or groups, dicts with `params`, `lr` and `weight_decay`.
         lr: learning rate; torch's schedulers change it per group.
         eps: perturbation scale, > 0.
-        weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group.
+        weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group. A step whose
+            projected gradients are all 0 leaves its decay to the next one that has others.
         samples: directions per step (n-SPSA).
         noise: "gaussian" or "rademacher".
         seed: of z. Two trainings with one seed draw the same z.
@@ -104,6 +105,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._model, self._path = model, None if trajectory is None else Path(trajectory)
         self._writer: Writer | None = None
         self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
+        self._deferred = [1.0] * len(groups)  # see `apply_records`
         self._started = False
         names = {name for group in groups for name in group["names"]}
         self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds_frozen=False)
@@ -147,13 +149,14 @@ class MezoOptimizer(torch.optim.Optimizer):
         groups = self._groups_at(reference)
         if self._path is not None:
             self._record(self.result, groups)
-        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)])
+        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)], self._deferred)
         self.steps += 1
         return self.result.loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with the step number and the settings. The weights are the model's to save."""
-        return super().state_dict() | {name: getattr(self, name) for name in SAVED}
+        decay = {"decay": "float64", "deferred": list(self._deferred)} if self.forward.params.decay.in_float64 else {}
+        return super().state_dict() | {name: getattr(self, name) for name in SAVED} | decay
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the step of a state dict; the model must have the weights of that step.
@@ -174,6 +177,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name in SAVED:
             setattr(self, name, state_dict[name])
+        # One of before weight decay was computed in float64 has neither: the training goes on as it began.
+        self.forward.params.decay.in_float64 = "decay" in state_dict
+        self._deferred = list(state_dict.get("deferred", [1.0] * len(self.param_groups)))
         self.close()
 
     def close(self) -> None:

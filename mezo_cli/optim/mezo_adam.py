@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import MezoMomentum, Update, decay_and_subtract
+from mezo_cli.optim.mezo_momentum import MezoMomentum, Update
 from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import ADAM_EPS, BETA1, BETA2, WINDOW
 
@@ -87,7 +87,7 @@ class MezoAdam(MezoMomentum):
                 v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
                 if write:
                     torch.mul(v, update.correction, out=step).sqrt_().add_(eps)
-                    decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
+                    params.decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
                     params.round_(span, theta, update.terms[0][0])
             if write:
                 params.store(span, theta)

@@ -113,7 +113,9 @@ class TrainingRun:
                 | {"steps": config.steps},
                 dtype=config.model.dtype,
                 rounding=trajectory.ROUNDINGS[config.model.dtype],
+                decay="float64" if config.optimizer.weight_decay else None,
             )
+            session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
         self._loggers.open()
