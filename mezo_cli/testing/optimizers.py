@@ -17,6 +17,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +31,7 @@ from torch import Tensor, nn
 
 from mezo_cli.config.choices import conf_dir, find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
+from mezo_cli.config.schema import OptimizerConfig, Setting, SettingError, StepRecord
 from mezo_cli.config.validation import check_value
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, Optimizer, all_settings, make_config, not_finite
@@ -40,6 +42,9 @@ from mezo_cli.perturb.noise import NOISES, make_noise
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
+FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
+ACTS_AFTER = 30  # steps in which a setting must have changed the weights
+SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
 READ_ELSEWHERE = {"noise", "dropout"}  # by the set-up of a run
 
 
@@ -49,6 +54,7 @@ class Regression:
     Attributes:
         forward: the model with patched forwards; `forward.params` are its weights.
         calls: the number of forwards so far.
+        rows: the points of the batch, all at first.
     """
 
     def __init__(self, noise: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -59,14 +65,14 @@ class Regression:
         for p in self.model.parameters():
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
         self.forward = PerturbedForward(self.model, Params(self.model, make_noise(noise)))
-        self.calls = 0
+        self.calls, self.rows = 0, slice(None)
 
     def loss(self) -> Tensor:
         """Return the mean squared error: shape [], or [2] with weights perturbed by both signs."""
         if self.forward.num_signs == 2:
             return self.forward.forward_per_sign(self.loss)
         self.calls += 1
-        return F.mse_loss(self.model(self.x), self.y)
+        return F.mse_loss(self.model(self.x[self.rows]), self.y[self.rows])
 
     def weights(self) -> list[Tensor]:
         """Return a copy of the weights."""
@@ -91,6 +97,14 @@ class Trial:
     ) -> None:
         self.config, self.problem = config, Regression(config.noise, device, dtype)
         self.optimizer = kind(config, 1, steps)
+
+    def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
+        """Go on as a resumed run does after the steps of `records`, by a replayable optimizer."""
+        assert self.optimizer.replayable
+        params = self.problem.forward.params
+        self.problem.set_weights(weights)
+        self.optimizer.rebuild_state(params, records)
+        params.decay.rebuild(records, self.config.weight_decay)
 
     def train(self, start: int, stop: int) -> list[StepRecord]:
         """Take steps as the loop of a run does; return their records as a trajectory returns them."""
@@ -167,6 +181,35 @@ class Conformance:
             trial.train(0, 2)
         assert read | READ_ELSEWHERE == {setting.name for setting in self.kind.settings} | READ_ELSEWHERE
 
+    def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
+        """Another value of a setting leads to other weights, alone or with more samples or another noise.
+
+        A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
+        """
+        declared = {setting.name: setting for setting in self.kind.settings}
+        base = self.default_config()
+        contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
+        contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
+
+        @cache
+        def weights(**values: Any) -> list[Tensor]:
+            config = OptimizerConfig(base.name, {**base.settings, **values})
+            try:
+                self.kind.check(config)
+            except SettingError:
+                return []
+            trial = self.trial(config, ACTS_AFTER)
+            for step in range(ACTS_AFTER):
+                trial.problem.rows = slice(step % 4, None, 4)  # else the gradient would hardly change from step to step
+                trial.train(step, step + 1)
+            return trial.problem.weights()
+
+        for name in declared.keys() - {"dropout"}:  # which the set-up of a run reads
+            values = other_values(declared[name], base.settings[name])
+            pairs = ((weights(**context), weights(**{**context, name: v})) for context in contexts for v in values)
+            acts = any(before and after and not same(before, after) for before, after in pairs)
+            assert acts, f"optimizer.{name}: {values} change nothing"
+
     def test_its_module_imports_no_torch(self) -> None:
         """The command line reads the settings before it loads a model."""
         module = importlib.import_module(self.kind.__module__).__name__
@@ -191,7 +234,7 @@ class Conformance:
             resumed = self.trial(config)
             resumed.problem.set_weights(half)
             if resumed.optimizer.replayable:
-                resumed.optimizer.rebuild_state(resumed.problem.forward.params, records[:STOP])
+                resumed.resume(half, records[:STOP])
             else:
                 resumed.optimizer.load_state(tmp_path / "state")
             assert same(resumed.problem.weights(), half), config
@@ -229,6 +272,64 @@ class Conformance:
             replayed.optimizer.apply_updates(params, records[3:])
             assert same(replayed.problem.weights(), trained.problem.weights()), config
             assert replayed.problem.calls == 0, "a replay runs no forward"
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_steps_without_a_gradient_leave_their_decay_to_the_next_one(self, dtype: torch.dtype) -> None:
+        """At once, one by one, and resumed among them, the records lead to the same bits."""
+        for config in self.configs():
+            if dtype != torch.float32 and config.noise == "torch":
+                continue  # such runs are refused
+            optimizer = self.kind(config, 1, STEPS)
+            if not optimizer.replayable or "weight_decay" not in {setting.name for setting in self.kind.settings}:
+                pytest.skip("it leaves no trajectory, or has no weight decay")
+            n = config.samples
+            grads = [[0.5 - i for i in range(n)] for _ in range(STEPS - 1)] + [[0.0] * (n - 1) + [0.25]]
+            for step in FLAT:
+                grads[step] = [0.0] * n
+            records = [(step, of_step, to_float32(1e-3 * self.lr)) for step, of_step in enumerate(grads)]
+            ends = []
+            for cuts, resumes in (([STEPS], False), (range(1, STEPS + 1), False), ([FLAT[1], STEPS], True)):
+                trial, at = Trial(self.kind, config, STEPS, self.device, dtype), 0
+                for cut in cuts:
+                    if resumes:
+                        before, trial = trial, Trial(self.kind, config, STEPS, self.device, dtype)
+                        trial.resume(before.problem.weights(), records[:at])
+                    assert trial.optimizer.replayable
+                    trial.optimizer.apply_updates(trial.problem.forward.params, records[at:cut])
+                    at = cut
+                ends.append(trial.problem.weights())
+            assert same(ends[0], ends[1]), config
+            assert same(ends[0], ends[2]), f"{config}: params.decay is not used, or not each step's lr wd"
+
+    @pytest.mark.parametrize(
+        ("side", "steps"), [(256, 200), pytest.param(1000, 1000, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    )
+    def test_the_weight_decay_that_arrives_is_that_of_the_formula(
+        self, side: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Within 1% of 1 - (1 - lr wd)^steps, at the default learning rate: the mean over side^2 elements.
+
+        The same records with weight decay and without lead to weights that differ by it alone, up to rounding. Some
+        steps have no gradient.
+        """
+        base = self.default_config()
+        lr, start = to_float32(base.lr), 0.02 * torch.randn(side, side, generator=torch.Generator().manual_seed(0))
+        decay, draw = SWALLOWED / lr, random.Random(0)
+        grads = [0.0 if step % 20 == 7 else draw.choice((-1, 1)) * draw.uniform(1, 20) for step in range(steps)]
+        records = [(step, [to_float32(g)] * base.samples, lr) for step, g in enumerate(grads)]
+        if side > 256:
+            monkeypatch.delenv("MEZO_EAGER")
+        ends = []
+        for weight_decay in (0.0, decay):
+            optimizer = self.kind(OptimizerConfig(base.name, {**base.settings, "weight_decay": weight_decay}), 1, steps)
+            if not optimizer.replayable or "weight_decay" not in {setting.name for setting in self.kind.settings}:
+                pytest.skip("it leaves no trajectory, or has no weight decay")
+            model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
+            model.weight.data.copy_(start)
+            optimizer.apply_updates(Params(model, make_noise(base.noise)), records)
+            ends.append(model.weight.detach().cpu().double())
+        arrived = float(((ends[0] - ends[1]) * start).sum() / start.double().square().sum())
+        assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=0.01)
 
     def test_what_it_returns_fits_a_record(self) -> None:
         """The scalars of a step are float32, at most `samples` of them; `loss` comes first in its line, `lr` last."""
@@ -293,6 +394,10 @@ class Conformance:
 
     # --- helpers ---
 
+    def default_config(self) -> OptimizerConfig:
+        """Return the config that `optimizer=NAME` gives."""
+        return build_config([f"optimizer={self.name}"], self.config_dir).optimizer
+
     @property
     def kind(self) -> type[Optimizer]:
         """The optimizer's class."""
@@ -318,6 +423,25 @@ class Conformance:
             except SettingError:
                 continue
             yield config
+
+
+def other_values(setting: Setting, value: Any) -> list[Any]:
+    """Return values of a setting that are allowed, other than `value`: near it first, then far off."""
+    found: list[Any]
+    if setting.choices:
+        found = list(setting.choices)
+    elif isinstance(value, bool):
+        found = [not value]
+    elif value is None or value == 0:
+        found = [0.02, 2]
+    else:
+        found = [2 * value, value / 2, 1e8 * value]
+    allowed = []
+    for other in [*found, None]:
+        with suppress(UserError):
+            if other != value:
+                allowed.append(check_value(setting.name, other, setting))
+    return allowed
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
