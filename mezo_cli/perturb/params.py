@@ -14,9 +14,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.perturb.decay import Term, WeightDecay, split_steps
 from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.counter import CounterNoise
-from mezo_cli.perturb.noise.kernels import add_to_decayed, call_size
+from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
-from mezo_cli.perturb.noise.spans import Span
+from mezo_cli.perturb.noise.spans import Span, compute_device
 from mezo_cli.perturb.shards import Shard
 from mezo_cli.perturb.storage import move_to_flat_storage
 
@@ -55,6 +55,7 @@ class Params:
             n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
         }
         self._copy: Tensor | None = None  # of a span of theta
+        self._wide: Tensor | None = None  # likewise, in float64
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage
         whole = {name: p for name, p in self._tensors.items() if name not in self.shards}
@@ -222,19 +223,21 @@ class Params:
         return self._copy[: span.numel].copy_(theta)
 
     def decay_and_subtract(self, theta: Tensor, step: Tensor, decay: float) -> None:
-        """Apply theta <- decay theta - step, in place.
+        """Apply theta <- decay theta - step, in place: in float64 and rounded once.
 
         Args:
             theta: what `load` returned.
-            step: float32, like theta; it may be overwritten.
+            step: float32, like theta.
             decay: what `self.decay.take` returned.
         """
-        if self.decay.in_float64 and decay != 1.0:
-            theta.copy_(add_to_decayed(theta, step.neg_(), decay, in_float64=True))
+        if decay == 1.0 or not self.decay.in_float64:
+            (theta if decay == 1.0 else theta.mul_(decay)).sub_(step)
             return
-        if decay != 1.0:
-            theta.mul_(decay)
-        theta.sub_(step)
+        device = compute_device(theta.device)
+        if self._wide is None or len(self._wide) < len(theta) or self._wide.device != device:
+            self._wide = torch.empty(len(theta), dtype=torch.float64, device=device)
+        wide = self._wide[: len(theta)].copy_(theta.to(device)).mul_(decay).sub_(step.to(device))
+        theta.copy_(wide if device == theta.device else wide.float())
 
     def round_(self, span: Span, theta: Tensor, direction: Direction) -> None:
         """End a step: round what `load` returned to values that are stored exactly; float32 stays as it is.

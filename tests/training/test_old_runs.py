@@ -73,7 +73,7 @@ def stored_lines(run: Path) -> list[dict[str, Any]]:
 
 def weights_of(session: Session) -> dict[str, bytes]:
     """Return the bytes of the trainable tensors."""
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in session.params.tensors.items()}
+    return {name: tensor.detach().float().numpy().tobytes() for name, tensor in session.params.tensors.items()}
 
 
 def trained_weights(run: Path, name: str) -> dict[str, bytes]:
