@@ -302,6 +302,7 @@ class DataConfig:
         seed: the seed that rows are drawn with; null: the run's `seed`.
         train_size: rows drawn for train from all classes together; null: all.
         dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
+        test_size: rows held out for test where the data are train alone, such as a single file; null: none.
         eval_limit: rows of dev and of test that are used; null: all.
     """
 
@@ -311,6 +312,7 @@ class DataConfig:
     seed: int | None = ranged(None, low=0, high=2**32 - 1)
     train_size: int | None = ranged(None, low=1)
     dev_size: int = ranged(1000, low=1)
+    test_size: int | None = ranged(None, low=1)
     eval_limit: int | None = ranged(None, low=1)
 
 
@@ -359,7 +361,7 @@ class Config:
         micro_batch_size: most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all.
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
-        log_every: steps between lines of metrics.jsonl.
+        log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
         max_seconds: seconds of training after which a process stops, resumable; null: no limit.
@@ -383,7 +385,7 @@ class Config:
     micro_batch_size: int | None = ranged(None, low=1)
     eval_batch_size: int = ranged(64, low=1)
     eval_every: int = ranged(10_000, low=0)
-    log_every: int = ranged(10, low=1)
+    log_every: int | None = ranged(None, low=1)
     checkpoint: str = one_of("full", "full", "trajectory")
     checkpoint_every: int = ranged(0, low=0)
     max_seconds: float | None = ranged(None, above=0.0)
@@ -398,9 +400,19 @@ class Config:
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and every `eval_every`."""
         return step in (0, self.steps) or (self.eval_every > 0 and step % self.eval_every == 0)
 
+    @property
+    def log_interval(self) -> int:
+        """The steps between lines of metrics.jsonl: `log_every`, or what null stands for."""
+        return log_interval(self.steps, self.log_every)
+
     def logs_at(self, step: int) -> bool:
         """Whether the run writes a line on step `step` (from 1) to metrics.jsonl."""
-        return step % self.log_every == 0 or step == self.steps
+        return step % self.log_interval == 0 or step == self.steps
+
+
+def log_interval(steps: int, log_every: int | None) -> int:
+    """Return the steps between lines of metrics.jsonl; null gives about 1,000 lines, or one per step."""
+    return max(1, steps // 1000) if log_every is None else log_every
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def job_bytes(config: Config, checkpoint: int) -> int:
     weights = 2 * checkpoint if config.checkpoint == "full" else 0
     replayable = optimizer_class(config.optimizer).replayable
     record = 12 + 4 * config.optimizer.samples if replayable else 0
-    lines = config.steps // config.log_every + number_of_evaluations(config)
+    lines = config.steps // config.log_interval + number_of_evaluations(config)
     return weights + record * config.steps + LINE_BYTES * lines
 
 
