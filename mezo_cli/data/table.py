@@ -93,9 +93,9 @@ class LabelledRows:
 
     def take(self, rows: Sequence[int]) -> "LabelledRows":
         """Return some of the rows, as the rows of a table of their own."""
-        table = self.table
-        kept = {"rows": [table.rows[i] for i in rows], "line_numbers": [table.line_numbers[i] for i in rows]}
-        return replace(self, table=replace(table, **kept), labels=[self.labels[i] for i in rows])
+        kept, numbers = [self.table.rows[i] for i in rows], [self.table.line_numbers[i] for i in rows]
+        table = replace(self.table, rows=kept, line_numbers=numbers)
+        return replace(self, table=table, labels=[self.labels[i] for i in rows])
 
     def lines(self, rows: Iterable[int]) -> Iterable[str]:
         """Return the lines of an export of these rows, without the header."""
