@@ -33,7 +33,7 @@ from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import PYTHON, for_workers, split_python
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import is_same_run, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import make_console, print_line, relative_path, training_output
 from mezo_cli.errors import RunStopped, UserError, one_line
@@ -194,7 +194,7 @@ def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Conso
         config = compose.config_of(node)
         run = _open_or_create(path, config, record)
         if run is not None:
-            execute(run, config, console, check_going_on)
+            execute(run, read_config(path / "config.yaml"), console, check_going_on)
         return (
             float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
         )
@@ -232,7 +232,7 @@ def _open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | No
 def _check_same_config(path: Path, config: Config) -> Run:
     """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
     run = Run.open(path)
-    if read_config(path / "config.yaml") != config:
+    if not is_same_run(read_config(path / "config.yaml"), config):
         raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
     return run
 

@@ -362,6 +362,8 @@ class Config:
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
         log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
+        test_at_start: evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared
+            with the untrained model's (docs/compare.md).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
         max_seconds: seconds of training after which a process stops, resumable; null: no limit.
@@ -386,6 +388,7 @@ class Config:
     eval_batch_size: int = ranged(64, low=1)
     eval_every: int = ranged(10_000, low=0)
     log_every: int | None = ranged(None, low=1)
+    test_at_start: bool = True
     checkpoint: str = one_of("full", "full", "trajectory")
     checkpoint_every: int = ranged(0, low=0)
     max_seconds: float | None = ranged(None, above=0.0)

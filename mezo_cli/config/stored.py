@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from mezo_cli.errors import UserError
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
 _WORDS = ("y", "yes", "n", "no", "true", "false", "on", "off")
 BOOLEANS = {spelling for word in _WORDS for spelling in (word, word.title(), word.upper())}
+
+
+# What a run had before these keys existed, where it is not the default of today.
+LATER = {"test_at_start": False}
 
 
 class _Dumper(yaml.Dumper):
@@ -48,7 +53,8 @@ def read_config(path: Path) -> Config:
     """
     try:
         plain = _load(path.read_text(encoding="utf-8"))
-        return build({} if plain is None else _without_python(plain))
+        plain = _without_python({} if plain is None else plain)
+        return build({**LATER, **plain} if isinstance(plain, dict) else plain)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -56,6 +62,11 @@ def read_config(path: Path) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
+
+
+def is_same_run(stored: Config, job: Config) -> bool:
+    """Return whether a stored config is that of a job, composed again; their defaults may be of different versions."""
+    return replace(job, log_every=stored.log_every, test_at_start=stored.test_at_start) == stored
 
 
 def read_settings(text: str) -> dict[str, Any]:

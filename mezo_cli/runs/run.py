@@ -370,6 +370,22 @@ class Run:
         """
         return self._read_checked(self.path / "summary.json")
 
+    def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
+        """Write untrained.json with a checksum: split -> the label scores of its rows before the first step."""
+        write_atomically(self.path / "untrained.json", json.dumps(add_checksum(dict(scores)), allow_nan=False) + "\n")
+
+    def read_untrained(self) -> dict[str, list[list[float]]] | None:
+        """Return the scores of `write_untrained`; None if there are none.
+
+        Raises:
+            UserError: when the file was changed.
+        """
+        path = self.path / "untrained.json"
+        try:
+            return self._read_checked(path) if path.exists() else None
+        except UserError as error:
+            raise UserError(f"{error}; without this file the run goes on, compared with no untrained model") from error
+
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""
         predictions.write(self.path / "predictions.jsonl", rows)
