@@ -14,7 +14,7 @@ from torch import Tensor
 from mezo_cli.config.schema import Config
 from mezo_cli.objectives import LOSSES
 from mezo_cli.training.baselines import remove_bias
-from mezo_cli.training.evaluation import Evaluation, assess
+from mezo_cli.training.evaluation import assess
 from mezo_cli.training.intervals import Interval, Score, paired_difference, percentile, resample, wilson
 
 
@@ -33,61 +33,92 @@ class ScoredRows:
     before: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What label scores come to on some rows.
+
+    Attributes:
+        values: name -> score: accuracy, the task's metric, and the loss.
+        right: whether each row is right, bool [rows].
+        drawn: name -> score of each bootstrap sample of the rows, of all scores but the accuracy.
+    """
+
+    values: Mapping[str, float]
+    right: np.ndarray
+    drawn: Mapping[str, np.ndarray]
+
+    def intervals(self) -> dict[str, Interval]:
+        """Return name -> 95% interval."""
+        rows = {"accuracy": wilson(int(self.right.sum()), len(self.right))}
+        return rows | {name: percentile(drawn) for name, drawn in self.drawn.items()}
+
+    def minus(self, other: "Judged") -> dict[str, Any]:
+        """Return the differences to other scores of the same rows, with `intervals`."""
+        intervals = {"accuracy": paired_difference(other.right, self.right)}
+        intervals |= {name: percentile(self.drawn[name] - drawn) for name, drawn in other.drawn.items()}
+        values = {name: self.values[name] - value for name, value in other.values.items()}
+        return {**values, "intervals": intervals}
+
+
 def compare(config: Config, splits: Mapping[str, ScoredRows]) -> dict[str, Any]:
     """Return `intervals` (of dev and test), `difference`, `test_before` and `baselines`, for summary.json.
 
-    A run without steps has nothing to compare: its result is that of the untrained model, and gives the baselines.
+    A run without steps has no difference: its result is that of the untrained model, and gives the baselines.
 
     Args:
         config: of the run.
         splits: `train`, whose rows the bias is fitted on, `dev`, and `test` if there is one.
     """
-    evaluated = {name: rows for name, rows in splits.items() if name != "train"}
-    described = {name: _describe(config, rows) for name, rows in evaluated.items()}
-    found: dict[str, Any] = {"intervals": {name: fields["after"] for name, fields in described.items()}}
-    if splits["train"].before is None:
+    train, evaluated = splits["train"], {name: rows for name, rows in splits.items() if name != "train"}
+    after = {name: judge(config, rows.after, rows.labels) for name, rows in evaluated.items()}
+    found: dict[str, Any] = {"intervals": {name: one.intervals() for name, one in after.items()}}
+    if train.before is None:
         return found
-    if config.steps:
-        found["difference"] = {name: fields["difference"] for name, fields in described.items()}
-        if "test" in evaluated:
-            found["test_before"] = described["test"]["before"]
-    found["baselines"] = _baselines(config, splits["train"], evaluated)
+    trained = after if config.steps else {}
+    before = {name: judge(config, _before(evaluated[name]), evaluated[name].labels) for name in trained}
+    if before:
+        found["difference"] = {name: trained[name].minus(one) for name, one in before.items()}
+    if "test" in before:
+        found["test_before"] = {**before["test"].values, "intervals": before["test"].intervals()}
+    found["baselines"] = _baselines(config, train, evaluated, trained)
     return found
 
 
-# --- intervals and differences ---
+def _baselines(
+    config: Config, train: ScoredRows, evaluated: Mapping[str, ScoredRows], trained: Mapping[str, Judged]
+) -> dict[str, Any]:
+    """Return name -> `train_rows`, `bias`, and the scores of dev and test with this bias removed.
 
-
-def _describe(config: Config, rows: ScoredRows) -> dict[str, Any]:
-    """Return the intervals `after`; and, with scores before training, the scores `before` and the `difference`."""
-    scores = {"after": rows.after} | ({} if rows.before is None else {"before": rows.before})
-    results = {when: assess(config, logits, rows.labels) for when, logits in scores.items()}
-    right = {when: (logits.argmax(dim=-1) == rows.labels).numpy() for when, logits in scores.items()}
-    drawn = {when: resample(_scores(config, logits, rows.labels), len(rows.labels)) for when, logits in scores.items()}
-    intervals = {when: _intervals(right[when], drawn[when]) for when in scores}
-    if rows.before is None:
-        return {"after": intervals["after"]}
-    after, before = results["after"].scores(), results["before"].scores()
-    both: dict[str, Interval] = {"accuracy": paired_difference(right["before"], right["after"])}
-    both |= {name: percentile(drawn["after"][name] - drawn["before"][name]) for name in drawn["after"]}
-    difference = {name: value - before[name] for name, value in after.items()}
-    return {
-        "after": intervals["after"],
-        "before": {**before, "intervals": intervals["before"]},
-        "difference": {**difference, "intervals": both},
-    }
-
-
-def _intervals(right: np.ndarray, drawn: Mapping[str, np.ndarray]) -> dict[str, Interval]:
-    return {"accuracy": wilson(int(right.sum()), len(right)), **{name: percentile(drawn[name]) for name in drawn}}
-
-
-def _scores(config: Config, logits: Tensor, labels: Tensor, *, with_loss: bool = True) -> dict[str, Score]:
-    """Return the loss and, if it is not accuracy, the task's metric, each as a function of row numbers."""
-    found = {"loss": _loss_score(config.objective.loss, logits, labels)} if with_loss else {}
-    if config.task.metric != "accuracy":
-        found[config.task.metric] = _metric_score(config.task.metric, logits, labels)
+    `difference` is what training has beyond that, on the same rows.
+    """
+    found: dict[str, Any] = {}
+    for name, bias in remove_bias(_before(train).numpy(), train.labels.numpy()).items():
+        found[name] = {"train_rows": len(train.labels), "bias": bias.tolist()}
+        for split, rows in evaluated.items():
+            one = judge(config, _before(rows).double() + torch.from_numpy(bias), rows.labels, with_loss=False)
+            found[name][split] = {**one.values, "intervals": one.intervals()}
+            if split in trained:
+                found[name][split]["difference"] = trained[split].minus(one)
     return found
+
+
+def _before(rows: ScoredRows) -> Tensor:
+    assert rows.before is not None
+    return rows.before
+
+
+# --- scores and their bootstrap samples ---
+
+
+def judge(config: Config, logits: Tensor, labels: Tensor, *, with_loss: bool = True) -> Judged:
+    """Return what label scores, [rows, labels], come to. Scores moved by a bias have no loss worth comparing."""
+    values, metric = assess(config, logits, labels).scores(), config.task.metric
+    scores = {"loss": _loss_score(config.objective.loss, logits, labels)} if with_loss else {}
+    if metric != "accuracy":
+        scores[metric] = _metric_score(metric, logits, labels)
+    right = (logits.argmax(dim=-1) == labels).numpy()
+    kept = {name: value for name, value in values.items() if name == "accuracy" or name in scores}
+    return Judged(kept, right, resample(scores, len(right)))
 
 
 def _loss_score(name: str, logits: Tensor, labels: Tensor) -> Score:
@@ -130,25 +161,3 @@ def matthews(counts: np.ndarray) -> np.ndarray:
 
 
 METRICS = {"f1": f1, "matthews": matthews}
-
-
-# --- baselines ---
-
-
-def _baselines(config: Config, train: ScoredRows, evaluated: Mapping[str, ScoredRows]) -> dict[str, Any]:
-    """Return name -> `train_rows`, `bias`, and the accuracy and metric of dev and test with this bias removed."""
-    assert train.before is not None
-    found = {}
-    for name, bias in remove_bias(train.before.numpy(), train.labels.numpy()).items():
-        scores = {split: _with_bias(config, rows, torch.from_numpy(bias)) for split, rows in evaluated.items()}
-        found[name] = {"train_rows": len(train.labels), "bias": bias.tolist(), **scores}
-    return found
-
-
-def _with_bias(config: Config, rows: ScoredRows, bias: Tensor) -> dict[str, Any]:
-    assert rows.before is not None
-    logits = rows.before.double() + bias
-    result: Evaluation = assess(config, logits, rows.labels)
-    right = (logits.argmax(dim=-1) == rows.labels).numpy()
-    drawn = resample(_scores(config, logits, rows.labels, with_loss=False), len(right))
-    return {"accuracy": result.accuracy, result.metric: result.score, "intervals": _intervals(right, drawn)}
