@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section, percent
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.diagnosis.separation import chance_error, choose_words, separation
+from mezo_cli.report.untrained import BASELINES
+from mezo_cli.training.baselines import remove_bias
+from mezo_cli.training.intervals import wilson
 from mezo_cli.training.setup import Session
 from mezo_cli.training.training_run import not_finite_at_start
 
@@ -25,6 +29,8 @@ TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept
 VOCABULARY_ROWS = 128  # rows over which the probability of every word is averaged
 TOP = 10
+DEV = 0.7  # share of the time for the dev rows; the rest is for rows of train
+TRAIN_ROWS = 1000  # at most, that the bias between the labels is found on
 CANDIDATES = 50  # words of the model's own that are tried as label words
 LOOKED_AT = 500  # of the most probable words, to find so many that can be label words
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
@@ -61,7 +67,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         UserError: when a score is not finite.
     """
     section, session = Section(TITLE), prepared.session
-    seen = score_rows(session, prepared.dev, deadline)
+    seen = score_rows(session, prepared.dev, deadline.part(DEV))
     rows, all_rows = len(seen.labels), len(prepared.dev)
     if rows < all_rows:
         section.cut.append(f"{all_rows - rows:,} of {all_rows:,} dev rows")
@@ -71,6 +77,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         section.ok("start", starts_elsewhere)
     judge_scores(section, session.config.task.labels, seen.scores, seen.labels, bool(starts_elsewhere))
     if not starts_elsewhere:
+        name_removed_bias(section, seen, score_rows(session, limit(prepared.train, TRAIN_ROWS), deadline))
         _name_better_words(section, session, seen)
     return section
 
@@ -283,6 +290,24 @@ def judge_rare_words(section: Section, names: list[str], words: list[str], proba
         " there about as often as the others",
         probabilities=dict(zip(names, probabilities, strict=True)),
         rare=[names[i] for i in rare],
+    )
+
+
+def name_removed_bias(section: Section, seen: DevScores, train: DevScores) -> None:
+    """Name the accuracy without the bias between the labels, so that nobody takes its removal for learning."""
+    biases, rows = remove_bias(train.scores, train.labels), len(seen.labels)
+    right = {name: int(((seen.scores + bias).argmax(axis=1) == seen.labels).sum()) for name, bias in biases.items()}
+    shown = []
+    for name, count in right.items():
+        low, high = wilson(count, rows)
+        shown.append(f"{100 * count / rows:.1f}% ({BASELINES[name]}; 95% interval {100 * low:.1f} to {100 * high:.1f})")
+    section.ok(
+        "removed_bias",
+        f"with the bias between the labels removed, by {len(train.labels):,} train rows and without training, "
+        f"{' and '.join(shown)} of {rows:,} dev rows are right: what training gives beyond that is learned",
+        accuracy={name: count / rows for name, count in right.items()},
+        rows=rows,
+        train_rows=len(train.labels),
     )
 
 

@@ -11,6 +11,7 @@ from mezo_cli.config.schema import Example
 from mezo_cli.diagnosis import label_words
 from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section
+from mezo_cli.diagnosis.label_words import DevScores
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.errors import UserError
 from mezo_cli.training.setup import prepare
@@ -60,6 +61,19 @@ def test_a_high_auc_of_two_rows_of_a_label_is_too_few_rows_to_tell() -> None:
 def test_nothing_is_expected_of_a_new_head_and_of_one_label_nothing_is_known() -> None:
     assert verdicts(RANDOM.randn(80, 2) + TOWARDS_NEGATIVE, untrained=True) == {"zero_shot_balance": OK, "auc": OK}
     assert verdicts(INFORMATIVE[:40], LABELS[:40]) == {"auc": UNKNOWN}
+
+
+def test_what_a_removed_bias_gives_is_named() -> None:
+    section, seen = (
+        Section("label words"),
+        DevScores(LABELS, INFORMATIVE + TOWARDS_NEGATIVE, [], np.empty((80, 0)), None),
+    )
+    label_words.name_removed_bias(section, seen, seen)
+    (finding,) = section.findings
+    plain = (INFORMATIVE.argmax(axis=1) == LABELS).mean()
+    for accuracy in finding.figures["accuracy"].values():
+        assert accuracy == pytest.approx(plain, abs=0.03)
+    assert f"{100 * finding.figures['accuracy']['best_threshold']:.1f}% (threshold: best on train" in finding.text
 
 
 # --- on a model ---

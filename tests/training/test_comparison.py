@@ -34,10 +34,10 @@ def flat(run: Path) -> list[tuple[str, str]]:
 def test_the_metrics_of_resampled_rows_are_those_of_an_evaluation(metric: str, count: int) -> None:
     generator = np.random.default_rng(0)
     for _ in range(20):
-        labels, predicted = generator.integers(count, size=(2, 30))
+        labels, predicted = generator.integers(count, size=(2, 6))  # so few that labels are missing
         counts = np.zeros((1, count, count))
         np.add.at(counts, (0, labels, predicted), 1)
-        wanted = compute_score(metric, labels.tolist(), predicted.tolist())
+        wanted = compute_score(metric, labels.tolist(), predicted.tolist(), count)
         assert METRICS[metric](counts)[0] == pytest.approx(wanted)
 
 
@@ -94,6 +94,10 @@ def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> Non
     assert set(baseline["dev"]) == {"accuracy", "f1", "intervals", "difference"}
     assert "dev, bias fitted on train" in said.out
     assert "removed bias" in mezo("show", run).out.replace("\n", " ")
+    assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    for part in ("removed bias", "dev, bias fitted on train (f1)", "95% interval", "Loss on dev"):
+        assert part in page, part
     assert [name for name, _ in flat(run)].count("eval") == 4  # dev three times, train
 
 
