@@ -372,7 +372,7 @@ class TrainingRun:
             seconds: the training time.
             console: where progress is shown.
         """
-        best, metric = self.best_step, self.config.task.metric
+        best = self.best_step
         evaluations = {name: self._evaluate(session, name, split, console) for name, split in rows.splits().items()}
         if not self.run.writes:
             return {}
@@ -381,10 +381,7 @@ class TrainingRun:
                 self._log_evaluation(split, best, evaluations[split])
         if "test" in evaluations:
             self._write_predictions(rows.texts or [], evaluations["test"])
-        compared = self._compare(rows, evaluations)
-        intervals = {name: {"intervals": found} for name, found in compared.pop("intervals").items()}
-        test = {**evaluations["test"].scores(), **intervals["test"]} if "test" in evaluations else None
-        dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
+        scores = self._summarise_scores(rows, evaluations)
         passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
         passes["forwards"] += probe.get("forwards", 0)
         grads, optimizer = None, session.optimizer
@@ -394,11 +391,8 @@ class TrainingRun:
             "steps": self.step,
             **passes,
             "seconds": round(seconds, 3),
-            "best": {"step": best, "accuracy": dev["accuracy"]},
-            "dev": {key: dev[key] for key in dict.fromkeys(("accuracy", "loss", metric))} | intervals["dev"],
-            "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
-            "test": test,
-            **compared,
+            "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
+            **scores,
             "projected_grad": trajectory.projected_grad_stats(grads),
             "peak_memory_bytes": system.peak_memory(session.loaded.device),
         } | ({"probe": probe} if probe else {})
@@ -418,6 +412,20 @@ class TrainingRun:
             "ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", ranks.size, ranks.split, per_step
         )
         return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": per_step}
+
+    def _summarise_scores(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+        """Return `dev`, `train` and `test` of the best step, and what they are compared with, for summary.json."""
+        compared = self._compare(rows, evaluations)
+        intervals, test = compared.pop("intervals"), evaluations.get("test")
+        # What chose the best step, which may differ in the last bits from the same weights restored.
+        dev = next(line for line in self.run.evaluations("dev") if line["step"] == self.best_step)
+        names = dict.fromkeys(("accuracy", "loss", self.config.task.metric))
+        return {
+            "dev": {**{name: dev[name] for name in names}, "intervals": intervals["dev"]},
+            "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
+            "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
+            **compared,
+        }
 
     def _compare(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
         """Return what `compare` says of the best step's evaluations beside the scores before training."""
