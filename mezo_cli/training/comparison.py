@@ -47,17 +47,22 @@ class Judged:
     right: np.ndarray
     drawn: Mapping[str, np.ndarray]
 
-    def intervals(self) -> dict[str, Interval]:
+    def intervals(self) -> dict[str, list[float]]:
         """Return name -> 95% interval."""
         rows = {"accuracy": wilson(int(self.right.sum()), len(self.right))}
-        return rows | {name: percentile(drawn) for name, drawn in self.drawn.items()}
+        return _as_lists(rows | {name: percentile(drawn) for name, drawn in self.drawn.items()})
 
     def minus(self, other: "Judged") -> dict[str, Any]:
         """Return the differences to other scores of the same rows, with `intervals`."""
         intervals = {"accuracy": paired_difference(other.right, self.right)}
         intervals |= {name: percentile(self.drawn[name] - drawn) for name, drawn in other.drawn.items()}
         values = {name: self.values[name] - value for name, value in other.values.items()}
-        return {**values, "intervals": intervals}
+        return {**values, "intervals": _as_lists(intervals)}
+
+
+def _as_lists(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
+    """Return intervals as JSON gives them back."""
+    return {name: list(interval) for name, interval in intervals.items()}
 
 
 def compare(config: Config, splits: Mapping[str, ScoredRows]) -> dict[str, Any]:
