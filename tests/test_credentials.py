@@ -2,12 +2,14 @@
 
 import io
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 
 from mezo_cli import system
 from mezo_cli.errors import without_credentials
+from mezo_cli.runs import sweep_record
 from mezo_cli.runs.run_json import initial_run_json
 from mezo_cli.training.loggers.logger_program import WithoutCredentials
 from tests.command_line import error_line, mezo
@@ -53,9 +55,11 @@ def test_the_hubs_address_in_lines_and_files(
     assert list(tmp_path.iterdir()) == [run]
 
 
-def test_the_command_line_in_run_json() -> None:
+def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["mezo", "train", f"logger.project={URL}"]
-    assert initial_run_json("", argv)["argv"] == [*argv[:2], "logger.project=http://127.0.0.1:9"]
+    monkeypatch.setattr(sys, "argv", argv)
+    for stored in (initial_run_json("", argv)["argv"], sweep_record.new([], None, []).argv):
+        assert stored == [*argv[:2], "logger.project=http://127.0.0.1:9"]
 
 
 def test_what_libraries_log(caplog: pytest.LogCaptureFixture) -> None:
