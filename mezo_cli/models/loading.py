@@ -20,6 +20,7 @@ from torch import nn
 
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
+from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.kind import ModelKind
@@ -125,16 +126,17 @@ def _load_model(
     folder: Path, kind: ModelKind, dtype: torch.dtype | str, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' report on the tensors of the files."""
-    model, report = getattr(transformers, kind.auto_class).from_pretrained(
-        folder,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `_check_missing` reports them
-        **options,
-    )
+    with releasing_file():
+        model, report = getattr(transformers, kind.auto_class).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `_check_missing` reports them
+            **options,
+        )
     return model, report
 
 

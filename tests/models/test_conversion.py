@@ -1,0 +1,41 @@
+"""The memory of a model that is loaded in another dtype than its file's."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from mezo_cli import models
+from mezo_cli.config.schema import ModelConfig
+from mezo_cli.models.conversion import SEQUENTIAL
+from mezo_cli.system import peak_memory, reset_peak_memory
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 113 MB in float32, no tensor of which is large."""
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4}
+    return tiny.roberta(tmp_path_factory.mktemp("model"), **shape)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_file_does_not_stay_in_memory_beside_the_converted_model(
+    checkpoint: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file and the model together are 1.5 times the file."""
+    monkeypatch.delenv(SEQUENTIAL, raising=False)
+    file = checkpoint / "model.safetensors"
+    config = ModelConfig(name="tiny", path=str(checkpoint), device="cpu", dtype=dtype)
+    models.load(ModelConfig(name="demo", path="demo", device="cpu"), models.MASKED_LM, ["a", "b"], 0)  # imports
+    reset_peak_memory()
+    before = peak_memory(torch.device("cpu"))
+    loaded = models.load(config, models.MASKED_LM, ["a", "b"], 0)
+    assert peak_memory(torch.device("cpu")) - before < 0.65 * file.stat().st_size
+    assert SEQUENTIAL not in os.environ
+    for name, value in safetensors.torch.load_file(file).items():
+        assert torch.equal(loaded.model.get_parameter(name), value.to(getattr(torch, dtype))), name
