@@ -179,6 +179,12 @@ def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
+def release_file_pages(tensor: Any) -> None:
+    """Release the memory of a tensor of a mapped checkpoint that has been converted, if it is one of 64 kB or more."""
+    if tensor.device.type == "cpu" and tensor.nbytes >= 1 << 16 and tensor.is_contiguous():
+        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, private_file_mappings())
+
+
 def reset_peak_memory() -> None:
     """Let `peak_memory` count from now on: the jobs of a sweep share a process.
 

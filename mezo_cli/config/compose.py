@@ -45,6 +45,7 @@ from mezo_cli.training.loggers import check_installed
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
+OWN_FOLDER = r"hydra\.(run\.dir|sweep\.dir|sweep\.subdir)="  # overrides of Hydra's node that are only texts
 COMPOSED = (  # what Hydra itself records in its node, and the grid of an experiment file
     "hydra.job.override_dirname",
     "hydra.overrides.",
@@ -324,7 +325,8 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
         _explain_files(error, choices)
         raise UserError(_explain_composition(error)) from error
-    _check_hydra_node(node, overrides)
+    if path or any("hydra" in text and not re.match(OWN_FOLDER, text) for text in overrides):
+        _check_hydra_node(node, overrides)  # composes a second time
     return node
 
 

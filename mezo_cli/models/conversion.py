@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mezo_cli.system import private_file_mappings, release_mapped_pages
+from mezo_cli.system import release_file_pages
 
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
-LEAST = 1 << 16  # bytes; smaller tensors are left to the pages around them
 
 
 @contextmanager
@@ -46,9 +45,3 @@ class _ReleaseConverted(TorchFunctionMode):
         if func is Tensor.to and result is not args[0]:
             release_file_pages(args[0])
         return result
-
-
-def release_file_pages(tensor: Tensor) -> None:
-    """Release the memory of a tensor of a mapped file, to which nothing was written; ignore other tensors."""
-    if tensor.device.type == "cpu" and tensor.nbytes >= LEAST and tensor.is_contiguous():
-        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, private_file_mappings())

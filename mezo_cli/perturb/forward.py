@@ -27,6 +27,7 @@ from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, graph_leaves
 from mezo_cli.perturb.storage import SEGMENT
+from mezo_cli.system import release_file_pages
 
 # The most tokens of a batch for which one forward computes both signs of a step, by type of device. On a CPU, drawing z
 # is a small part of the step in a larger batch, and the activations of two forwards are a large part of the memory.
@@ -251,8 +252,9 @@ class PerturbedForward:
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in own_parameters(module).values():
-                    if not p.requires_grad:
-                        p.data = p.data.to(dtype)
+                    if not p.requires_grad and p.dtype != dtype:
+                        stored, p.data = p.data, p.data.to(dtype)
+                        release_file_pages(stored)
 
     def exclude(self, module: nn.Module) -> None:
         """Restore a module's original forward: its caller gets the weights that it needs by `read`."""

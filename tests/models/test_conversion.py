@@ -1,6 +1,7 @@
 """The memory of a model that is loaded in another dtype than its file's."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import safetensors.torch
 import torch
 
 from mezo_cli import models
+from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.models.conversion import SEQUENTIAL
 from mezo_cli.objectives import reference_check
 from mezo_cli.system import peak_memory, reset_peak_memory
+from mezo_cli.training.setup import prepare
 from tests import tiny
 
 
@@ -52,3 +55,16 @@ def test_the_reference_of_two_bytes_is_computed_in_float32(checkpoint: Path, mon
         with reference_check.computing_in_float32(model):
             found = model(input_ids=ids).logits
         torch.testing.assert_close(found, model.float()(input_ids=ids).logits)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.usefixtures("eager_kernels")
+def test_nor_beside_frozen_weights_that_are_converted(checkpoint: Path) -> None:
+    """The embeddings stay mapped, and with them what was read of the file."""
+    words = [f"model.path={checkpoint}", "model.device=cpu", "data=demo", "peft=bias", "model.compute_dtype=bfloat16"]
+    session = prepare(build_config(words))
+    weight = session.loaded.model.get_parameter("base_model.model.roberta.encoder.layer.0.output.dense.weight")
+    assert weight.dtype == torch.bfloat16
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(checkpoint / "model.safetensors"))[1:]
+    resident = sum(1024 * int(re.search(r"^Rss: +(\d+)", part, re.M)[1]) for part in maps)  # type: ignore[index]
+    assert resident < 0.2 * (checkpoint / "model.safetensors").stat().st_size
