@@ -63,7 +63,7 @@ def test_nor_beside_frozen_weights_that_are_converted(checkpoint: Path) -> None:
     """The embeddings stay mapped, and with them what was read of the file."""
     words = [f"model.path={checkpoint}", "model.device=cpu", "data=demo", "peft=bias", "model.compute_dtype=bfloat16"]
     session = prepare(build_config(words))
-    weight = session.loaded.model.get_parameter("base_model.model.roberta.encoder.layer.0.output.dense.weight")
+    weight = session.loaded.model.get_parameter("roberta.encoder.layer.0.output.dense.weight")
     assert weight.dtype == torch.bfloat16
     maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(checkpoint / "model.safetensors"))[1:]
     resident = sum(1024 * int(re.search(r"^Rss: +(\d+)", part, re.M)[1]) for part in maps)  # type: ignore[index]
