@@ -29,8 +29,9 @@ def main() -> None:
         import traceback
 
         from mezo_cli.console import printable
+        from mezo_cli.errors import without_credentials
 
-        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+        print(printable(without_credentials(traceback.format_exc())), end="", file=sys.stderr)
         sys.exit(1)
     finally:  # a Ctrl-C from here on ends the process without a traceback
         import signal

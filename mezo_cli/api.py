@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli import system
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.training.prediction import Prediction
     from mezo_cli.training.setup import Session
 
 log = logging.getLogger("mezo")
-
-TOO_LATE = system.set_library_defaults()  # here, so that `from mezo_cli import finetune` before torch is enough
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,9 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model and return the summary and the run directory.
 
-    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line when this
-    function is imported. If torch was imported before, they have been loaded without it, and the log says so.
+    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line. If torch
+    was imported before this call, they have been loaded without it, and the log says so. torch's precision of matrix
+    products is afterwards as it was.
 
     Args:
         model: a choice of `model=` (roberta-large, demo, ...), a hub id, or a local folder.
@@ -70,6 +69,7 @@ def finetune(
         RunStopped: when training has taken `max_seconds`; `mezo resume` goes on with the run.
         RunFailed: when the run fails after training began.
     """
+    too_late = system.set_library_defaults()
     from mezo_cli.commands.execute import execute
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
@@ -100,13 +100,13 @@ def finetune(
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
-        if TOO_LATE:
-            log.info("torch was imported before mezo_cli.finetune, so without %s: it may be slower", " ".join(TOO_LATE))
+        if too_late:
+            log.info("torch was imported before finetune was called, so without %s: it may be slower", join(too_late))
         for split, lines in rows.items():
             run.save_rows(split, lines)
 
     console = make_console()
-    with console_logging(console):
+    with console_logging(console), system.keeping_matmul_precision():
         return Finetuned(execute(run, config, console, prepare=store), folder)
 
 
@@ -139,10 +139,10 @@ class LoadedRun:
 
         if isinstance(rows, str):
             raise UserError(f"predict({rows[:40]!r}): a list of texts is expected, not one text")
-        return predict(
-            self._session,
-            [from_row(row, f"row {number}", self._session.config.task) for number, row in enumerate(rows)],
-        )
+        config = self._session.config
+        examples = [from_row(row, f"row {number}", config.task) for number, row in enumerate(rows)]
+        with system.keeping_matmul_precision(config.model.matmul_precision):
+            return predict(self._session, examples)
 
 
 def load(
@@ -158,11 +158,13 @@ def load(
     Raises:
         UserError: when there is no such run or checkpoint; its text is one line.
     """
+    system.set_library_defaults()
     from mezo_cli.commands.open_run import open_run
     from mezo_cli.console import console_logging, make_error_console
 
     wanted = None if checkpoint == "best" else str(checkpoint)
-    with console_logging(make_error_console()):  # it shows what is downloaded, and long replays
+    # The log shows what is downloaded, and long replays.
+    with console_logging(make_error_console()), system.keeping_matmul_precision():
         opened = open_run(Path(run).expanduser(), wanted, None if base is None else Path(base).expanduser())
         return LoadedRun(opened.load())
 

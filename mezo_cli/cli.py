@@ -13,8 +13,16 @@ import typer
 
 from mezo_cli.config.completion import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
-from mezo_cli.errors import RunFailed, RunStopped, UserError, is_interruption, join
-from mezo_cli.system import discard_output, package_version, set_library_defaults, termination_as_keyboard_interrupt
+from mezo_cli.errors import FULL, RunFailed, RunStopped, UserError, is_interruption, join, without_credentials
+from mezo_cli.system import (
+    LOST_OUTPUT,
+    discard_output,
+    logs_without_credentials,
+    package_version,
+    prepare_standard_streams,
+    set_library_defaults,
+    termination_as_keyboard_interrupt,
+)
 
 app = typer.Typer(
     name="mezo",
@@ -124,7 +132,11 @@ def evaluate(
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or sweep directory.", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="When it ends: steps, patience, max_seconds.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="When it ends: steps, patience, max_seconds; engine.python; of a sweep the launcher.",
+        ),
     ] = None,
     retry_failed: RetryFailed = False,
     from_sound_prefix: Annotated[
@@ -211,7 +223,7 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
 ) -> None:
-    """Hand a run on: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
+    """Share a run: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
     from mezo_cli.commands import export as command
 
     command.export(run, out, checkpoint, trajectory, base, push, private)
@@ -303,12 +315,12 @@ def data(
 def doctor(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks, after loading.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the doubts only.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print doubts and unknowns only.")] = False,
 ) -> None:
-    """Check a set-up before training: label words, data, what is tuned, signal, cost. Writes nothing."""
+    """Check a setup before training: label words, data, what is tuned, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor as command
@@ -344,8 +356,9 @@ def env() -> None:
 
 def main(run: Callable[..., Any] = app) -> None:
     """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
+    prepare_standard_streams()
     set_library_defaults()
-    with silent_followers(), termination_as_keyboard_interrupt():
+    with silent_followers(), logs_without_credentials(), termination_as_keyboard_interrupt():
         _run(run)
 
 
@@ -353,6 +366,7 @@ def _run(run: Callable[..., Any]) -> NoReturn:
     try:
         _check_working_directory()
         status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
+        _flush_output()
     except UserError as error:
         _fail(str(error), 2)
     except RunFailed as error:
@@ -367,10 +381,33 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         discard_output(sys.stdout)  # or the flush at exit complains once more
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
-        _fail(str(error), 2)
+        full = error.errno in FULL
+        _fail(str(_lost(error)) if full and error.filename is None else str(error), 1 if full else 2)
     if status == 130:  # newer Typers answer Ctrl-C themselves
         _fail("interrupted", 130)
     sys.exit(status or 0)
+
+
+def _flush_output() -> None:
+    """Write what is buffered for standard output.
+
+    Raises:
+        RunFailed: when something could not be written there: now, or a log line before (a run goes on without).
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        LOST_OUTPUT.append(error)
+    if LOST_OUTPUT:
+        discard_output(sys.stdout)
+        raise _lost(LOST_OUTPUT[0])
+
+
+def _lost(error: OSError) -> RunFailed:
+    LOST_OUTPUT.clear()
+    return RunFailed(f"standard output: cannot be written: {error.strerror}")
 
 
 def _check_working_directory() -> None:
@@ -386,10 +423,23 @@ def _usage(error: Any) -> str:
 
     commands = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
-    option = str(getattr(error, "option_name", None) or "").lstrip("-")
-    if "such option" in message and option in {*groups(), *all_keys()}:
-        return f"{message} Settings are given without dashes: {option}=..."
+    option = str(getattr(error, "option_name", None) or "")
+    name = option.lstrip("-").replace("-", "_")
+    keys = [key for key in (*groups(), *all_keys()) if key == name or key.endswith(f".{name}")]
+    if "such option" in message and keys:
+        value = _value_after(option)
+        keys = [name] if name in keys else keys
+        return f"{message} Settings are given without dashes: {' or '.join(f'{key}={value}' for key in keys)}"
     return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
+
+
+def _value_after(option: str) -> str:
+    """Return the value that the command line gives an option; "..." if none can be seen."""
+    for word, after in zip(sys.argv, [*sys.argv[1:], "-"], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else "..." if after.startswith("-") or "=" in after else after
+    return "..."
 
 
 def _fail(text: str, status: int) -> NoReturn:
@@ -399,7 +449,7 @@ def _fail(text: str, status: int) -> NoReturn:
         text, status = "interrupted", 130
     try:
         sys.stdout.flush()
-        print_line(f"error: {' '.join(text.split())}", sys.stderr)
+        print_line(f"error: {without_credentials(' '.join(text.split()))}", sys.stderr)
     except OSError:  # the terminal is gone; the flush at exit would end with another status
         discard_output(sys.stdout)
         discard_output(sys.stderr)

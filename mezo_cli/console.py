@@ -22,7 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from mezo_cli.system import discard_output
+from mezo_cli.errors import FULL, without_credentials
+from mezo_cli.system import LOST_OUTPUT, discard_output
 
 log = logging.getLogger("mezo")
 
@@ -68,11 +69,11 @@ class LogFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """Return the line of a record."""
-        return printable(re.sub(r"\s*\n\s*", " ", super().formatMessage(record)))
+        return printable(without_credentials(re.sub(r"\s*\n\s*", " ", super().formatMessage(record))))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Return the traceback of a record."""
-        return printable(super().formatException(ei))
+        return printable(without_credentials(super().formatException(ei)))
 
 
 # --- progress ---
@@ -269,11 +270,17 @@ def make_table(first: str, *columns: str) -> TextTable:
 
 
 class _PlainHandler(logging.StreamHandler):
-    """Plain log lines. A closed pipe (`| head`, a lost connection) does not stop a run: train.log has every line."""
+    """Plain log lines. A closed pipe (`| head`, a lost connection) does not stop a run: train.log has every line.
+
+    Nor does a full disk, which the command reports when it ends.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        if not isinstance(sys.exc_info()[1], OSError):
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
             super().handleError(record)
+        elif error.errno in FULL and self.stream is sys.stdout:
+            LOST_OUTPUT.append(error)
 
 
 @contextmanager

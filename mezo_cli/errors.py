@@ -4,7 +4,11 @@ Every module raises `UserError` for what the user can correct; cli.py prints it 
 """
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it, is full
 
 
 class UserError(Exception):
@@ -34,6 +38,19 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """Return an error's whole text as one line, or the name of its type."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+# `user:password@` of an address, also with a slash that should have been encoded, and the values of such parameters.
+_CREDENTIALS = re.compile(
+    r"(?<=://)(?:[^\s/?#]*@|[^\s/:?#]*:(?!\d+(?:[/?#\s]|$))\S*@)"
+    r"|(?<=[?&])([^=\s&#]*(?:token|key|secret|password|signature|credential)[^=\s&#]*=)[^\s&#'\")]+",
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the user names, passwords and keys of the addresses (`https://...`) in it."""
+    return _CREDENTIALS.sub(lambda found: f"{found[1]}..." if found[1] else "", text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

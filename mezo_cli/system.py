@@ -5,6 +5,8 @@ import ctypes
 import functools
 import gc
 import hashlib
+import io
+import logging
 import mmap
 import os
 import platform
@@ -19,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mezo_cli.errors import first_line
+from mezo_cli.errors import first_line, without_credentials
 
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
@@ -39,6 +41,24 @@ def set_library_defaults() -> list[str]:
     unset = [name for name in LIBRARY_DEFAULTS if name not in os.environ]
     os.environ.update({name: LIBRARY_DEFAULTS[name] for name in unset})
     return [f"{name}={LIBRARY_DEFAULTS[name]}" for name in unset] if "torch" in sys.modules else []
+
+
+@contextlib.contextmanager
+def keeping_matmul_precision(inside: str | None = None) -> Iterator[None]:
+    """Let torch's precision of float32 matrix products be `inside` (None: as it is) in the block, then as before.
+
+    torch may be imported inside: then it ends as torch begins, "highest".
+    """
+    torch = sys.modules.get("torch")
+    before = "highest" if torch is None else torch.get_float32_matmul_precision()
+    if torch is not None and inside is not None:
+        torch.set_float32_matmul_precision(inside)
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_float32_matmul_precision(before)
 
 
 def package_version() -> str:
@@ -159,6 +179,12 @@ def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
+def release_file_pages(tensor: Any) -> None:
+    """Release the memory of a tensor of a mapped checkpoint that has been converted, if it is one of 64 kB or more."""
+    if tensor.device.type == "cpu" and tensor.nbytes >= 1 << 16 and tensor.is_contiguous():
+        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, private_file_mappings())
+
+
 def reset_peak_memory() -> None:
     """Let `peak_memory` count from now on: the jobs of a sweep share a process.
 
@@ -189,11 +215,47 @@ def peak_memory(device: Any) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def prepare_standard_streams() -> None:
+    """Open the standard streams that the process was started without, and let every character be printed.
+
+    A closed stream is as /dev/null, as git has it: else the next file to be opened would get its descriptor, and what
+    C libraries print. A character that the encoding of the output lacks (the locale C) becomes an escape: `\\xe9`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each opens the lowest free descriptor
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (it stays open)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
+
+
 def discard_output(stream: IO[str]) -> None:
     """Discard what is written to a stream from now on, and what it has buffered: its reader or its terminal is gone."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+@contextlib.contextmanager
+def logs_without_credentials() -> Iterator[None]:
+    """Cut credentials from every log record made inside the block: libraries log the addresses that they ask."""
+    before = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = before(*args, **kwargs)
+        with contextlib.suppress(Exception):  # a record that cannot be formatted is its handler's to report
+            record.msg, record.args = without_credentials(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
@@ -274,11 +336,27 @@ def import_torch() -> None:
     Raises:
         KeyboardInterrupt: when a signal came.
     """
+    _check_compile_cache()
     came: list[int] = []
     with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
         import torch  # noqa: F401
     if came:
         raise KeyboardInterrupt
+
+
+def _check_compile_cache() -> None:
+    """Take torch's own folder for compiled code if that of TORCHINDUCTOR_CACHE_DIR cannot be made, and say so.
+
+    torch makes it when transformers is imported, and would fail there.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        text = "warning: TORCHINDUCTOR_CACHE_DIR=%s cannot be made (%s): compiled code goes to torch's own folder"
+        logging.getLogger("mezo").warning(text, folder, error.strerror)
 
 
 @contextlib.contextmanager

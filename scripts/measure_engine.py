@@ -68,7 +68,7 @@ def start(python: Path, model: Path, length: int, prefix_cache: bool) -> EngineP
 
 def ask(engine: EngineProcess, prompts: list[list[int]]) -> torch.Tensor:
     """Return the scores of a forward with weights that count as changed: [rows, tokens]."""
-    engine.call("update", terms=[], decays=[])
+    engine.call("update", terms=[], decays=[], decay_in_float64=True)
     return torch.tensor(engine.call("score", prompts=prompts, tokens=[TOKENS] * len(prompts), weights=[{}])[0])
 
 

@@ -3,15 +3,20 @@
     python scripts/measure_storage.py load --shape roberta-large     peak of anonymous memory while a model is loaded
     python scripts/measure_storage.py step --shape roberta-large     peak and time of a step, each storage in turn
     python scripts/measure_storage.py step --shape opt-1.3b --storage bfloat16 --compute bfloat16
+    python scripts/measure_storage.py run --shape roberta-large --rows 4 --tokens 128 --steps 10
+                                                                     peak of all of a run, as its summary.json has it
 
 The weights are random, in a folder that is made under `--folder` and used again. Batches have `--rows` rows of
 `--tokens` tokens. `load` samples RssAnon of /proc/self/status every millisecond in a process of its own, until the
 weights are in their final storage, and compares it with the size of the stored model: what the weights take in the
 dtype of `model.dtype`. The peak of `step` is VmHWM less what the imported libraries take, as in bench_step.py, also in
-processes of their own; times are of one process, in turn. Linux only.
+processes of their own; times are of one process, in turn. `run` is `mezo train` with an evaluation in the middle and at
+the end, `--rows` rows each, without checkpoints; VmRSS is sampled. For a CPU without AVX-512 set
+ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2. Linux only.
 """
 
 import argparse
+import importlib
 import json
 import shutil
 import statistics
@@ -21,6 +26,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import safetensors.torch
 import torch
@@ -28,12 +34,16 @@ import transformers
 from process_memory import memory, reset_peak
 
 from mezo_cli import models
+from mezo_cli.commands.execute import execute
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import make_console
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
+from mezo_cli.runs import Run
 from mezo_cli.system import trim_malloc
 from mezo_cli.training.setup import Session, prepare
 
@@ -104,10 +114,10 @@ def config_of(folder: Path, shape: str, storage: str, compute: str, *more: str) 
 
 
 class Sampler:
-    """Samples RssAnon in a thread of its own; `peak` is the highest value in bytes."""
+    """Samples a field of /proc/self/status in a thread of its own; `peak` is the highest value in bytes."""
 
-    def __init__(self) -> None:
-        self.peak, self._done = 0, threading.Event()
+    def __init__(self, field: str = "RssAnon") -> None:
+        self.field, self.peak, self._done = field, 0, threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "Sampler":
@@ -120,7 +130,7 @@ class Sampler:
 
     def _sample(self) -> None:
         while not self._done.wait(0.001):
-            self.peak = max(self.peak, memory("RssAnon"))
+            self.peak = max(self.peak, memory(self.field))
 
 
 def load_peak(config: Config) -> dict[str, float]:
@@ -195,6 +205,33 @@ def step_peak(config: Config, rows: int, tokens: int, steps: int) -> dict[str, A
     }
 
 
+def run_peak(config: Config, out: Path, steps: int) -> dict[str, Any]:
+    """Train as `mezo train` does. Return VmRSS after the imports, at most in steps 2 to `steps`, and the run's peak."""
+    importlib.import_module("transformers.models.roberta.modeling_roberta")
+    imports, in_steps, take = memory("VmRSS"), 0, Session.step
+
+    def step(session: Session, rows: Any, number: int) -> Any:
+        nonlocal in_steps
+        with Sampler("VmRSS") as sampler:
+            result = take(session, rows, number)
+        in_steps = max(in_steps, sampler.peak, memory("VmRSS")) if number else 0
+        return result
+
+    with patch.object(Session, "step", step):
+        execute(Run.create(out, to_yaml(config), sys.argv), config, make_console())
+    peak = json.loads((out / "summary.json").read_text(encoding="utf-8"))["peak_memory_bytes"]
+    return {"imports": imports, "steps": in_steps, "peak": peak}
+
+
+def write_rows(folder: Path, rows: int, tokens: int) -> Path:
+    """Write train, dev and test of `rows` rows that are longer than `tokens` tokens: the task cuts them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "dev", "test"):
+        lines = [f"{' '.join(['a film'] * tokens)} {number},{number % 2}" for number in range(rows)]
+        (folder / f"{split}.csv").write_text("\n".join(["sentence,label", *lines, ""]), encoding="utf-8")
+    return folder
+
+
 def in_process(words: list[str]) -> dict[str, Any]:
     """Run this script with `words` and return the JSON of its last line."""
     done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
@@ -224,6 +261,21 @@ def measure_load(args: argparse.Namespace) -> None:
             stored = found["stored"]
             ratios = f"{found['peak'] / stored:.3f} | {found['after'] / stored:.3f}"
             print(f"| {file} | {storage} | {stored / 1e9:.2f} GB | {ratios} |", flush=True)
+
+
+def measure_run(args: argparse.Namespace) -> None:
+    """Print the peak of a run for each storage."""
+    print("| stored as | imports GB | peak GB | peak beyond imports | / float32 | peak / largest of steps 2 on |")
+    print("|---|---|---|---|---|---|")
+    base = 0
+    for storage in args.storage.split(","):
+        words = ["run", "--one", "--storage", storage, "--compute", "float32"]
+        words += [f"--{key}={getattr(args, key)}" for key in ("shape", "file", "rows", "tokens", "steps", "folder")]
+        found = in_process(words)
+        beyond = found["peak"] - found["imports"]
+        base = base or beyond
+        cells = f"{found['imports'] / 1e9:.2f} | {found['peak'] / 1e9:.2f} | {beyond / 1e9:.2f} | {beyond / base:.2f}"
+        print(f"| {storage} | {cells} | {found['peak'] / found['steps']:.2f} |", flush=True)
 
 
 def measure_step(args: argparse.Namespace) -> None:
@@ -262,7 +314,7 @@ def measure_step(args: argparse.Namespace) -> None:
 def main() -> None:
     """Measure, or with --one measure one case and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("load", "step"))
+    parser.add_argument("what", choices=("load", "step", "run"))
     parser.add_argument("--shape", default="roberta-large", choices=SHAPES)
     parser.add_argument("--storage", default="float32,bfloat16,float16")
     parser.add_argument("--compute", default="float32,bfloat16")
@@ -278,10 +330,19 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.one:
-        (measure_load if args.what == "load" else measure_step)(args)
+        {"load": measure_load, "step": measure_step, "run": measure_run}[args.what](args)
         return
-    config = config_of(make_folder(args.folder, args.shape, args.file), args.shape, args.storage, args.compute)
-    found = load_peak(config) if args.what == "load" else step_peak(config, args.rows, args.tokens, args.steps)
+    folder, case = make_folder(args.folder, args.shape, args.file), (args.shape, args.storage, args.compute)
+    if args.what == "run":
+        out, sizes = args.folder / "run", [f"{key}={args.rows}" for key in ("batch_size", "eval_batch_size")]
+        data = ["data=files", f"data.dir={write_rows(args.folder / 'rows', args.rows, args.tokens)}"]
+        words = [*data, *sizes, f"task.first_limit={args.tokens - 6}", f"steps={args.steps}", "checkpoint=trajectory"]
+        shutil.rmtree(out, ignore_errors=True)
+        found = run_peak(config_of(folder, *case, *words, f"eval_every={args.steps // 2}"), out, args.steps)
+    elif args.what == "load":
+        found = load_peak(config_of(folder, *case))
+    else:
+        found = step_peak(config_of(folder, *case), args.rows, args.tokens, args.steps)
     print(json.dumps(found))
 
 

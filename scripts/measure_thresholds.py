@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.data import load_splits
+from mezo_cli.diagnosis.separation import auc
+from mezo_cli.training.baselines import best_threshold
 from mezo_cli.training.setup import Session, prepare
 
 
@@ -36,20 +38,6 @@ def scores(session: Session, rows: list[Example]) -> tuple[NDArray[np.float64], 
 def accuracy(found: NDArray[np.float64], labels: NDArray[np.int64], threshold: float) -> float:
     """Return the share of rows whose label is 1 where the score is above the threshold, and 0 elsewhere."""
     return float(np.mean((found > threshold) == labels))
-
-
-def best_threshold(found: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Return the threshold of highest accuracy: midway between two neighbouring scores, the lowest of equal ones."""
-    ordered = np.sort(found)
-    middles = [ordered[0] - 1.0, *((ordered[1:] + ordered[:-1]) / 2), ordered[-1] + 1.0]
-    return float(max(middles, key=lambda middle: accuracy(found, labels, middle)))
-
-
-def auc(found: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Return the share of pairs of a row of each label in which label 1 has the higher score; a tie counts one half."""
-    ones, zeros = found[labels == 1], np.sort(found[labels == 0])
-    below, not_above = np.searchsorted(zeros, ones, "left"), np.searchsorted(zeros, ones, "right")
-    return float((below + not_above).sum() / (2 * len(ones) * len(zeros)))
 
 
 def main() -> None:
@@ -75,7 +63,7 @@ def main() -> None:
             found, labels = scores(session, list(rows))
             points = (accuracy(found, labels, at) for at in (0.0, float(np.median(found)), threshold))
             cells = " | ".join(f"{100 * point:.1f}" for point in points)
-            print(f"| {name} | {len(rows)} | {cells} | {auc(found, labels):.3f} |", flush=True)
+            print(f"| {name} | {len(rows)} | {cells} | {auc(found, labels == 1):.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`finetune(...)`: the command line's own path in one call."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 import transformers
 
 import mezo_cli
@@ -178,15 +180,23 @@ def test_the_callers_program_is_left_as_it_was(roberta: Path, movies: Path, caps
 def test_the_libraries_settings_are_those_of_the_command_line(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are set when the function is imported; where torch came before, the log says that it is too late."""
-    code = "import os; from mezo_cli import finetune; print(os.environ['OMP_WAIT_POLICY'])"
+    """They are set by the call, not by the import; where torch came before, the log says that it is too late."""
+    code = "import os; from mezo_cli import finetune; print('OMP_WAIT_POLICY' in os.environ)"
     env = {key: value for key, value in environment().items() if key not in api.system.LIBRARY_DEFAULTS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "PASSIVE\n"
-    monkeypatch.setattr(api, "TOO_LATE", ["OMP_WAIT_POLICY=PASSIVE"])
-    mezo_cli.finetune(str(roberta), "sst2", movies, output_dir="run", **{**SETTINGS, "steps": 1})
-    line = "torch was imported before mezo_cli.finetune, so without OMP_WAIT_POLICY=PASSIVE"
+    assert done.stdout == "False\n"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        mezo_cli.finetune(str(roberta), "sst2", movies, output_dir="run", **{**SETTINGS, "steps": 1})
+        mezo_cli.load("run").predict(["fine"])
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    line = "torch was imported before finetune was called, so without OMP_WAIT_POLICY=PASSIVE"
     assert line in Path("run/train.log").read_text()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_the_package_offers_it_and_nothing_else() -> None:

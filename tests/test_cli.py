@@ -1,5 +1,6 @@
 """The command line: exit statuses, one-line errors, --cfg, and how little `mezo --help` loads."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -14,8 +15,10 @@ import yaml
 from mezo_cli import cli
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.keys import all_keys
+from mezo_cli.console import training_output
 from mezo_cli.errors import UserError
 from tests.command_line import environment, error_line, mezo, process
+from tests.report.run_directories import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +94,11 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["replay", "x"], "Missing option"),
         (["replay", "x", "--step", "a", "--out", "b"], "--step"),
         (["train", "demo"], "(did you mean model=demo or data=demo or experiment=demo?)"),
-        (["train", "--steps", "5"], "Settings are given without dashes: steps=..."),
-        (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=..."),
+        (["train", "--steps", "5"], "Settings are given without dashes: steps=5"),
+        (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=demo"),
+        (["train", "--lr", "1e-3"], "Settings are given without dashes: optimizer.lr=1e-3"),
+        (["train", "--weight-decay", "seed=1"], "Settings are given without dashes: optimizer.weight_decay=..."),
+        (["train", "--path"], "task.hub.path=... or model.path=..."),
         (["runs"], "there is no folder outputs/ here"),
         (["train", "nosuch=1"], "unknown key 'nosuch'"),
         (["train", "task=nosuch"], "allowed: cola"),
@@ -145,6 +151,38 @@ def test_a_closed_pipe_ends_quietly(here: Path) -> None:
     done = subprocess.run(command, cwd=here, env=environment(), stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("runs . >&-", 0, "", ""),
+        ("runs caf\xe9 2>&-", 2, "", ""),
+        ("runs . > /dev/full", 1, "", "error: standard output: cannot be written: No space left on device\n"),
+        ("--help > /dev/full", 1, "", "error: standard output: cannot be written: No space left on device\n"),
+        ("runs r\xe9sum\xe9 -q", 0, "r\\xe9sum\\xe9/r\n", ""),
+    ],
+)
+def test_odd_standard_streams(command: str, code: int, out: str, err: str, here: Path) -> None:
+    """Closed, on a full disk, or in an encoding that lacks a character."""
+    make_run(here / "r\xe9sum\xe9" / "r")
+    locale = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}
+    words = ["sh", "-c", f"exec {sys.executable} -m mezo_cli {command}"]
+    done = subprocess.run(words, cwd=here, env=environment(**locale), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+def test_a_log_that_cannot_be_written_is_reported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run goes on without the lines on standard output: train.log has them."""
+
+    def logs(**_: object) -> None:
+        with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            with training_output(quiet=False):
+                logging.getLogger("mezo").info("step 1")
+
+    ended = mezo(run=logs)
+    assert (ended.code, ended.err) == (1, "error: standard output: cannot be written: No space left on device\n")
 
 
 def test_version_is_printed() -> None:

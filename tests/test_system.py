@@ -71,6 +71,17 @@ def test_library_defaults_are_set_and_reported_when_torch_is_there_already(monke
     assert system.set_library_defaults() == []
 
 
+def test_a_folder_for_compiled_code_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch makes it when transformers is imported, long before anything is compiled."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "x"))
+    system.import_torch()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert "file/x cannot be made (Not a directory): compiled code goes to torch's own folder" in caplog.text
+
+
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system.platform, "libc_ver", lambda: ("musl", "1.2"))
     system._malloc_trim.cache_clear()

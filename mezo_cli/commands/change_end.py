@@ -1,5 +1,6 @@
 """`mezo resume RUN steps=N ...`: change when a stored run ends. Nothing that a step computes can be changed."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
             )
         given[key] = None if value == "null" else value
     new = build({**to_dict(config), **given})
+    if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
+        new = dataclasses.replace(new, log_every=config.log_interval)
     if new.steps < config.steps:
         raise UserError(f"steps={new.steps}: {run.path} has steps={config.steps}, which can only be raised")
     tied = optimizer_class(config.optimizer).tied_to_steps(config.optimizer)

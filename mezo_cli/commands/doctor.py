@@ -1,6 +1,7 @@
-"""`mezo doctor`: check a set-up before it is trained, in plain lines or as JSON."""
+"""`mezo doctor`: check a setup before it is trained, in plain lines or as JSON."""
 
 import json
+import logging
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from mezo_cli.config.choices import find_choices
 from mezo_cli.config.schema import Config
 from mezo_cli.config.sweep_plan import describe_job, plan_sweep
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.diagnosis.findings import DOUBT, Finding, Section, count
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, UNKNOWN, Finding, Section, count
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.runs import Run
 from mezo_cli.system import device_name, import_torch
@@ -22,8 +23,10 @@ from mezo_cli.system import device_name, import_torch
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
     from mezo_cli.diagnosis.prepared import Prepared
 
+log = logging.getLogger("mezo")
+
 WIDTH = 80
-INDENT = 9  # of the text behind the verdict
+INDENT = 10  # of the text behind the verdict
 
 
 def doctor(
@@ -42,13 +45,14 @@ def doctor(
         seconds: for the checks, after loading.
         as_json: print one JSON document.
         config_dir: the user's config folder.
-        quiet: print the doubts only.
+        quiet: print the doubts and what could not be measured only.
 
     Raises:
         UserError: for whatever `train` would refuse, in its words.
     """
     with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
         plan = _plan(overrides, multirun, config_dir)
+        log.info("loading %s and its data; the checks come after that, --seconds %g", _short(plan.config), seconds)
         import_torch()
         from mezo_cli.diagnosis.prepared import prepare_run
 
@@ -99,13 +103,13 @@ def _document(prepared: "Prepared", plan: Plan, sections: list[Section]) -> dict
         "jobs": len(plan.jobs),
         "measured_on": plan.first or None,
         "loading_seconds": round(prepared.seconds, 3),
-        "doubts": _doubts(sections),
+        **{f"{verdict}s": _number_of(verdict, sections) for verdict in (DOUBT, UNKNOWN, NOTE)},
         "checks": [section.record() for section in sections],
     }
 
 
 def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds: float) -> None:
-    """Print each section as it is done, then what was cut and the number of doubts."""
+    """Print each section as it is done, then what was cut and the number of findings to look at."""
     config = plan.config
     _wrap(
         f"{config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
@@ -128,20 +132,21 @@ def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds
     print_line()
     cut = [f"{section.title}: {'; '.join(section.cut)}" for section in done if section.cut]
     if cut:
-        print_line(f"cut by the time limit (--seconds {seconds:g} gives more when it is raised):")
+        print_line(f"not measured within --seconds {seconds:g} (raise it for more):")
         for text in cut:
             _wrap(text, "  ")
-    doubts = _doubts(done)
-    print_line(f"{doubts} doubt{'' if doubts == 1 else 's'}" if doubts else "no doubts")
+    doubts, unknowns, notes = (_number_of(verdict, done) for verdict in (DOUBT, UNKNOWN, NOTE))
+    told = [f"{unknowns} unknown"] * bool(unknowns) + [count(notes, "note")] * bool(notes)
+    print_line(", ".join([count(doubts, "doubt") if doubts else "no doubts", *told]))
 
 
 def _show_doubts(sections: Iterator[Section]) -> None:
-    """Print the doubts of each section as it is done."""
+    """Print the doubts of each section as it is done, and what could not be told."""
     for section in sections:
-        doubts = [finding for finding in section.findings if finding.verdict == DOUBT]
-        if doubts:
+        findings = [finding for finding in section.findings if finding.verdict in (DOUBT, UNKNOWN)]
+        if findings:
             print_line(section.title)
-        for finding in doubts:
+        for finding in findings:
             _show_finding(finding)
         sys.stdout.flush()
 
@@ -164,8 +169,8 @@ def _wrap(text: str, start: str = "") -> None:
         print_line(line)
 
 
-def _doubts(sections: Sequence[Section]) -> int:
-    return sum(finding.verdict == DOUBT for section in sections for finding in section.findings)
+def _number_of(verdict: str, sections: Sequence[Section]) -> int:
+    return sum(finding.verdict == verdict for section in sections for finding in section.findings)
 
 
 def _short(config: Config) -> str:

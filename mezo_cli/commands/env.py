@@ -5,6 +5,7 @@ import platform
 
 from mezo_cli import system
 from mezo_cli.console import print_line
+from mezo_cli.errors import without_credentials
 
 
 def env() -> None:
@@ -23,4 +24,4 @@ def env() -> None:
         "commit": system.git_commit() or "not a checkout",
     }
     for name, value in lines.items():
-        print_line(f"{name:14} {value}")
+        print_line(f"{name:14} {without_credentials(value)}")

@@ -3,14 +3,17 @@
 import logging
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from mezo_cli.config.own_code import has_own_python
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration, print_line, relative_path
+from mezo_cli.report import untrained
 from mezo_cli.runs import Run
 from mezo_cli.system import import_torch
 
@@ -24,6 +27,8 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
     """
     with run.tracked():
         prepare()
+        if run.writes and has_own_python(config):
+            run.update(own_engine_python=True)  # so that `mezo resume` asks for it
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
@@ -43,16 +48,25 @@ def announce(path: Path, quiet: bool) -> None:
 
 
 def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
-    """Log the scores before training and at the best checkpoint, which the task's metric has chosen."""
+    """Log the scores before training and at the best checkpoint, which the task's metric has chosen, and baselines."""
     first = run.evaluations("dev")[0]
     best, test = summary["best"]["step"], summary["test"]
+    rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
+    rows += [("test before training", summary.get("test_before"), 0)]
+    rows += [(one.name, one.scores, 0) for one in untrained.baselines(summary)]
+    rows += [("test at best", test, best)]
     own = "" if metric == "accuracy" else f"{metric:>8}  "
-    log.info("%-19s  %saccuracy    loss  at step", "", own)
-    rows = [("dev before training", first, 0), ("dev best", summary["dev"], best), ("test at best", test, best)]
+    width = max(len(name) for name, scores, _ in rows if scores is not None)
+    log.info("%-*s  %saccuracy    loss  at step  95%% interval", width, "", own)
     for name, scores, step in rows:
         if scores is not None:
             score = f"{scores[metric]:8.3f}  " if own else ""
-            log.info("%-19s  %s%7.1f%%  %6.4f  %7d", name, score, 100 * scores["accuracy"], scores["loss"], step)
+            loss = f"{scores['loss']:6.4f}" if "loss" in scores else " " * 6
+            between = untrained.interval(scores, metric)
+            line = f"{name:{width}}  {score}{100 * scores['accuracy']:7.1f}%  {loss}  {step:7d}  {between}"
+            log.info("%s", line.rstrip())
+    for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
+        log.info("%s", said)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",
         summary["steps"],

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,10 +78,11 @@ def predict(
             check_same_weights(session, ranks)
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
-            found = _answer_lines(session, quiet) if stream else _predict(session, rows or _read_lines(task))
+            found = [] if stream else _predict(session, rows or _read_lines(task))
+            cut = _answer_lines(session, quiet) if stream else Counter(one.cut for one in found)
     if ranks is not None and not ranks.is_first:
         return
-    _warn_of_cut_rows(found, session.encoder.max_length)
+    _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:
         try:
             write_atomically(out, _FORMATS[out.suffix](found, task))
@@ -112,22 +114,26 @@ def _predict(session: "Session", rows: list[Example]) -> list["Prediction"]:
         return predict_rows(session, rows, report)
 
 
-def _answer_lines(session: "Session", quiet: bool) -> list["Prediction"]:
-    """Print the prediction of each line of standard input when it has come."""
+def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
+    """Print the prediction of each line of standard input when it has come; return how many rows were cut, or not.
+
+    No prediction is kept: the lines may come for ever (`tail -f`).
+    """
     from mezo_cli.training.prediction import predict as predict_rows
 
     task = session.config.task
     if sys.stdin.isatty() and not quiet:
         fields = f", its {join(task.columns)} separated by tabs" if len(task.columns) > 1 else ""
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
-    found = []
+    cut = Counter[bool]()
     for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
-        found += predict_rows(session, [row])
-        _print(found[-1:], quiet)
+        found = predict_rows(session, [row])
+        _print(found, quiet)
         sys.stdout.flush()
-    if not found:
+        cut[found[0].cut] += 1
+    if not cut:
         raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
-    return found
+    return cut
 
 
 # --- output ---
@@ -151,11 +157,11 @@ def _print(found: Sequence["Prediction"], quiet: bool) -> None:
         print_line(line if width is None or len(line) <= width else line[: width - 3] + "...")
 
 
-def _warn_of_cut_rows(found: Sequence["Prediction"], max_length: int) -> None:
-    cut = sum(one.cut for one in found)
+def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
+    cut = counts[True]
     if cut:
         verb = "was" if cut == 1 else "were"
-        text = f"note: {cut} of {len(found)} rows {verb} longer than {max_length} tokens and {verb} cut"
+        text = f"note: {cut} of {counts.total()} rows {verb} longer than {max_length} tokens and {verb} cut"
         print_line(text, sys.stderr)
 
 

@@ -8,6 +8,7 @@ from mezo_cli.commands.change_end import apply_new_end, with_new_end
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.open_run import is_shared
 from mezo_cli.commands.run_of_ranks import check_shareable, share_run
+from mezo_cli.config.own_code import NOT_STORED, PYTHON, has_own_python, split_python, with_python
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import print_line, relative_path, training_output
@@ -32,7 +33,8 @@ def resume(
 
     Args:
         path: the directory.
-        overrides: of a run: when it ends, see change_end.py. With more steps a finished run goes on, too.
+        overrides: of a run: when it ends, see change_end.py; with more steps a finished run goes on, too. Of a sweep:
+            the launcher with its settings. Of both: `engine.python`, which is not stored.
         retry_failed: of a sweep: run its failed jobs again.
         from_sound_prefix: of a run with damaged files: go back to the last step before the damage.
         quiet: print the directory, warnings and errors only.
@@ -41,14 +43,12 @@ def resume(
         UserError: for a directory that holds neither.
     """
     if sweep_record.exists(path) and not (path / "config.yaml").exists():
-        if overrides:
-            raise UserError(f"'{overrides[0]}': {path} is a sweep; settings are changed run by run")
         from mezo_cli.commands import sweep  # imports Hydra
 
         check_command("resume SWEEP")
         if from_sound_prefix:
             raise UserError(f"--from-sound-prefix: {path} is a sweep; name one of its runs")
-        return sweep.resume(path, retry_failed, quiet)
+        return sweep.resume(path, overrides, retry_failed, quiet)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_shared(path):
@@ -109,16 +109,20 @@ def _claim(
     """Claim a run, and return it with its config as it is and with the new end; None for a finished one."""
     run = Run.open(path)
     config = read_config(path / "config.yaml")
+    overrides, python = split_python(overrides)
     new = with_new_end(run, config, overrides)
+    started = with_python(new, python)
     if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
+    if run.info().get("own_engine_python") and not has_own_python(started):
+        raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
     if not from_sound_prefix:
         _check_end(run)
     run.claim()
-    return run, config, new
+    return run, config, started
 
 
 def _check_end(run: Run) -> None:

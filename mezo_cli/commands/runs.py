@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mezo_cli.commands.outputs import folders_or_outputs
 from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
+from mezo_cli.config.schema import log_interval
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
@@ -133,7 +134,8 @@ def _progress(
         UserError: when the run is damaged.
     """
     metric = str(setting(settings, "task.metric"))
-    plan = Plan(*(int(setting(settings, key)) for key in ("steps", "log_every", "eval_every")))
+    steps, eval_every = (int(setting(settings, key)) for key in ("steps", "eval_every"))
+    plan = Plan(steps, log_interval(steps, setting(settings, "log_every")), eval_every)
     if status == "finished":
         summary = run.read_summary()
         completeness.check_finished(run, plan, summary)

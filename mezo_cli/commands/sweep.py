@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,14 +28,17 @@ from mezo_cli.commands import sweep_workers
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
 from mezo_cli.commands.sweep_jobs import job_label, job_status, job_statuses, time_left, why_not_finished
+from mezo_cli.commands.sweep_programs import check_record, with_engine_python
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
+from mezo_cli.config.own_code import PYTHON, for_workers, split_python
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import is_same_run, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import make_console, print_line, relative_path, training_output
 from mezo_cli.errors import RunStopped, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs.files import is_below
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 
 log = logging.getLogger("mezo")
@@ -67,7 +71,7 @@ def sweep(
     """
     with training_output(quiet):
         plan = plan_sweep(overrides, config_dir, _show_progress())
-        record = make_record(plan, config_dir)
+        record = with_engine_python(plan.directory, make_record(plan, config_dir), plan)
         gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
         record = dataclasses.replace(
             record,
@@ -81,7 +85,7 @@ def sweep(
         record.write(plan.directory)
         if quiet:
             announce(plan.directory, quiet)
-    with gpus_of_first_slot(gpus):
+    with gpus_of_first_slot(gpus), for_workers(plan.python):
         return _run_jobs(plan.directory, record, plan.sweeper, own)
 
 
@@ -102,28 +106,44 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
     return record
 
 
-def resume(folder: Path, retry_failed: bool = False, quiet: bool = False) -> int:
+def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, quiet: bool = False) -> int:
     """Go on with the sweep in `folder`; return the exit status.
 
+    Args:
+        folder: of the sweep.
+        again: `engine.python`; the launcher with its settings, in place of those of the record.
+        retry_failed, quiet: as in `sweep`.
+
     Raises:
-        UserError: when its record is damaged, or the working directory that it was started in is gone.
+        UserError: when its record is damaged, or names what runs a program, and when the working directory that it was
+            started in is gone.
     """
     record = sweep_record.read(folder)
-    overrides = [*record.overrides, f"hydra.sweep.dir={quote(folder.absolute())}"]
+    launcher, python = split_python(again)
+    for text in launcher:
+        if record.tune is not None or not _is_launcher(text):
+            raise UserError(
+                f"'{text}': {folder} keeps its settings, except what runs its jobs: {PYTHON}=... and, of a sweep, "
+                "hydra/launcher=..., hydra.launcher.KEY=...; when a run ends is changed run by run"
+            )
+    kept = _relaunched(record.overrides, launcher) if launcher else record.overrides
+    check_record(folder, dataclasses.replace(record, overrides=kept), launcher)
+    given = [] if python is None else [f"{PYTHON}={python}"]
+    overrides = [*kept, *given, f"hydra.sweep.dir={quote(folder.absolute())}"]
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
         if record.tune is not None:
-            return _resume_search(folder, record, retry_failed, quiet)
+            return _resume_search(folder, record, overrides, retry_failed, quiet)
         return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
 
 
-def _resume_search(folder: Path, record: SweepRecord, retry_failed: bool, quiet: bool) -> int:
+def _resume_search(folder: Path, record: SweepRecord, overrides: Sequence[str], retry_failed: bool, quiet: bool) -> int:
     from mezo_cli.commands import tune
 
     if retry_failed:
         raise UserError(f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial")
-    return tune.resume(folder, record, quiet)
+    return tune.resume(record, overrides, quiet)
 
 
 def run_job(node: DictConfig) -> float:
@@ -162,6 +182,8 @@ def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Conso
     hydra = HydraConfig.get()
     number = int(hydra.job.num)
     path = record.directories(folder).get(number, Path(hydra.runtime.output_dir))
+    if not is_below(path, folder):
+        raise UserError(f"hydra.sweep.subdir gives job {number + 1} the directory {path}, which is not in {folder}")
 
     def check_going_on() -> None:
         if sweep_record.read(folder).stopped:  # since this job has begun
@@ -172,7 +194,7 @@ def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Conso
         config = compose.config_of(node)
         run = _open_or_create(path, config, record)
         if run is not None:
-            execute(run, config, console, check_going_on)
+            execute(run, read_config(path / "config.yaml"), console, check_going_on)
         return (
             float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
         )
@@ -210,7 +232,7 @@ def _open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | No
 def _check_same_config(path: Path, config: Config) -> Run:
     """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
     run = Run.open(path)
-    if read_config(path / "config.yaml") != config:
+    if not is_same_run(read_config(path / "config.yaml"), config):
         raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
     return run
 
@@ -233,11 +255,15 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
         raise UserError(
             f"{folder} contains a sweep over another grid: {what}; repeat its command, or name another hydra.sweep.dir"
         )
-    return dataclasses.replace(stored, overrides=_relaunched(stored.overrides, new.overrides))
+    record = dataclasses.replace(
+        stored, overrides=_relaunched(stored.overrides, new.overrides), config_dir=new.config_dir
+    )
+    check_record(folder, record, new.overrides)
+    return record
 
 
 def _relaunched(stored: Sequence[str], new: Sequence[str]) -> list[str]:
-    """Return the stored overrides of a sweep with the launcher that was chosen now: the jobs are the same."""
+    """Return the stored overrides of a sweep and behind them the launcher that is chosen now: the jobs are the same."""
     return [text for text in stored if not _is_launcher(text)] + [text for text in new if _is_launcher(text)]
 
 
@@ -258,6 +284,9 @@ def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper, gpus:
         own.append("hydra.sweeper.params=null")  # the overrides include that grid
     if (sweeper.name, sweeper.launcher) == ("basic", "basic"):
         own.append("hydra.sweeper.max_batch_size=1")  # or it composes all jobs once more before the first one starts
+    given = any(text.lstrip("+").startswith("hydra.launcher.submitit_folder=") for text in record.overrides)
+    if sweeper.launcher.startswith("submitit") and not given:  # results are pickles: none that was there may be read
+        own.append(f"hydra.launcher.submitit_folder={quote(folder / '.submitit' / uuid.uuid4().hex[:8] / '%j')}")
     overrides = [*compose.search_path(record.config_dir), *record.overrides, *own]
 
     def start(job: Callable[[DictConfig], float]) -> None:

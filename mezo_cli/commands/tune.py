@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from mezo_cli import report
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
+from mezo_cli.commands.sweep_programs import check_record, with_engine_python
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.overrides import quote
+from mezo_cli.config.own_code import for_workers, split_python
 from mezo_cli.config.schema import Config
 from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.stored import read_config, to_yaml
-from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import UserError, one_line
 from mezo_cli.runs import Run, sweep_record
@@ -63,21 +64,23 @@ def tune(
         raise UserError(f"--trials {trials}: give 1 or more")
     if goal not in GOALS:
         raise UserError(f"--goal {goal}: allowed are {', '.join(GOALS)}")
-    base, folder = _compose_base(overrides, config_dir)
-    searched = parse_ranges(ranges, base)
+    base, plan = _compose_base(overrides, config_dir)
+    folder, searched = plan.directory, parse_ranges(ranges, base)
+    overrides, _ = split_python(overrides)
     for end in ("low", "high"):
         _compose_trial(overrides, config_dir, [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched])
     search = {"ranges": [str(one) for one in searched], "trials": trials, "goal": goal}
     record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
-    return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
+    record = with_engine_python(folder, record, plan)
+    with for_workers(plan.python):
+        return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
 
 
-def resume(folder: Path, record: SweepRecord, quiet: bool) -> int:
-    """Go on with the search in a folder, in its own working directory; return the exit status."""
+def resume(record: SweepRecord, overrides: Sequence[str], quiet: bool) -> int:
+    """Go on with a search, in its own working directory, by its overrides; return the exit status."""
     search = record.tune or {}
-    overrides = [*record.overrides, f"hydra.sweep.dir={quote(folder.absolute())}"]
     return tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
 
 
@@ -88,12 +91,12 @@ def _check_installed() -> None:
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError('mezo tune needs Optuna: pip install "mezo-runner[tune]" (or: pip install optuna)') from error
+        raise UserError("mezo tune needs Optuna: pip install optuna") from error
 
 
-def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, Path]:
-    """Return the config that all trials share, and the folder of the search."""
-    for override in compose.parse(overrides, find_choices(config_dir)):
+def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
+    """Return the config that all trials share, and the plan of a sweep with that one job."""
+    for override in compose.parse(split_python(overrides)[0], find_choices(config_dir)):
         if override.sweeps:
             raise UserError(f"'{override.text}': mezo tune takes one value per key; --range {override.name}=LOW:HIGH")
         if override.name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper", "hydra.run", "hydra.sweep.subdir")):
@@ -103,7 +106,7 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
         raise UserError("the experiment is a grid of several jobs: mezo tune takes one value per key")
     if plan.jobs[0].config.max_seconds is not None:
         raise UserError("max_seconds: a training that it stops has no result; leave it out of mezo tune")
-    return plan.jobs[0].config, plan.directory
+    return plan.jobs[0].config, plan
 
 
 def _compose_trial(overrides: Sequence[str], config_dir: str | None, values: Sequence[str]) -> Config:
@@ -127,7 +130,9 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
     same = {**stored.tune, "trials": new.tune["trials"]} == new.tune
     if not same or sorted(stored.overrides) != sorted(new.overrides):
         raise UserError(f"{folder} contains a search with other settings or ranges; name another hydra.sweep.dir")
-    return dataclasses.replace(stored, tune=new.tune)
+    record = dataclasses.replace(stored, tune=new.tune, config_dir=new.config_dir)
+    check_record(folder, record, new.overrides)
+    return record
 
 
 # --- the trials ---

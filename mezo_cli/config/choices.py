@@ -46,7 +46,10 @@ def config_dirs(config_dir: str | None = None) -> list[Path]:
     """
     folders = [conf_dir(), *plugin_dirs()]
     if config_dir is not None:
-        folders.append(Path(config_dir).expanduser().resolve())
+        try:
+            folders.append(Path(config_dir).expanduser().resolve())
+        except (RuntimeError, OSError) as error:  # a link that leads to itself, or an unknown user
+            raise UserError(f"--config-dir {config_dir}: {error}") from error
         if not folders[-1].is_dir():
             raise UserError(f"--config-dir {config_dir}: no such folder")
         if "${" in str(folders[-1]):

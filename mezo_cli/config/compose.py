@@ -29,20 +29,24 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from packaging.version import Version
-from yaml import MarkedYAMLError
+from yaml import MarkedYAMLError, YAMLError
+from yaml.reader import ReaderError
 
 from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
+from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
 from mezo_cli.config.validation import build, default_of, defaults
+from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError, did_you_mean, join
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
+OWN_FOLDER = r"hydra\.(run\.dir|sweep\.dir|sweep\.subdir)="  # overrides of Hydra's node that are only texts
 COMPOSED = (  # what Hydra itself records in its node, and the grid of an experiment file
     "hydra.job.override_dirname",
     "hydra.overrides.",
@@ -114,6 +118,7 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
+    overrides, python = split_python(overrides)
     overrides = with_logger_names(overrides, config_dir)
     parsed = parse(overrides, choices)
     for override in parsed:
@@ -124,9 +129,16 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node(overrides, config_dir)
     with locating(node, overrides, choices):
-        config = config_of(node)
+        config = with_python(config_of(node), python)
         check_read(config, parsed)
-        return node, Job(config, Path(_select(node, "hydra.run.dir")).absolute())
+        job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
+        usual = Path("outputs").absolute() in Path(os.path.normpath(job.directory)).parents
+        if not usual and all(override.name != "hydra.run.dir" for override in parsed):
+            name = job.config.task.name
+            raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
+    if python is not None:
+        OmegaConf.update(node, PYTHON, python)
+    return node, job
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
@@ -163,9 +175,15 @@ def with_logger_names(overrides: Sequence[str], config_dir: str | None) -> list[
     if not chosen:
         return list(overrides)
     names: list[str] = []
-    for choice in map(str, chosen[-1].value):
+    listed = [str(one) for one in chosen[-1].value]
+    for number, choice in enumerate(listed):
+        if choice in listed[:number]:
+            raise UserError(f"'{chosen[-1].text}': {choice} is named twice")
         path = choices["logger"][choice]
-        content = _load(path)
+        try:
+            content = _load(path)
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            raise UserError(f"{path}: {_explain_composition(error)}") from error
         if not isinstance(content, dict) or not isinstance(content.get("names"), list):
             raise UserError(f"'{chosen[-1].text}': {path} has no list 'names' of its own; choose it alone")
         names += [name for name in content["names"] if name not in names]
@@ -245,7 +263,7 @@ def config_of(node: DictConfig) -> Config:
     """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults of the choices.
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
-    any working directory.
+    any working directory. `engine.python` is in no override here (own_code.py): if there is one, it is a file's.
 
     Raises:
         SettingError: for the first setting that is not valid.
@@ -258,6 +276,9 @@ def config_of(node: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
+    python = getattr(config.engine, "python", None)
+    if python is not None:
+        raise SettingError(PYTHON, f"{PYTHON}={python}, set by a config file: {FROM_USER}")
     check_installed(config.logger.names)
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:
@@ -352,7 +373,8 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
         _explain_files(error, choices)
         raise UserError(_explain_composition(error)) from error
-    _check_hydra_node(node, overrides)
+    if path or any("hydra" in text and not re.match(OWN_FOLDER, text) for text in overrides):
+        _check_hydra_node(node, overrides)  # composes a second time
     return node
 
 
@@ -372,12 +394,17 @@ def _check_files(choices: Choices, config_dir: str | None) -> None:
     for group, files in choices.items():
         for path in files.values():
             if not file_rules.is_built_in(path):
-                with suppress(OSError, ValueError, MarkedYAMLError, OmegaConfBaseException):
+                with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
                     file_rules.check_file(path, group, _load(path), choices)
 
 
 def _load(path: Path) -> Any:
-    """Return the content of a file as Hydra reads it. No interpolation is resolved."""
+    """Return the content of a file as Hydra reads it. No interpolation is resolved.
+
+    Raises:
+        UserError: for a file that would become too large to be read.
+    """
+    check_yaml(path.read_text(encoding="utf-8"), path)
     return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
 
 
@@ -476,7 +503,7 @@ def _explain_files(error: BaseException, choices: Choices) -> None:
 
 def _is_single_value(path: Path) -> bool:
     """Return whether a file holds a number or the like, which OmegaConf refuses without naming the file."""
-    with suppress(ValueError, MarkedYAMLError, OmegaConfBaseException):
+    with suppress(ValueError, YAMLError, OmegaConfBaseException):
         try:
             OmegaConf.load(path)
         except OSError as error:
@@ -497,6 +524,8 @@ def _not_utf8(path: Path) -> int | None:
 def _explain_composition(error: BaseException) -> str:
     """Return what Hydra could not compose."""
     error = _innermost(error)
+    if isinstance(error, ReaderError):
+        return f"{error.name}: not YAML: {error.reason} (character {error.position + 1})"
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"

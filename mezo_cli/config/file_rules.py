@@ -1,7 +1,8 @@
 """Check what a config file of the user (`--config-dir`) or of a plug-in contains. Such a file cannot run code.
 
 Hydra instantiates what a config names: callbacks, log handlers, launchers. So a file may give settings of mezo's own
-groups and `hydra.sweeper.params`, the grid of an experiment; all else under `hydra` is for the command line alone.
+groups and `hydra.sweeper.params`, the grid of an experiment; all else under `hydra` is for the command line alone,
+and so is `engine.python`, which names a program.
 """
 
 import re
@@ -12,6 +13,7 @@ from typing import Any
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
 from mezo_cli.config.overrides import SEVERAL_CHOICES
+from mezo_cli.config.own_code import FROM_USER, PYTHON
 from mezo_cli.errors import UserError, did_you_mean, join
 
 ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
@@ -54,22 +56,44 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
         header = re.match(r"\s*#+\s*@\s*package\s*:?\s*(.*?)\s*$", line)
         if header and header[1] not in ("_global_", "_group_", group):
             raise UserError(f"{path}:{number}: '@package {header[1]}': allowed are _global_ and {group}")
-    for entry in content.get("defaults") or ():
+    entries = content.get("defaults") or []
+    if not isinstance(entries, list):
+        raise UserError(f"{locate(path, text, 'defaults')}: defaults: expected a list, e.g. [_self_]")
+    for entry in entries:
         _check_default(path, group, entry, choices)
     for key, value in content.items():
         if str(key).split(".")[0] == "hydra":
             _check_hydra(path, text, str(key), value)
+    if group == "task":
+        _check_label_lists(path, text, content)
     for key, value in _leaves(content):
+        if PYTHON in (f"{_prefix(text, group)}{key}", key.removeprefix("hydra.sweeper.params.")) and value is not None:
+            raise UserError(f"{locate(path, text, 'python')}: {PYTHON}={value}: {FROM_USER}")
         parts = key.split(".")
         if "_target_" in parts:
             raise UserError(
                 f"{locate(path, text, '_target_')}: {key}: a config file cannot name code to run (_target_)"
             )
+        if value == "???":
+            place = locate(path, text, parts[-1])
+            raise UserError(f"{place}: {key}: ??? is no value: the default stands; give a value, or leave {key} out")
         name = _resolver(value) if isinstance(value, str) else None
         if name is not None:
             raise UserError(
                 f"{locate(path, text, parts[-1])}: {key}: a config file cannot call ${{{name}:...}}, only refer to "
                 f"other keys (${{seed}}); give {key} on the command line"
+            )
+
+
+def _check_label_lists(path: Path, text: str, content: Mapping[str, Any]) -> None:
+    """Refuse spellings of the labels in a source that are not as many as the labels: none of them would be read."""
+    labels = content.get("labels")
+    for source in ("files", "hub"):
+        other = content[source].get("labels") if isinstance(content.get(source), Mapping) else None
+        if isinstance(labels, list) and isinstance(other, list) and other and len(other) != len(labels):
+            raise UserError(
+                f"{locate(path, text, source)}: {source}.labels has {len(other)} names for {len(labels)} labels: give "
+                "one for each, in the order of the labels"
             )
 
 
@@ -84,12 +108,17 @@ def explain_type(path: Path, group: str, content: Any) -> None:
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, not a {_kind(content)}")
     text = path.read_text(encoding="utf-8")
-    prefix = "" if re.search(r"^\s*#\s*@package _global_", text, re.MULTILINE) else f"{group}."
+    prefix = _prefix(text, group)
     for key, value in _nodes(content):
         expected = _expected(f"{prefix}{key}")
         if isinstance(value, (Mapping, list)) and expected and _kind(value) != expected.split()[0].rstrip(","):
             place = locate(path, text, key.split(".")[-1])
             raise UserError(f"{place}: {prefix}{key}: expected a {expected}, not a {_kind(value)}")
+
+
+def _prefix(text: str, group: str) -> str:
+    """Return what comes before the keys of a file: its group, or nothing in the package _global_."""
+    return "" if re.search(r"^\s*#\s*@package _global_", text, re.MULTILINE) else f"{group}."
 
 
 def is_built_in(path: Path) -> bool:

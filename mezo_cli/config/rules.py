@@ -6,7 +6,7 @@ from typing import Any
 
 from mezo_cli.config.registry import LOGGERS, NOT_DIFFERENTIABLE, OBJECTIVES, OPTIMIZERS
 from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError, join, without_credentials
 
 
 def check_rules(config: Config) -> None:
@@ -15,9 +15,11 @@ def check_rules(config: Config) -> None:
     Raises:
         SettingError: for the first combination that is not allowed.
     """
+    _check_addresses(config)
     _check_optimizer(config)
     _check_storage(config)
     _check_linear_probe(config)
+    _check_task_name(config)
     _check_labels(config)
     _check_loggers(config)
     _check_cuda_graphs(config)
@@ -33,6 +35,15 @@ def _optimizer(config: Config) -> Any:
 def _noise(config: Config) -> str | None:
     """Return the distribution of z; None for an optimizer that draws none."""
     return getattr(config.optimizer, "noise", None)
+
+
+def _check_addresses(config: Config) -> None:
+    """Reject a password in an address: config.yaml and sweep.json would keep it."""
+    values = {"model.path": config.model.path, "task.hub.path": config.task.hub.path}
+    for key, value in values.items():
+        if value is not None and without_credentials(value) != value:
+            why = "the address has a user name, a password or a key, which the run would store"
+            raise SettingError(key, f"{key}={without_credentials(value)}: {why}; log in by hf auth login or HF_TOKEN")
 
 
 def _check_optimizer(config: Config) -> None:
@@ -84,6 +95,12 @@ def _check_labels(config: Config) -> None:
     """Reject a task without labels before its data is read: no row could have one of them."""
     if not config.task.labels:
         raise SettingError("task.labels", f"task '{config.task.name}': task.labels is empty; give two or more names")
+
+
+def _check_task_name(config: Config) -> None:
+    """Reject a name of several lines: it stands in tables, file names and the heads of model cards."""
+    if len(config.task.name.splitlines()) > 1:
+        raise SettingError("task.name", f"task.name={config.task.name!r}: a name is one line")
 
 
 def _check_loggers(config: Config) -> None:

@@ -265,7 +265,8 @@ class VllmConfig(EngineConfig):
     """vLLM in a process of its own.
 
     Attributes:
-        python: the interpreter of an environment with vLLM; null: that of the one that `mezo engine install` makes.
+        python: the interpreter of an environment with vLLM, never from a file and never stored; null:
+            MEZO_ENGINE_PYTHON, else the environment that `mezo engine install` makes.
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.
@@ -287,6 +288,7 @@ class DataConfig(Settings):
         seed: the seed that rows are drawn with; null: the run's `seed`.
         train_size: rows drawn for train from all classes together; null: all.
         dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
+        test_size: rows held out for test where the data are train alone, such as a single file; null: none.
         eval_limit: rows of dev and of test that are used; null: all.
     """
 
@@ -295,6 +297,7 @@ class DataConfig(Settings):
     seed: Seed | None = None
     train_size: Positive | None = None
     dev_size: Positive = 1000
+    test_size: Positive | None = None
     eval_limit: Positive | None = None
 
 
@@ -364,7 +367,9 @@ class Config(Settings):
         micro_batch_size: most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all.
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
-        log_every: steps between lines of metrics.jsonl.
+        log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
+        test_at_start: evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared
+            with the untrained model's (docs/compare.md).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
         max_seconds: seconds of training after which a process stops, resumable; null: no limit.
@@ -388,7 +393,8 @@ class Config(Settings):
     micro_batch_size: Positive | None = None
     eval_batch_size: Positive = 64
     eval_every: NotNegative = 10_000
-    log_every: Positive = 10
+    log_every: Positive | None = None
+    test_at_start: Flag = True
     checkpoint: Literal["full", "trajectory"] = "full"
     checkpoint_every: NotNegative = 0
     max_seconds: Annotated[Number, Field(gt=0.0)] | None = None
@@ -403,9 +409,19 @@ class Config(Settings):
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and every `eval_every`."""
         return step in (0, self.steps) or (self.eval_every > 0 and step % self.eval_every == 0)
 
+    @property
+    def log_interval(self) -> int:
+        """The steps between lines of metrics.jsonl: `log_every`, or what null stands for."""
+        return log_interval(self.steps, self.log_every)
+
     def logs_at(self, step: int) -> bool:
         """Whether the run writes a line on step `step` (from 1) to metrics.jsonl."""
-        return step % self.log_every == 0 or step == self.steps
+        return step % self.log_interval == 0 or step == self.steps
+
+
+def log_interval(steps: int, log_every: int | None) -> int:
+    """Return the steps between lines of metrics.jsonl; null gives about 1,000 lines, or one per step."""
+    return max(1, steps // 1000) if log_every is None else log_every
 
 
 def to_dict(config: Config) -> dict[str, Any]:

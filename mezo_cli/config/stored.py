@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import yaml
 
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build, with_logger_names
+from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
 _WORDS = ("y", "yes", "n", "no", "true", "false", "on", "off")
 BOOLEANS = {spelling for word in _WORDS for spelling in (word, word.title(), word.upper())}
+
+
+# What a run had before these keys existed, where it is not the default of today.
+LATER = {"test_at_start": False}
 
 
 class _Dumper(yaml.Dumper):
@@ -29,24 +35,26 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config as the text of `config.yaml`."""
-    return yaml.dump(to_dict(config), default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
+    """Return the config as the text of `config.yaml`, without `engine.python`, which is not stored (own_code.py)."""
+    plain = _without_python(to_dict(config))
+    return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
 
 def from_yaml(text: str) -> Config:
     """Return the config of `to_yaml`."""
-    return build(_load(text))
+    return build(_without_python(_load(text)))
 
 
 def read_config(path: Path) -> Config:
-    """Read a run's `config.yaml` and validate it.
+    """Read a run's `config.yaml` and validate it. An `engine.python` in it is ignored: it may be somebody else's.
 
     Raises:
         UserError: when the file is missing or damaged; the line names it.
     """
     try:
         plain = _load(path.read_text(encoding="utf-8"))
-        return build({} if plain is None else plain)
+        plain = _without_python({} if plain is None else plain)
+        return build({**LATER, **plain} if isinstance(plain, dict) else plain)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -54,6 +62,11 @@ def read_config(path: Path) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
+
+
+def is_same_run(stored: Config, job: Config) -> bool:
+    """Return whether a stored config is that of a job, composed again; their defaults may be of different versions."""
+    return replace(job, log_every=stored.log_every, test_at_start=stored.test_at_start) == stored
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -72,17 +85,26 @@ def read_settings(text: str) -> dict[str, Any]:
     return found | ({"logger": with_logger_names(logger)} if "name" in logger else {})
 
 
+def _without_python(plain: Any) -> Any:
+    """Return the values of a config.yaml without the program that runs an engine."""
+    if isinstance(plain, dict) and isinstance(plain.get("engine"), dict) and "python" in plain["engine"]:
+        return {**plain, "engine": {**plain["engine"], "python": None}}
+    return plain
+
+
 @functools.lru_cache(maxsize=4096)
 def _load_section(text: str) -> dict[str, Any] | None:
     try:
         loaded: dict[str, Any] | None = _load(text)
         return loaded
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"config.yaml is damaged: {' '.join(str(error).split())}") from error
 
 
 def _load(text: str) -> Any:
     """Parse YAML by libyaml, which is 10 times faster, and errors by the parser whose messages tests know."""
+    if "&" in text and "*" in text:  # perhaps aliases, which `to_yaml` hardly writes
+        check_yaml(text, "config.yaml")
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:

@@ -13,8 +13,10 @@ from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override
+from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
 from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
+from mezo_cli.runs.files import is_below
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class SweepPlan:
     overrides: list[str]  # those of the experiment's grid included, and the values of each written out
     sweeper: Sweeper
     jobs: list[Job] | None
+    python: str | None  # `engine.python` of the command line, which is in none of the above
 
 
 def plan_sweep(
@@ -40,6 +43,7 @@ def plan_sweep(
     Raises:
         UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
     """
+    overrides, python = split_python(overrides)
     words, sweeper = add_experiment_grid(compose.with_logger_names(overrides, config_dir), config_dir)
     parsed = compose.parse(words, find_choices(config_dir))
     adaptive = sweeper.name != "basic"
@@ -47,7 +51,9 @@ def plan_sweep(
     common = [override.text for override in parsed if override.name.startswith("hydra")]
     tolerated = _read_by_some_job(parsed)
     directory, planned = _compose_jobs(jobs, common, tolerated, config_dir, on_progress)
-    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned)
+    for job in planned:
+        with_python(job.config, python)  # refuses it where there is no engine
+    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned, python)
 
 
 def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None) -> tuple[list[str], Sweeper]:
@@ -73,6 +79,8 @@ def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None)
         for override in compose.parse(grid, choices):
             if override.name.startswith("hydra"):
                 raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
+            if override.name == PYTHON:
+                raise UserError(f"'{override.text}': {FROM_USER}")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
     return [*grid, *overrides], sweepers[0]
@@ -167,6 +175,8 @@ def _compose_jobs(
                 first = first or (node, folder)
                 if folder != first[1]:
                     raise UserError(f"hydra.sweep.dir={folder}, and {first[1]} for job 1: a sweep has one directory")
+                if not is_below(directory, folder):
+                    raise UserError(f"hydra.sweep.subdir gives it the directory {directory}, which is not in {folder}")
                 if directory in made:
                     raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
                 made[directory] = Job(config, directory, job)

@@ -43,15 +43,14 @@ def reference_test(count: int) -> list[int]:
 
 
 def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return the row numbers of train and of a stratified dev set of min(size, a tenth of the rows) rows, at least 1.
+    """Return the row numbers that stay, and of a stratified set of `size` others.
 
     Each class gives its share, largest remainders first, and keeps at least one row if possible. Both parts are in
-    file order. There must be at least 2 rows.
+    file order. There must be more than `size` rows.
     """
     members: dict[int, list[int]] = {}
     for row, label in enumerate(labels):
         members.setdefault(label, []).append(row)
-    size = max(1, min(size, len(labels) // 10))
     can_keep = sum(len(rows) - 1 for rows in members.values()) >= size
     most = {label: len(rows) - can_keep for label, rows in members.items()}
     share = {label: len(rows) * size / len(labels) for label, rows in members.items()}
@@ -60,10 +59,10 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
         open_labels = [label for label in sorted(members) if take[label] < most[label]]
         take[max(open_labels, key=lambda label: share[label] - take[label])] += 1
     generator = np.random.RandomState(seed)
-    dev: set[int] = set()
+    held: set[int] = set()
     for label in sorted(members):
-        dev.update(members[label][i] for i in generator.permutation(len(members[label]))[: take[label]])
-    return [row for row in range(len(labels)) if row not in dev], sorted(dev)
+        held.update(members[label][i] for i in generator.permutation(len(members[label]))[: take[label]])
+    return [row for row in range(len(labels)) if row not in held], sorted(held)
 
 
 def sample(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list[int]]:

@@ -7,6 +7,7 @@ another number of fields than the header.
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mezo_cli.data.table import ABSENT, Table
 from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+_FIELD_LIMIT = min(sys.maxsize, 2**31 - 1)  # of the csv module, which counts in a C long
 
 
 def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
@@ -67,7 +69,7 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if not data.strip():
+    if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise UserError(f"{path}: empty file")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{path}:1: the file is UTF-16; save it as UTF-8")
@@ -116,6 +118,7 @@ def _tsv_fields(row: str) -> list[str]:
 
 def _csv(path: Path, text: str, task: TaskConfig) -> Table:
     """Read CSV with standard quoting; a field may span lines. Exports use minimal quoting, as pandas does."""
+    csv.field_size_limit(_FIELD_LIMIT)  # of the process: by default 131,072 characters
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     rows, line_numbers, start = [], [], 1
     try:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mezo_cli.config.schema import Config, DataConfig, Example, FilesConfig, Splits, TaskConfig
 from mezo_cli.data import demo, fewshot, folder, hub
@@ -43,6 +43,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
     - A source with labelled train, dev and test rows is used as it is (a prepared k-shot folder, the demo).
     - Otherwise dev is held out of train; test is the test set, else the official dev set, else there is none.
 
+    With `data.test_size`, so many rows of a source that has train alone are its test set, held out before all else.
     With `data.train_size`, that many rows of train are drawn uniformly, and dev with them if it comes from train.
     `data.eval_limit` caps dev and test at the end.
 
@@ -55,6 +56,8 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
             "of each class, train_size those of all"
         )
     source = _open_source(task, data)
+    if data.test_size is not None:
+        source = _hold_out_test(source, data, seed)
     notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
         splits = fewshot.few_shot(source.train.labels, data.shots, seed)
@@ -74,6 +77,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         official = source.test if source.test is not None else source.dev
         test = _all_rows(official) if official is not None else None
         origin = official.table.name if official is not None else "none"
+        origin = f"{data.test_size} other rows of it" if data.test_size is not None else origin
         notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
     if data.shots is None:
         notes += _missing_classes(task, train)
@@ -118,6 +122,25 @@ def _open_source(task: TaskConfig, data: DataConfig) -> Source:
     return demo.open_source(task) if data.name == "demo" else hub.open_source(task)
 
 
+def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
+    """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is.
+
+    Raises:
+        UserError: when the source has a test set, or dev rows that are one, and when fewer than 2 rows would be left.
+    """
+    rows, size, asked = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
+    there = source.test if source.test is not None else source.dev
+    if there is not None:
+        raise UserError(f"{asked}: {there.table.path} is the test set already; leave data.test_size out")
+    if len(rows) < size + 2:
+        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {asked}: train and dev need one each")
+    if data.train_size is None:
+        rest, test = fewshot.hold_out(rows.labels, size, seed)
+    else:
+        rest, test = (sorted(part) for part in fewshot.sample(len(rows), len(rows) - size, size, seed))
+    return replace(source, train=rows.take(rest), test=replace(rows.take(test), notes=[]))
+
+
 def _all_rows(rows: LabelledRows) -> Subset:
     return Subset(rows, list(range(len(rows))))
 
@@ -125,7 +148,7 @@ def _all_rows(rows: LabelledRows) -> Subset:
 def _held_out(rows: LabelledRows, size: int, seed: int) -> tuple[Subset, Subset]:
     if len(rows) < 2:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
-    train, dev = fewshot.hold_out(rows.labels, size, seed)
+    train, dev = fewshot.hold_out(rows.labels, max(1, min(size, len(rows) // 10)), seed)
     return Subset(rows, train), Subset(rows, dev)
 
 

@@ -91,6 +91,12 @@ class LabelledRows:
             check_text(text, table.error_location(i), table.columns[column])
         return Example(texts, self.labels[i], table.location(i))
 
+    def take(self, rows: Sequence[int]) -> "LabelledRows":
+        """Return some of the rows, as the rows of a table of their own."""
+        kept, numbers = [self.table.rows[i] for i in rows], [self.table.line_numbers[i] for i in rows]
+        table = replace(self.table, rows=kept, line_numbers=numbers)
+        return replace(self, table=table, labels=[self.labels[i] for i in rows])
+
     def lines(self, rows: Iterable[int]) -> Iterable[str]:
         """Return the lines of an export of these rows, without the header."""
         return (self.table.line(self.table.rows[i]) for i in rows)

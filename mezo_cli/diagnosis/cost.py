@@ -17,7 +17,7 @@ from mezo_cli.console import format_duration
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis.checkpoint_sizes import checkpoint_bytes, checkpoint_sizes, still_optimizer, tensor_bytes
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import Section
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section, count
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.loading import DTYPES
@@ -64,7 +64,8 @@ def check(prepared: Prepared, plan: Plan, deadline: Deadline) -> Section:
     row_seconds = _evaluation_seconds(session, prepared.dev)
     own = costs.get(session.config.model.compute_dtype)
     _report_plan(section, prepared, plan, own, row_seconds)
-    judge_disk(section, plan, _sizes(section, prepared, plan, own, deadline), _free_disk(plan.directory))
+    sizes, guessed = _sizes(section, prepared, plan, own, deadline)
+    judge_disk(section, plan, sizes, guessed, _free_disk(plan.directory))
     if session.config.steps and session.optimizer.replayable:
         judge_kernels(section, *session.params.noise.describe_kernels())
     return section
@@ -103,13 +104,14 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, StepCost]
     }
 
 
-def judge_disk(section: Section, plan: Plan, sizes: Sequence[int], free: int) -> None:
+def judge_disk(section: Section, plan: Plan, sizes: Sequence[int], guessed: int, free: int) -> None:
     """Compare what the plan writes with the free disk.
 
     Args:
         section: gets the finding.
         plan: the jobs.
         sizes: bytes of one checkpoint of each job.
+        guessed: jobs that there was no time to load, taken to be like the first one.
         free: bytes.
     """
     jobs = [job_bytes(job, size) for job, size in zip(plan.jobs, sizes, strict=True)]
@@ -123,10 +125,13 @@ def judge_disk(section: Section, plan: Plan, sizes: Sequence[int], free: int) ->
         f"disk: {of_jobs} will take {format_bytes(need)} (checkpoint={kinds}; a checkpoint has {each}, best and last"
         f" are kept), {format_bytes(free)} are free"
     )
+    if guessed:
+        text += f"; {guessed:,} jobs that were not loaded are counted like job 1"
     advice = "choose another disk (hydra.run.dir, hydra.sweep.dir)"
     if full and optimizer_class(plan.config.optimizer).replayable:
         advice = f"use checkpoint=trajectory, which writes no weights, or {advice}"
-    section.judge("disk", need > DISK * free, text, advice, bytes=need, checkpoint_bytes=max(sizes), free_bytes=free)
+    verdict = DOUBT if need > DISK * free else UNKNOWN if guessed else OK
+    section.add(verdict, "disk", text, advice, bytes=need, checkpoint_bytes=max(sizes), free_bytes=free)
 
 
 def judge_kernels(section: Section, kind: str, reason: str) -> None:
@@ -136,10 +141,10 @@ def judge_kernels(section: Section, kind: str, reason: str) -> None:
     elif kind == "none":
         advice = "leave optimizer.noise at gaussian or rademacher: z of this kind is the same at every step on a CPU"
         text = "optimizer.noise=torch is only for a comparison with the reference"
-        section.doubt("noise_kernels", text, advice, kind=kind)
+        section.add(DOUBT, "noise_kernels", text, advice, kind=kind)
     else:
         advice = "install a C++ compiler (g++), and leave MEZO_EAGER unset" if kind == "eager" else "use a pinned torch"
-        section.doubt("noise_kernels", reason, advice, kind=kind)
+        section.add(DOUBT, "noise_kernels", reason, advice, kind=kind)
 
 
 def job_bytes(config: Config, checkpoint: int) -> int:
@@ -147,7 +152,7 @@ def job_bytes(config: Config, checkpoint: int) -> int:
     weights = 2 * checkpoint if config.checkpoint == "full" else 0
     replayable = optimizer_class(config.optimizer).replayable
     record = 12 + 4 * zeroth_order(config.optimizer).samples if replayable else 0
-    lines = config.steps // config.log_every + number_of_evaluations(config)
+    lines = config.steps // config.log_interval + number_of_evaluations(config)
     return weights + record * config.steps + LINE_BYTES * lines
 
 
@@ -209,10 +214,10 @@ def _judge_speed(section: Section, costs: dict[str, StepCost], config: Config) -
     if faster == own or ratio < CLEARLY:
         section.ok("step", text, **figures)
     elif faster == "float32":
-        section.doubt("step", text, "use model.compute_dtype=float32: it is faster here, and exact", **figures)
+        section.add(DOUBT, "step", text, "use model.compute_dtype=float32: it is faster here, and exact", **figures)
     else:
         advice = f"model.compute_dtype={faster} saves time if the signal above allows it"
-        section.ok("step", text, advice, **figures)
+        section.add(NOTE, "step", text, advice, **figures)
 
 
 def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost | None, row_seconds: float) -> None:
@@ -255,7 +260,8 @@ def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost
     differing = plan.differing_settings()
     if differing:
         shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
-        section.doubt(
+        section.add(
+            UNKNOWN,
             "plan",
             f"{text}, if every job is as slow as the first; they differ in {shown}",
             "look at each choice by itself: mezo doctor with one value of these settings",
@@ -266,17 +272,21 @@ def _report_plan(section: Section, prepared: Prepared, plan: Plan, own: StepCost
         section.ok("plan", text, **figures)
 
 
-def _sizes(section: Section, prepared: Prepared, plan: Plan, own: StepCost | None, deadline: Deadline) -> list[int]:
-    """Return the bytes of a checkpoint of each job; a job that was not loaded is taken to be like the first one."""
+def _sizes(
+    section: Section, prepared: Prepared, plan: Plan, own: StepCost | None, deadline: Deadline
+) -> tuple[list[int], int]:
+    """Return the bytes of a checkpoint of each job, and how many jobs were not loaded and taken to be like job 1."""
     first = checkpoint_bytes(prepared.session, own.state_bytes if own else 0)
     found = checkpoint_sizes(plan, first, prepared.seconds, deadline)
     for number, reason in found.failed.items():
         text = f"job {number + 1} of {len(plan.jobs):,} cannot start: {reason}"
-        section.doubt("job", text, "correct its settings, or leave it out: the other jobs would run", job=number + 1)
-    unknown = found.of_jobs.count(None)
-    if unknown:
-        section.cut.append(f"the checkpoints of {unknown:,} jobs, which are taken to be as large as those of job 1")
-    return [first if size is None else size for size in found.of_jobs]
+        section.add(
+            DOUBT, "job", text, "correct its settings, or leave it out: the other jobs would run", job=number + 1
+        )
+    guessed = found.of_jobs.count(None)
+    if guessed:
+        section.cut.append(f"the checkpoints of {count(guessed, 'job')}")
+    return [first if size is None else size for size in found.of_jobs], guessed
 
 
 def _free_disk(path: Path) -> int:

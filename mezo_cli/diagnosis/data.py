@@ -6,7 +6,7 @@ from typing import Any
 from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
 from mezo_cli.data import describe
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import Section, percent
+from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, percent
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
@@ -16,6 +16,7 @@ FEW = 0.005  # share of rows below which duplicates between splits and empty tex
 REPEATED = 0.05  # the same for duplicates inside a split
 CUT = 0.01  # the same for prompts that lose text
 SMALL_CLASS = 0.2  # of an equal share of the rows
+LEAK = 0.95  # of the rows, whose label stands in a column of the prompt
 COVERED = 0.99  # of the rows, for the length that is recommended
 CHUNK = 2048  # rows encoded between two looks at the clock
 
@@ -25,6 +26,7 @@ def check(prepared: Prepared, splits: Splits, deadline: Deadline) -> Section:
     section = Section(TITLE)
     named = _named(splits)
     judge_balance(section, splits, prepared.config.task)
+    judge_leak(section, named, prepared.config.task)
     _judge_cut_prompts(section, prepared, named, deadline)
     judge_repeated_rows(section, named)
     judge_shared_rows(section, named)
@@ -49,6 +51,22 @@ def judge_balance(section: Section, splits: Splits, task: TaskConfig) -> None:
         " and compare with always giving the most frequent label"
     )
     section.judge("balance", bool(small), text, advice, rows=counts)
+
+
+def judge_leak(section: Section, named: dict[str, Sequence[Example]], task: TaskConfig) -> None:
+    """Doubt a column of the prompt that is the label: by its name, or because its texts are the rows' own labels."""
+    names = [values for values in (task.labels, task.label_words, task.files.labels) if values]
+    spellings = [{_plain(values[label]) for values in names} for label in range(len(task.labels))]
+    examples = [example for split in named.values() for example in split]
+    label_column = task.rename.get(task.label_column, task.label_column)
+    for i, column in enumerate(task.columns):
+        told = sum(_plain(example.texts[i]) in spellings[example.label] for example in examples) / len(examples)
+        if column == label_column or told > LEAK:
+            how = "is the label column" if column == label_column else f"gives the label of {percent(told)} of the rows"
+            advice = "take it out of task.template and task.columns: the model would read the answer"
+            section.add(DOUBT, "leak", f"the prompt contains the label: '{column}' {how}", advice, column=column)
+            return
+    section.ok("leak", "no column of the prompt is the label", column=None)
 
 
 def judge_repeated_rows(section: Section, named: dict[str, Sequence[Example]]) -> None:
@@ -132,7 +150,7 @@ def _judge_cut_prompts(
             if len(row.input_ids) < len(full.input_ids):
                 cut += 1
                 lost += _loses_text(full, row, end)
-        figures[split] = {"rows": seen, "cut": cut, "lose_text": lost}
+        figures[split] = {"rows": seen, "of": len(examples), "cut": cut, "lose_text": lost}
         if seen < len(examples):
             section.cut.append(f"the length of {len(examples) - seen:,} of {len(examples):,} {split} prompts")
     judge_cut(section, figures, lengths, encoder, prepared.config.objective.name)
@@ -145,7 +163,7 @@ def judge_cut(
 
     Args:
         section: gets the finding.
-        figures: split -> rows seen, prompts cut, prompts that lose text of a sentence.
+        figures: split -> rows seen, of how many, prompts cut, prompts that lose text of a sentence.
         lengths: tokens of every prompt before the cut.
         encoder: gives the limit.
         objective: its name.
@@ -154,7 +172,8 @@ def judge_cut(
         return
     ordered = sorted(lengths)
     covers = ordered[min(len(ordered) - 1, int(COVERED * len(ordered)))]
-    rows, cut, lost = (sum(one[key] for one in figures.values()) for key in ("rows", "cut", "lose_text"))
+    rows, of, cut, lost = (sum(one[key] for one in figures.values()) for key in ("rows", "of", "cut", "lose_text"))
+    fine, among = (OK, "") if rows == of else (UNKNOWN, f" among the {rows:,} of {of:,} that were looked at")
     longest = f"{ordered[len(ordered) // 2]} tokens in the median, {ordered[-1]} at most"
     numbers: dict[str, Any] = {
         "splits": figures,
@@ -164,14 +183,14 @@ def judge_cut(
         "covers_99_percent": covers,
     }
     if not cut:
-        text = f"no prompt is cut: {longest}; the limit is {encoder.max_length}"
-        section.ok("cut_prompts", text, **numbers)
+        text = f"no prompt is cut{among}: {longest}; the limit is {encoder.max_length}"
+        section.add(fine, "cut_prompts", text, **numbers)
         return
     mask = "all keep their mask; " if objective == "mlm" else ""
     what = "lose the start of their text" if objective == "lm" else "lose text of a sentence"
-    section.judge(
+    section.add(
+        DOUBT if lost / rows >= CUT else fine,
         "cut_prompts",
-        lost / rows >= CUT,
         f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut at {encoder.max_length} tokens or a sentence's"
         f" own limit: {mask}{lost:,} ({percent(lost / rows)}) {what} ({longest})",
         _advice_for_cut(encoder, covers),
@@ -217,7 +236,11 @@ def _loses_text(full: TokenizedExample, row: TokenizedExample, end: int) -> bool
 
 def _key(example: Example) -> tuple[str, ...]:
     """Return what two rows with the same texts share: case and white space do not count."""
-    return tuple(" ".join(text.split()).casefold() for text in example.texts)
+    return tuple(map(_plain, example.texts))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def _named(splits: Splits) -> dict[str, Sequence[Example]]:

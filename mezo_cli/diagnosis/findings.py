@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-OK, DOUBT = "ok", "doubt"
+OK, NOTE, DOUBT, UNKNOWN = "ok", "note", "doubt", "unknown"
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class Finding:
 
     Attributes:
         name: stable, for programs that read the JSON: `zero_shot_balance`.
-        verdict: `OK` or `DOUBT`.
-        text: what was measured, in one sentence.
+        verdict: `OK`: measured, and as it should be; `NOTE`: worth knowing; `DOUBT`: likely a mistake; `UNKNOWN`: not
+            measured, or too little of it to tell.
+        text: the verdict in words, then the figures behind it.
         figures: the same as data.
         advice: what to do; every doubt has one.
         table: rows of cells, the first one the header; empty without a table.
@@ -29,8 +30,8 @@ class Finding:
     table: Sequence[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
-        if self.verdict not in (OK, DOUBT):
-            raise ValueError(f"a verdict is {OK} or {DOUBT}, not {self.verdict}")
+        if self.verdict not in (OK, NOTE, DOUBT, UNKNOWN):
+            raise ValueError(f"a verdict is {OK}, {NOTE}, {DOUBT} or {UNKNOWN}, not {self.verdict}")
         if self.verdict == DOUBT and not self.advice:
             raise ValueError(f"{self.name}: a doubt needs advice")
 
@@ -49,20 +50,19 @@ class Section:
     findings: list[Finding] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
 
-    def ok(self, name: str, text: str, advice: str = "", table: Sequence[Sequence[str]] = (), **figures: Any) -> None:
-        """Add a finding that is right, or a plain fact."""
-        self.findings.append(Finding(name, OK, text, figures, advice, table))
+    def add(
+        self, verdict: str, name: str, text: str, advice: str = "", table: Sequence[Sequence[str]] = (), **figures: Any
+    ) -> None:
+        """Add a finding; what is `OK` needs no advice, and gets none."""
+        self.findings.append(Finding(name, verdict, text, figures, "" if verdict == OK else advice, table))
 
-    def doubt(self, name: str, text: str, advice: str, table: Sequence[Sequence[str]] = (), **figures: Any) -> None:
-        """Add a doubt, with advice."""
-        self.findings.append(Finding(name, DOUBT, text, figures, advice, table))
+    def ok(self, name: str, text: str, **figures: Any) -> None:
+        """Add a finding that is right, or a plain fact."""
+        self.add(OK, name, text, **figures)
 
     def judge(self, name: str, doubtful: bool, text: str, advice: str, **figures: Any) -> None:
         """Add a doubt with its advice if `doubtful`, else the same sentence as a finding that is right."""
-        if doubtful:
-            self.doubt(name, text, advice, **figures)
-        else:
-            self.ok(name, text, **figures)
+        self.add(DOUBT if doubtful else OK, name, text, advice, **figures)
 
     def record(self) -> dict[str, Any]:
         """Return the section as plain values; tables are for people, their numbers are in the figures."""

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import Section, percent
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section, percent
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.diagnosis.separation import chance_error, choose_words, separation
+from mezo_cli.report.untrained import BASELINES
+from mezo_cli.training.baselines import remove_bias
+from mezo_cli.training.intervals import wilson
 from mezo_cli.training.setup import Session
 from mezo_cli.training.training_run import not_finite_at_start
 
@@ -25,11 +29,15 @@ TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept
 VOCABULARY_ROWS = 128  # rows over which the probability of every word is averaged
 TOP = 10
+DEV = 0.7  # share of the time for the dev rows; the rest is for rows of train
+TRAIN_ROWS = 1000  # at most, that the bias between the labels is found on
 CANDIDATES = 50  # words of the model's own that are tried as label words
 LOOKED_AT = 500  # of the most probable words, to find so many that can be label words
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
+RARER = 100  # times less probable than the other label words
 BIAS = 0.25  # a label's share of the predictions above its share of the rows
 MARGIN = 0.05  # of the AUC above 0.5; more where few rows leave it uncertain
+TELLS = 0.15  # two standard errors of chance; above it an AUC of a useful prompt and one of chance are not told apart
 GAIN = 0.02  # of the AUC, for other words to be named
 
 
@@ -59,16 +67,17 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         UserError: when a score is not finite.
     """
     section, session = Section(TITLE), prepared.session
-    seen = score_rows(session, prepared.dev, deadline)
+    seen = score_rows(session, prepared.dev, deadline.part(DEV))
     rows, all_rows = len(seen.labels), len(prepared.dev)
     if rows < all_rows:
-        section.cut.append(f"{rows:,} of {all_rows:,} dev rows")
+        section.cut.append(f"{all_rows - rows:,} of {all_rows:,} dev rows")
     _judge_words(section, session, seen)
     starts_elsewhere = _start(session)
     if starts_elsewhere:
         section.ok("start", starts_elsewhere)
     judge_scores(section, session.config.task.labels, seen.scores, seen.labels, bool(starts_elsewhere))
     if not starts_elsewhere:
+        name_removed_bias(section, seen, score_rows(session, limit(prepared.train, TRAIN_ROWS), deadline))
         _name_better_words(section, session, seen)
     return section
 
@@ -116,11 +125,12 @@ def judge_scores(section: Section, names: list[str], scores: np.ndarray, labels:
         untrained: the scores are those of a part that is new, so nothing is expected of them.
     """
     if len(np.unique(labels)) < 2:
-        section.doubt("auc", "dev has rows of one label only: no score can be judged", "give dev rows of every label")
+        text = f"no score can be judged: all of {len(labels):,} dev rows are labelled '{names[labels[0]]}'"
+        section.add(UNKNOWN, "auc", text, "give dev rows of every label, or more --seconds")
         return
+    _judge_balance(section, names, scores, labels, untrained)
     value, error = separation(scores, labels), chance_error(labels)
     needed = max(MARGIN, 2 * error)
-    _judge_balance(section, names, scores, labels, untrained, informative=value >= 0.5 + needed)
     text = f"AUC {value:.2f} (0.5 is chance, +-{2 * error:.2f} for {len(labels):,} rows)"
     figures: dict[str, Any] = {"auc": value, "chance_error": error, "rows": len(labels)}
     if untrained:
@@ -129,35 +139,35 @@ def judge_scores(section: Section, names: list[str], scores: np.ndarray, labels:
         section.ok("auc", f"the score tells the labels apart: {text}", **figures)
     elif value <= 0.5 - needed:
         advice = "check that task.label_words are in the order of task.labels, and how the labels of the data are read"
-        section.doubt("auc", f"the score orders the labels the wrong way round: {text}", advice, **figures)
+        section.add(DOUBT, "auc", f"the score orders the labels the wrong way round: {text}", advice, **figures)
+    elif 2 * error > TELLS:
+        counts = np.bincount(labels, minlength=len(names))
+        few = f"{counts.min():,} of '{names[int(counts.argmin())]}'"
+        advice = "give more dev rows of every label, or more --seconds if dev has them"
+        text = f"too few rows to tell whether the score tells the labels apart: {few}; {text}"
+        section.add(UNKNOWN, "auc", text, advice, **figures)
     else:
         advice = "try other words (task.label_words) or another prompt (task.template): these say little about a row"
-        section.doubt("auc", f"the score hardly tells the labels apart: {text}", advice, **figures)
+        section.add(DOUBT, "auc", f"the score hardly tells the labels apart: {text}", advice, **figures)
 
 
-def _judge_balance(
-    section: Section, names: list[str], scores: np.ndarray, labels: np.ndarray, untrained: bool, informative: bool
-) -> None:
+def _judge_balance(section: Section, names: list[str], scores: np.ndarray, labels: np.ndarray, untrained: bool) -> None:
     """Compare the share of each predicted label with its share of the rows."""
     rows, answers = len(labels), scores.argmax(axis=1)
     predicted, actual = (np.bincount(x, minlength=len(names)) / rows for x in (answers, labels))
     most = int((predicted - actual).argmax())
     accuracy = float((answers == labels).mean())
+    biased = bool(predicted[most] - actual[most] > BIAS) and not untrained
+    favoured = f"'{names[most]}'" if biased else "no label"
     text = (
-        f"before training {percent(accuracy)} of {rows:,} dev rows are right; predicted '{names[most]}':"
-        f" {percent(predicted[most])}, labelled so: {percent(actual[most])}"
+        f"the untrained model favours {favoured}: of {rows:,} dev rows {percent(predicted[most])} are predicted"
+        f" '{names[most]}' and {percent(actual[most])} labelled so; {percent(accuracy)} are right"
     )
-    advice = (
-        "a bias, which the first steps of training remove: until then look at the share of each prediction beside the"
-        " accuracy"
-        if informative
-        else "too many rows get one label, and the scores do not tell the labels apart either: see the next line"
-    )
-    section.judge(
+    section.add(
+        NOTE if biased else OK,
         "zero_shot_balance",
-        bool(predicted[most] - actual[most] > BIAS) and not untrained,
         text,
-        advice,
+        "the first steps usually correct this; until then read accuracy together with the predicted shares",
         accuracy=accuracy,
         rows=rows,
         predicted=dict(zip(names, predicted.tolist(), strict=True)),
@@ -255,6 +265,50 @@ def _judge_words(section: Section, session: Session, seen: DevScores) -> None:
         share=share,
         ranks=ranks,
     )
+    shown_words = [_show(session, token) for token in first]
+    judge_rare_words(section, names, shown_words, probability[first].tolist())
+
+
+def judge_rare_words(section: Section, names: list[str], words: list[str], probabilities: list[float]) -> None:
+    """Doubt a label word that is a hundred times less probable than the median of the others.
+
+    Args:
+        section: gets the finding.
+        names: of the labels.
+        words: of the labels, as they are shown.
+        probabilities: of the words, in the untrained model.
+    """
+    others = [float(np.median(probabilities[:i] + probabilities[i + 1 :])) for i in range(len(words))]
+    rare = [i for i in range(len(words)) if probabilities[i] * RARER <= others[i]]
+    each = ", ".join(f"{word} {percent(p)}" for word, p in zip(words, probabilities, strict=True))
+    named = ", ".join(f"{words[i]} for '{names[i]}'" for i in rare)
+    section.judge(
+        "rare_label_words",
+        bool(rare),
+        f"far rarer than the other label words: {named} ({each})" if rare else f"no label word is far rarer: {each}",
+        "the label of such a word is hardly ever predicted, and slow to learn: choose a word that the model writes"
+        " there about as often as the others",
+        probabilities=dict(zip(names, probabilities, strict=True)),
+        rare=[names[i] for i in rare],
+    )
+
+
+def name_removed_bias(section: Section, seen: DevScores, train: DevScores) -> None:
+    """Name the accuracy without the bias between the labels, so that nobody takes its removal for learning."""
+    biases, rows = remove_bias(train.scores, train.labels), len(seen.labels)
+    right = {name: int(((seen.scores + bias).argmax(axis=1) == seen.labels).sum()) for name, bias in biases.items()}
+    shown = []
+    for name, count in right.items():
+        low, high = wilson(count, rows)
+        shown.append(f"{100 * count / rows:.1f}% ({BASELINES[name]}; 95% interval {100 * low:.1f} to {100 * high:.1f})")
+    section.ok(
+        "removed_bias",
+        f"with the bias between the labels removed, by {len(train.labels):,} train rows and without training, "
+        f"{' and '.join(shown)} of {rows:,} dev rows are right: what training gives beyond that is learned",
+        accuracy={name: count / rows for name, count in right.items()},
+        rows=rows,
+        train_rows=len(train.labels),
+    )
 
 
 def _name_better_words(section: Section, session: Session, seen: DevScores) -> None:
@@ -273,7 +327,8 @@ def _name_better_words(section: Section, session: Session, seen: DevScores) -> N
         name: str(session.encoder.tokenizer.decode([token])).strip() for name, token in zip(names, tokens, strict=True)
     }
     shown = ", ".join(f"'{word}' for {name}" for name, word in words.items())
-    section.ok(
+    section.add(
+        NOTE,
         "other_words",
         f"better on dev: {shown}: AUC {reached:.2f} in place of {now:.2f}, the best of {tried}",
         "they were chosen on dev, so their dev scores are too good: keep test rows apart if you take them",

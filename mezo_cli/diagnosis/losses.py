@@ -51,31 +51,36 @@ def batches_of(direction: int, whole: bool) -> tuple[int, int]:
     return (0, 0) if whole else (2 * direction, 2 * direction + 1)
 
 
-def plan_points(eps: float, whole: bool, directions: int = DIRECTIONS) -> Iterator[Point]:
+def plan_points(eps: float, dtype: str, whole: bool, directions: int = DIRECTIONS) -> Iterator[Point]:
     """Yield what to measure, the most important first; a point may come twice.
 
-    The first directions are measured in every way. The others serve the learning rate first, which needs most of them.
+    The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
+    dtype that is not the run's. The others serve the learning rate first, which needs most of them.
 
     Args:
         eps: the run's.
+        dtype: the run's compute dtype.
         whole: a batch has all rows.
         directions: the most that are measured.
     """
-    first = min(FIRST, directions)
+    first, own = min(FIRST, directions), dict.fromkeys(("float32", dtype))
     for start in range(0, first, ROUND):
         some = range(start, min(start + ROUND, first))
-        yield from _precision_points(some, (eps,), whole)
+        yield from _precision_points(some, (eps,), own, whole)
         yield from _learning_rate_points(some, eps, whole)
-        yield from _precision_points(some, EPS, whole)
+        yield from _precision_points(some, EPS, own, whole)
+        yield from _precision_points(some, (eps, *EPS), DTYPES, whole)
     others = range(first, directions)
     yield from _learning_rate_points(others, eps, whole)
-    yield from _precision_points(others, (eps, *EPS), whole)
+    yield from _precision_points(others, (eps, *EPS), DTYPES, whole)
 
 
-def _precision_points(directions: Iterable[int], all_eps: Sequence[float], whole: bool) -> Iterator[Point]:
+def _precision_points(
+    directions: Iterable[int], all_eps: Sequence[float], dtypes: Iterable[str], whole: bool
+) -> Iterator[Point]:
     for k in directions:
         for eps in all_eps:
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 yield Point(k, batches_of(k, whole)[0], eps, dtype)
 
 

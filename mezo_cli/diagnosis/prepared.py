@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
+from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
@@ -50,7 +51,8 @@ def prepare_run(config: Config) -> tuple[Prepared, Splits]:
     test = None if splits.test is None else session.encoder.encode_all(splits.test)
     with explain_device_errors("before the first step", smaller_batches(config)):
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}
-        unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0])}
+        first = [train[i] for i in BatchSampler(len(train), config.batch_size, config.seed).batch(0)]
+        unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0], first)}
         if config.init == "linear_probe":
             session.objective.output_layer()
         if session.optimizer.replayable:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import Section, count, percent, short
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section, count, percent, short
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, Estimate
 from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, Losses, measure, plan_points, projected_grads
 from mezo_cli.diagnosis.prepared import Prepared
@@ -23,7 +24,10 @@ from mezo_cli.training.setup import Session
 TITLE = "signal"
 MAX_ZEROS = 0.1
 FLOAT32_NOISE = 0.05  # of mean |g|; an eps at which float32 is worse does not serve as the slope
-GOOD = 0.2  # relative error up to which the run's own eps is kept
+GOOD, FINE = 0.2, 0.01  # relative error up to which the run's own eps is kept; up to which the largest eps is named
+BETTER = 0.5  # times the error of the run's own eps, for another one to be named
+COMPARED = 2  # directions in which the run's own eps is compared with another one
+PAPER_EPS = 1e-3
 TOO_LARGE = 2.0  # times the best lr: beyond it a step is expected to raise the loss
 LITTLE = 0.1  # of the loss: a run whose steps together are expected to lower it by less is too short or too slow
 
@@ -34,150 +38,205 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Measure the signal of the run's first directions and batches; theta is not changed."""
     section, session = Section(TITLE), prepared.session
     config, optimizer = session.config, session.optimizer
-    if config.steps == 0 or not optimizer.replayable:
-        why = "steps=0: no step is taken" if config.steps == 0 else f"optimizer={config.optimizer.name} backpropagates"
-        section.ok("not_needed", f"{why}, so there is no projected gradient to check")
+    if config.steps == 0:
+        section.ok("not_needed", "steps=0: no step is taken, so there is no projected gradient to check")
+        return section
+    if not optimizer.replayable:
+        text = f"optimizer={config.optimizer.name} backpropagates: there is no projected gradient, and no lr is judged"
+        section.add(UNKNOWN, "not_needed", text)
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
     sampler = BatchSampler(len(prepared.train), config.batch_size, config.seed)
     whole = sampler.batch_size == sampler.rows
-    losses = measure(session, _losses(prepared, sampler), plan_points(eps, whole), deadline)
-    rows = compare(losses, eps)
+    losses = measure(session, _losses(prepared, sampler), plan_points(eps, dtype, whole), deadline)
+    resolved = smallest_resolved(losses)
+    rows = compare(losses, eps, resolved)
     _name_cut(section, losses, rows, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
-        section.doubt(
+        section.add(
+            DOUBT,
             "finite",
             "a loss at theta +- eps z is not finite",
             "use a smaller optimizer.eps, or model.compute_dtype=float32",
         )
         return section
-    judge_resolution(section, rows, eps, dtype, describe_reference(session))
+    noise = _rounding(losses, eps)
+    better = judge_resolution(section, rows, eps, dtype, noise, describe_reference(session))
     _judge_zeros(section, rows, config)
     _report_grads(section, projected_grads(losses, eps, "float32", [])[0])
-    judge_learning_rate(section, learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps), config)
+    found = learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps)
+    larger_eps = max(better, PAPER_EPS) if _hides(noise) else None
+    judge_learning_rate(section, found, config, beside_paper(session), larger_eps)
     return section
 
 
-def compare(losses: Losses, eps: float) -> list[Row]:
+def compare(losses: Losses, eps: float, resolved: float | None) -> list[Row]:
     """Return, for each eps and dtype that is measured, how g agrees with float32 and with the slope of the loss.
 
-    The slope is g in float32 at the smallest eps that float32 resolves.
+    The slope is g in float32 at the smallest eps that float32 resolves. Its own error is what rounding may make of it.
     """
-    smallest = _slope_eps(losses, eps)
     found = []
     for one in sorted({*EPS, eps}):
         for dtype in DTYPES:
-            g, exact, slope = projected_grads(losses, one, dtype, [(one, "float32"), (smallest, "float32")])
+            g, exact, slope = projected_grads(losses, one, dtype, [(one, "float32"), (resolved or one, "float32")])
             if g:
-                found.append((one, dtype, agreement(g, exact), agreement(g, slope).relative_error))
+                error = agreement(g, slope).relative_error if resolved else math.inf
+                error = max(error, _rounding(losses, one)) if (one, dtype) == (resolved, "float32") else error
+                found.append((one, dtype, agreement(g, exact), error))
     return found
 
 
-def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, reference: str) -> None:
-    """Judge the error of g at the run's eps and dtype, and recommend an eps.
+def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, reference: str) -> float:
+    """Judge the error of g at the run's eps and dtype; return the eps that is named as the best one.
 
     Args:
-        section: gets the findings.
+        section: gets the finding.
         rows: from `compare`.
         eps, dtype: the run's.
+        noise: what rounding of float32 losses makes of g at this eps, as a fraction of mean |g|; inf if every g is 0.
         reference: what float32 stands for in this model.
     """
-    own = next((row for row in rows if (row[0], row[1]) == (eps, dtype)), None)
-    if own is None:
-        return
-    best = min((row for row in rows if row[1] == dtype), key=lambda row: (row[3], abs(math.log(row[0] / eps))))
-    recommended = eps if own[3] <= GOOD else best[0] if best[3] <= MAX_RELATIVE_ERROR else None
-    doubtful = max(own[2].relative_error, own[3]) > MAX_RELATIVE_ERROR
-    measured = count(own[2].directions, "direction")
-    if dtype == "float32":
-        off = percent(own[3])
-    else:
-        off = f"{percent(own[2].relative_error)} from float32 ({reference}), by {percent(own[3])}"
-        measured += ", |g' - g| / |g|"
-    text = f"optimizer.eps={eps:g} in {dtype}: g is off by {off} from the derivative of the loss along z ({measured})"
-    rounds = own[2].relative_error > MAX_RELATIVE_ERROR
-    ways = [f"optimizer.eps={best[0]:g}, where g is off by {percent(best[3])}"] if best[3] < own[3] else []
-    ways += ["model.compute_dtype=float32", "a larger batch_size"] if dtype != "float32" and rounds else []
-    advice = f"try {' or '.join(ways)}" if ways else "no other eps that was measured is better"
-    section.judge(
+    own = next((row for row in rows if row[:2] == (eps, dtype)), None)
+    others = [row for row in rows if row[1] == dtype and row[0] != eps]
+    if own is None or not _is_compared(own, others):
+        why, advice = "too little time", "give more --seconds"
+        if _hides(noise):
+            why, advice = f"rounding alone changes g by up to {percent(noise)}", f"try optimizer.eps={PAPER_EPS:g}"
+        elif noise == math.inf:
+            why = "every g is 0"
+        text = f"optimizer.eps={eps:g} was not compared with another eps in {dtype}: {why}"
+        section.add(UNKNOWN, "resolution", text, advice, eps=eps)
+        return eps
+    error, rounding = own[3], own[2].relative_error
+    too_small = _hides(noise) or rounding > MAX_RELATIVE_ERROR
+    best = own if error <= GOOD and not too_small else _best(own, others)
+    verdict, said = OK, "resolves the signal"
+    if best is not own or max(error, rounding) > MAX_RELATIVE_ERROR:
+        verdict = DOUBT if too_small or error > MAX_RELATIVE_ERROR else NOTE
+        said = "is too small, rounding makes g noisy" if too_small else "is large, the loss bends within eps"
+    off = (
+        percent(error) if dtype == "float32" else f"{percent(rounding)} from float32 ({reference}), by {percent(error)}"
+    )
+    ways = [f"optimizer.eps={best[0]:g}, where g is off by {percent(best[3])}"] if best is not own else []
+    ways += ["model.compute_dtype=float32", "a larger batch_size"] if dtype != "float32" and too_small else []
+    section.add(
+        verdict,
         "resolution",
-        doubtful,
-        text,
-        f"{'rounding hides the signal' if rounds else 'the loss bends within eps'}: {advice}",
+        f"optimizer.eps={eps:g} {said} in {dtype}: g is off by {off} from the derivative of the loss along z"
+        f" ({count(own[2].directions, 'direction')}). Below, correlation and error are against float32 at that eps",
+        f"try {' or '.join(ways)}" if ways else "no other eps that was measured is better",
+        table=[_HEADER, *map(_cells, rows)],
         eps=eps,
         dtype=dtype,
-        relative_error=own[2].relative_error,
-        slope_error=own[3],
-    )
-    header = ("eps", "dtype", "correlation", "error", "zeros", "off derivative", "directions")
-    cells = [
-        (
-            f"{e:g}",
-            d,
-            "-" if math.isnan(a.correlation) else f"{a.correlation:.3f}",
-            percent(a.relative_error),
-            percent(a.zeros),
-            percent(slope),
-            str(a.directions),
-        )
-        for e, d, a, slope in rows
-    ]
-    kept = "the run's own" if recommended == eps else f"the run has {eps:g}"
-    text = f"recommended: optimizer.eps={recommended:g} ({kept})" if recommended else "no eps can be recommended yet"
-    section.ok(
-        "recommended_eps",
-        f"{text}. Correlation and error: against float32 at that eps",
-        table=[header, *cells],
-        eps=recommended,
+        relative_error=rounding,
+        slope_error=error,
+        recommended=best[0],
         rows=[{"eps": e, "dtype": d, **dataclasses.asdict(a), "slope_error": slope} for e, d, a, slope in rows],
     )
+    return best[0]
 
 
-def judge_learning_rate(section: Section, found: Estimate | None, config: Config) -> None:
-    """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA."""
-    grid = grid_of_paper(config)
-    beside = f"; the paper's grid: {grid[0]:g} to {grid[1]:g}, RoBERTa-large" if grid else ""
+def _hides(noise: float) -> bool:
+    return FLOAT32_NOISE <= noise < math.inf
+
+
+def _is_compared(own: Row, others: list[Row]) -> bool:
+    """Return whether the error of the run's own eps is known; rounding that hides the signal shows without another."""
+    enough = bool(others) and own[2].directions >= COMPARED and own[3] < math.inf
+    return enough or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf
+
+
+def _best(own: Row, others: list[Row]) -> Row:
+    """Return the largest exact eps, or else the least inexact one; the run's own unless that one is clearly better."""
+    fine = [row for row in others if row[3] <= FINE]
+    best = max(fine, key=lambda row: row[0]) if fine else min([own, *others], key=lambda row: row[3])
+    return best if best[3] <= BETTER * own[3] else own
+
+
+_HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directions")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    eps, dtype, agreed, slope = row
+    correlation = "-" if math.isnan(agreed.correlation) else f"{agreed.correlation:.3f}"
+    shares = (percent(agreed.relative_error), percent(agreed.zeros), percent(slope))
+    return f"{eps:g}", dtype, correlation, *shares, str(agreed.directions)
+
+
+def judge_learning_rate(
+    section: Section, found: Estimate | None, config: Config, beside: str, larger_eps: float | None
+) -> None:
+    """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
+
+    Args:
+        section: gets the finding.
+        found: the estimate; None with too few directions.
+        config: of the run.
+        beside: the paper's grid in words, from `beside_paper`.
+        larger_eps: to try where the run's own is lost in rounding; None where it is not.
+    """
+    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
+    figures: dict[str, Any] = {"lr": None, "optimizer_lr": lr}
+    unjudged = f"optimizer.lr={lr:g} was not judged"
     if config.optimizer.name != "mezo":
-        section.ok("learning_rate", f"optimizer={config.optimizer.name}: a best lr is derived for mezo alone{beside}")
+        text = f"{unjudged}: the best step of optimizer={config.optimizer.name} is not derived{beside}"
+        section.add(UNKNOWN, "learning_rate", text, **figures)
         return
     if found is None:
-        section.ok("learning_rate", f"too few directions to tell a learning rate{beside}")
+        text = f"{unjudged}: fewer than {learning_rate.MIN_DIRECTIONS} directions were measured{beside}"
+        section.add(UNKNOWN, "learning_rate", text, "give more --seconds", **figures)
         return
-    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
-    figures = {**dataclasses.asdict(found), "lr": found.lr * n, "optimizer_lr": lr, "paper_grid": grid}
+    figures |= dataclasses.asdict(found)
     squared = f"|gradient|^2 {short(found.gain)} +- {short(found.gain_error)}, z.Hz {short(found.curvature)}"
+    squared += f"; {count(found.directions, 'direction')}"
     if not found.is_resolved:
-        why = (
-            "the gradient is not told from the noise of the batches"
-            if found.gain <= found.gain_error
-            else "the curvature is not told from rounding, or the loss does not curve upwards"
-        )
-        text = f"no best lr can be told: {why} ({squared}; {count(found.directions, 'direction')}){beside}"
-        section.ok("learning_rate", text, "give more --seconds or a larger batch_size", **(figures | {"lr": None}))
+        why, advice = _unresolved(found, zeroth_order(config.optimizer).eps, larger_eps)
+        text = f"{unjudged}: {why} ({squared}){beside}"
+        section.add(UNKNOWN, "learning_rate", text, advice, **(figures | {"lr": None}))
         return
-    best, error = found.lr * n, found.lr_error * n
-    change = found.expected_change(lr, n)
-    text = (
-        f"a step is expected to help most at lr {best:.1e} (+- {error:.0e}; {squared}; {found.directions}"
-        f" directions){beside}. Now optimizer.lr={lr:g}: the loss changes by {change:.1e} per step at first"
-    )
-    figures["expected_change"] = change
+    best, error, change = found.lr * n, found.lr_error * n, found.expected_change(lr, n)
+    falls = f"{short(-change * config.steps)} of {short(found.loss)} in {count(config.steps, 'step')}"
     if lr > TOO_LARGE * (best + error):
-        advice = f"a step at this lr is expected to raise the loss: try optimizer.lr={best:.0e}"
-        section.doubt("learning_rate", text, advice, **figures)
+        verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
+        advice = f"try optimizer.lr={best:.0e}"
     elif lr < best and -change * config.steps < LITTLE * found.loss:
-        falls = f"{short(-change * config.steps)} of {short(found.loss)} in {count(config.steps, 'step')}"
-        advice = f"at this rate the loss falls by {falls}: raise optimizer.lr, up to {best:.0e}, or steps"
-        section.doubt("learning_rate", text, advice, **figures)
+        verdict, said = DOUBT, f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
+        advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
     else:
-        section.ok("learning_rate", text, **figures)
+        verdict, said, advice = OK, "looks safe", ""
+    text = (
+        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e}; {squared}); at"
+        f" {lr:g} the loss changes by {change:.1e} per step at first{beside}"
+    )
+    figures |= {"lr": best, "expected_change": change}
+    section.add(verdict, "learning_rate", text, advice, **figures)
 
 
-def grid_of_paper(config: Config) -> list[float] | None:
-    """Return the lowest and highest lr of the paper's grid for the method; None if the paper has no such row."""
-    plain = dataclasses.replace(config, init="none", steps=max(1, config.steps))
-    grid: Mapping[str, list[float]] = paper().grid(method_name(plain))
-    return grid.get("optimizer.lr")
+def _unresolved(found: Estimate, eps: float, larger_eps: float | None) -> tuple[str, str]:
+    """Return why no best lr can be told, and what to do."""
+    if larger_eps is None and abs(found.curvature) <= 2 * found.curvature_floor:
+        larger_eps = PAPER_EPS if eps < PAPER_EPS else 10 * eps
+    if larger_eps is not None:
+        return f"optimizer.eps={eps:g} is so small that rounding hides how the loss curves", (
+            f"use optimizer.eps={larger_eps:g}"
+        )
+    more = "give more --seconds or a larger batch_size"
+    if found.gain <= found.gain_error:
+        return "the gradient is not told from the noise of the batches", more
+    return "along these directions the loss does not curve upwards, so a step has no best length", more
+
+
+def beside_paper(session: Session) -> str:
+    """Return the paper's grid of the method, for models of this kind, as the end of a sentence; empty without one."""
+    plain = dataclasses.replace(session.config, init="none")
+    decoder = session.objective.model_kind.is_decoder
+    grid = paper().grid(method_name(plain), decoder)
+    if "optimizer.lr" not in grid:
+        return ""
+    low, high = grid["optimizer.lr"]
+    at = f" at eps {grid['optimizer.eps'][0]:g}" if "optimizer.eps" in grid else ""
+    model = "OPT" if decoder else "RoBERTa-large"
+    return f"; the paper's grid for {model}: lr {low:g} to {high:g}{at}"
 
 
 def _losses(prepared: Prepared, sampler: BatchSampler) -> Callable[[int], LossFn]:
@@ -194,15 +253,17 @@ def _losses(prepared: Prepared, sampler: BatchSampler) -> Callable[[int], LossFn
     return loss_of
 
 
-def _slope_eps(losses: Losses, eps: float) -> float:
-    """Return the smallest eps at which rounding of float32 losses stays below a fraction of mean |g|."""
+def smallest_resolved(losses: Losses) -> float | None:
+    """Return the smallest eps at which rounding of float32 losses stays below a fraction of mean |g|; None without."""
     known = {point.eps for point in losses if point.direction >= 0 and point.dtype == "float32"}
-    for one in sorted(known):
-        g = projected_grads(losses, one, "float32", [])[0]
-        loss = max(abs(value) for point, pair in losses.items() if point.eps == one for value in pair)
-        if g and FLOAT32_STEP * loss / one < FLOAT32_NOISE * sum(map(abs, g)) / len(g):
-            return one
-    return eps
+    return next((eps for eps in sorted(known) if _rounding(losses, eps) < FLOAT32_NOISE), None)
+
+
+def _rounding(losses: Losses, eps: float) -> float:
+    """Return what rounding of the two float32 losses may make of g, as a fraction of mean |g|."""
+    g = projected_grads(losses, eps, "float32", [])[0]
+    loss = max((abs(value) for point, pair in losses.items() if point.eps == eps for value in pair), default=0.0)
+    return FLOAT32_STEP * loss / eps * len(g) / sum(map(abs, g)) if any(g) else math.inf
 
 
 def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
@@ -217,7 +278,8 @@ def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
         if loss != "cross_entropy"
         else "a step with g = 0 changes nothing: use a larger optimizer.eps, or model.compute_dtype=float32"
     )
-    text = f"g is exactly 0 in {percent(own.zeros)} of {count(own.directions, 'direction')}"
+    share = percent(own.zeros) if own.zeros else "none"
+    text = f"g is exactly 0 in {share} of {count(own.directions, 'direction')}"
     section.judge("zeros", own.zeros > MAX_ZEROS, text, advice, zeros=own.zeros, directions=own.directions)
 
 
@@ -239,11 +301,11 @@ def _report_grads(section: Section, g: list[float]) -> None:
 def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:
     measured = len(projected_grads(losses, eps, "float32", [])[0])
     if measured < DIRECTIONS:
-        section.cut.append(f"{measured} of {DIRECTIONS} directions for the learning rate")
+        section.cut.append(f"{DIRECTIONS - measured} of {DIRECTIONS} directions for the learning rate")
     short_of: dict[int, list[str]] = {}  # number of directions -> eps
     for one in sorted({*EPS, eps}):
         directions = min((row[2].directions for row in rows if row[0] == one), default=0)
         short_of.setdefault(directions, []).append(f"{one:g}")
     for directions, names in short_of.items():
         if directions < DIRECTIONS:
-            section.cut.append(f"{directions} of {DIRECTIONS} for eps {', '.join(names)}")
+            section.cut.append(f"{DIRECTIONS - directions} of {DIRECTIONS} for eps {', '.join(names)}")

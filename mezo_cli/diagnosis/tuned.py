@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mezo_cli.diagnosis.findings import Section, count, percent
+from mezo_cli.diagnosis.findings import DOUBT, Section, count, percent
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.models.parameter_names import count_parameters, format_names
@@ -42,7 +42,8 @@ def judge_unreachable(section: Section, unreachable: dict[str, int], total: int)
     if not unreachable:
         section.ok("unreachable", "the loss depends on every one of them", tensors=[], count=0)
         return
-    section.doubt(
+    section.add(
+        DOUBT,
         "unreachable",
         f"the loss does not depend on {count(len(unreachable), 'tensor')} ({percent(scalars / total)} of the model):"
         f" {format_names(unreachable)}",

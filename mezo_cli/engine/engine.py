@@ -7,6 +7,7 @@ the trajectory come from it. The engine has weights of its own, and only compute
 - all parameters are perturbed and updated inside the engine by the same scalars, to the same bits.
 """
 
+import copy
 import logging
 from collections.abc import Sequence
 from itertools import combinations
@@ -31,9 +32,10 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.settings import zeroth_order
+from mezo_cli.perturb.decay import Term
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.params import Params, Term
+from mezo_cli.perturb.params import Params
 
 log = logging.getLogger("mezo")
 
@@ -178,7 +180,7 @@ class Engine:
         if self._adapters is None:
             assert optimizer.replayable
             record = (step, result.projected_grads, result.lr)
-            optimizer.apply_updates(_RemoteParams(self), [record])  # type: ignore[arg-type]  # it calls `update` alone
+            optimizer.apply_updates(self._params, [record])  # type: ignore[arg-type]  # it calls `update` alone
         else:
             self._remove(self._clean)
             self._clean = []
@@ -208,6 +210,7 @@ class Engine:
             path = Path(folder) / "theta.safetensors"
             save_file({name: p.detach().cpu().clone() for name, p in params.tensors.items()}, path)
             self._call("load", path=str(path))
+        self._params = _RemoteParams(self, params)
 
     def _remove(self, folders: list[str]) -> None:
         if folders and self._adapters is not None:
@@ -236,14 +239,20 @@ class Engine:
 
 
 class _RemoteParams:
-    """The engine's theta, for an optimizer whose `apply_updates` calls `Params.update` alone."""
+    """The engine's theta, for an optimizer whose `apply_updates` calls `Params.update` alone.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Args:
+        engine: the engine, with the weights of `params`.
+        params: the session's.
+    """
+
+    def __init__(self, engine: Engine, params: Params) -> None:
+        self._engine, self._decay = engine, copy.deepcopy(params.decay)
 
     def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
-        self._engine._call("update", terms=list(terms), decays=list(decays))
+        due, in_float64 = list(self._decay.take_each(terms, decays)), self._decay.in_float64
+        self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
 
 
 def check_heads(config: Config, model: Any) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from mezo_cli.config.own_code import VARIABLE
 from mezo_cli.errors import UserError
 
 COMMAND = "mezo engine install"
@@ -39,19 +40,22 @@ def find_python(given: str | None) -> Path:
     """Return the interpreter of the engine's environment.
 
     Args:
-        given: `engine.python`; null: that of the environment that `mezo engine install` makes.
+        given: `engine.python`; null: MEZO_ENGINE_PYTHON, else that of the environment of `mezo engine install`.
 
     Raises:
         UserError: when there is none.
     """
-    if given is not None:
+    name, given = ("engine.python", given) if given else (VARIABLE, os.environ.get(VARIABLE))
+    if given:
         path = Path(given).expanduser()
+        if not path.is_absolute():  # a sweep is gone on with in the working directory that its record names
+            raise UserError(f"{name}={given}: give an absolute path")
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UserError(f"engine.python={given}: there is no such program; give the python of an environment")
+            raise UserError(f"{name}={given}: there is no such program; give the python of an environment")
         return path
     environment = folder()
     if not is_installed(environment):
-        raise UserError(f"engine=vllm is not installed: run '{COMMAND}', or give engine.python=PATH")
+        raise UserError(f"engine=vllm is not installed: run '{COMMAND}', or give engine.python=PATH (or {VARIABLE})")
     return environment / "bin" / "python"
 
 

@@ -12,7 +12,7 @@ import json
 from io import BufferedRWPair
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 
 
 def send(stream: BufferedRWPair, message: dict[str, Any]) -> None:

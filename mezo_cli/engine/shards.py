@@ -18,6 +18,7 @@ from vllm.model_executor.layers import utils as layer_utils
 
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, digest, find_blocks
 from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise.kernels import add_to_decayed
 
 # On a CPU, oneDNN would pack the linear layers' weights and leave tensors of 0 elements, which no perturbation reaches.
 # With AMX, so would a kernel of vLLM's own for small matrices in bfloat16.
@@ -98,16 +99,15 @@ class Shards:
                 weights[_place(block)] = theta[_place(block)]
 
     @torch.inference_mode()
-    def mezo_update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
-        """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
+    def mezo_update(
+        self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float], decay_in_float64: bool
+    ) -> None:
+        """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order (`Noise.update_`)."""
         for (direction, coefficient), decay in zip(terms, decays, strict=True):
             for _, theta, blocks in self._mezo_held:
                 for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
                     cz = z * _float32(coefficient)
-                    if np.float32(decay) == 1.0:
-                        theta[of_local] += cz
-                    else:
-                        theta[of_local] = (theta[of_local].double() * _float32(decay) + cz.double()).float()
+                    theta[of_local] = add_to_decayed(theta[of_local], cz, decay, decay_in_float64)
         self.mezo_restore()
 
     @torch.inference_mode()

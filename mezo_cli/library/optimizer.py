@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +67,8 @@ class MezoOptimizer(torch.optim.Optimizer):
             tune; names or tensors of the model; or groups, dicts with `params`, `lr` and `weight_decay`.
         lr: learning rate; torch's schedulers change it per group.
         eps: perturbation scale, > 0.
-        weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group.
+        weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group. A step whose
+            projected gradients are all 0 leaves its decay to the next one that has others.
         samples: directions per step (n-SPSA).
         noise: "gaussian" or "rademacher".
         seed: of z. Two trainings with one seed draw the same z.
@@ -98,18 +99,22 @@ class MezoOptimizer(torch.optim.Optimizer):
         trajectory: str | os.PathLike[str] | None = None,
     ) -> None:
         groups = to_groups(model, params)
-        _check_settings(groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed)
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        values = _check_settings(
+            groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed
+        )
+        super().__init__(groups, {name: values[name] for name in ("lr", "weight_decay")})
         reference = _reference_lr(self.param_groups)
         for group in self.param_groups:
             group["lr_ratio"] = group["lr"] / reference if reference else 1.0
-        self.eps, self.samples, self.noise, self.seed, self.steps = eps, samples, noise, seed, 0
+        self.eps, self.samples, self.noise, self.seed = (values[name] for name in ("eps", "samples", "noise", "seed"))
+        self.steps = 0
         self.result: MezoResult | None = None
         self.unreachable: list[str] = []
         self.uncovered: list[str] = []
         self._model, self._path = model, None if trajectory is None else Path(trajectory)
         self._writer: Writer | None = None
         self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
+        self._deferred = [1.0] * len(groups)  # see `apply_records`
         self._started = False
         names = {name for group in groups for name in group["names"]}
         self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds_frozen=False)
@@ -153,13 +158,14 @@ class MezoOptimizer(torch.optim.Optimizer):
         groups = self._groups_at(reference)
         if self._path is not None:
             self._record(self.result, groups)
-        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)])
+        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)], self._deferred)
         self.steps += 1
         return self.result.loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with the step number and the settings. The weights are the model's to save."""
-        return super().state_dict() | {name: getattr(self, name) for name in SAVED}
+        decay = {"decay": "float64", "deferred": list(self._deferred)} if self.forward.params.decay.in_float64 else {}
+        return super().state_dict() | {name: getattr(self, name) for name in SAVED} | decay
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the step of a state dict; the model must have the weights of that step.
@@ -180,6 +186,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name in SAVED:
             setattr(self, name, state_dict[name])
+        # One of before weight decay was computed in float64 has neither: the training goes on as it began.
+        self.forward.params.decay.in_float64 = "decay" in state_dict
+        self._deferred = list(state_dict.get("deferred", [1.0] * len(self.param_groups)))
         self.close()
 
     def close(self) -> None:
@@ -317,18 +326,24 @@ def _in_short(names: list[str]) -> str:
     return join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
-def _check_settings(groups: list[dict[str, Any]], **values: Any) -> None:
+def _check_settings(groups: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
     """Refuse values out of the ranges of optimizer=mezo, and tensors of several dtypes.
+
+    Returns:
+        The values as Python's own numbers, which the groups get too: NumPy's cannot be written as JSON.
 
     Raises:
         UserError: naming the setting, or the tensor.
     """
     for group in [{}, *groups]:
         own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-        check(StepSettings, {"name": "mezo", **values, **own})
+        made = check(StepSettings, {"name": "mezo", **values, **own})
+        group |= {name: getattr(made, name) for name in own}
+    checked = asdict(check(StepSettings, {"name": "mezo", **values}))
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     for name, p in tensors.items():
         if nn.parameter.is_lazy(p):
             raise UserError(f"params: {name} has no shape yet: run the model once before the optimizer is made")
         if p.dtype != torch.float32:
             raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of torch.float32")
+    return checked

@@ -22,7 +22,11 @@ OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the 
 
 
 def apply_records(
-    params: Params, groups: Sequence[Mapping[str, Any]], seed: int, records: Sequence[StepRecord]
+    params: Params,
+    groups: Sequence[Mapping[str, Any]],
+    seed: int,
+    records: Sequence[StepRecord],
+    deferred: list[float],
 ) -> None:
     """Update theta by each record in order: theta <- (1 - lr wd) theta - lr sum_i g_i z_i / n, group by group.
 
@@ -31,19 +35,25 @@ def apply_records(
         groups: each with `names`, `weight_decay`, and `lr_ratio`, its learning rate's ratio to the record's.
         seed: of the run.
         records: (step, the n projected gradients, the learning rate of the first group where it is not 0).
+        deferred: the weight decay of each group that steps without a gradient have left to the next one, a factor (see
+            perturb/decay.py); it is brought up to date.
     """
-    for group in groups:
+    for i, group in enumerate(groups):
+        names = tuple(group["names"])
+        params.decay.deferred[names] = deferred[i]
         terms: list[tuple[Direction, float]] = []
         decays: list[float] = []
         for step, grads, lr in records:
             rate = lr * group["lr_ratio"]
             terms += gradient_estimate(seed, step, grads, -rate)
             decays += [1.0 - rate * group["weight_decay"], *[1.0] * (len(grads) - 1)]
-        params.update(terms, decays, group["names"])
+        params.update(terms, decays, names)
+        deferred[i] = params.decay.deferred.pop(names, 1.0)
 
 
 def make_header(model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], seed: int, n: int) -> Header:
     """Return the header of the trajectory that starts from the model's weights as they are now."""
+    decays = params.decay.in_float64 and any(group["weight_decay"] for group in groups)
     return Header(
         fingerprint=fingerprint(model),
         optimizer=OPTIMIZER,
@@ -53,6 +63,7 @@ def make_header(model: nn.Module, params: Params, groups: Sequence[Mapping[str, 
         weight_decay=float(groups[0]["weight_decay"]),
         tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
         settings={"groups": [dict(group) for group in groups]},
+        decay="float64" if decays else None,
     )
 
 
@@ -107,7 +118,8 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
         raise UserError(f"step={step}: {path} holds steps 0 to {len(found)}")
     params = _params_of(model, found, path)
     check_fingerprint(model, found.header.fingerprint, path)
-    apply_records(params, found.header.settings["groups"], found.header.seed, found.records(0, step))
+    params.decay.in_float64, groups = found.header.decay is not None, found.header.settings["groups"]
+    apply_records(params, groups, found.header.seed, found.records(0, step), [1.0] * len(groups))
     return step
 
 

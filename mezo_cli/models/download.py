@@ -300,7 +300,7 @@ def _shards(folder: Path, path: str) -> list[str]:
 def _json(file: Path, path: str) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"model.path={path}: {file} is damaged: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"model.path={path}: {file} is damaged: it holds no JSON object")

@@ -97,7 +97,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
         with safetensors.safe_open(path, "pt") as file:
             rows = json.loads((file.metadata() or {}).get("rows", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(rows, dict) or not all(isinstance(chosen, list) for chosen in rows.values()):
         raise UserError(f"{path} is damaged: its list of rows is not valid")

@@ -20,11 +20,12 @@ from torch import nn
 
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
+from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.kind import ModelKind
 from mezo_cli.models.sharded_files import ShardedTensor, write_weights
-from mezo_cli.models.stored_tensors import check_dtypes, check_unused
+from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused
 from mezo_cli.system import is_device_error
 
 log = logging.getLogger("mezo")
@@ -93,6 +94,7 @@ def load(
     folder = fetch(config)
     with _explain_errors(config.path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    check_headers(weight_files(folder, config.path), stored, config.path)
     tokenizer = _load_tokenizer(folder, config.path, kind)
     options = {"num_labels": len(labels)} if kind.has_classifier else {}
     with _explain_errors(config.path, folder / "config.json", kind), _quiet(), torch.random.fork_rng(devices=[]):
@@ -124,16 +126,17 @@ def _load_model(
     folder: Path, kind: ModelKind, dtype: torch.dtype | str, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' report on the tensors of the files."""
-    model, report = getattr(transformers, kind.auto_class).from_pretrained(
-        folder,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `_check_missing` reports them
-        **options,
-    )
+    with releasing_file():
+        model, report = getattr(transformers, kind.auto_class).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `_check_missing` reports them
+            **options,
+        )
     return model, report
 
 
@@ -327,7 +330,7 @@ def _reason(error: Exception, file: Path, kind: ModelKind | None) -> str:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -19,6 +19,33 @@ from mezo_cli.models.parameter_names import format_names
 log = logging.getLogger("mezo")
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+_ALLOWED = f"allowed are {', '.join(FLOATS)}"
+
+
+def check_headers(files: Iterable[Path], stored: Any, path: str) -> None:
+    """Refuse, before anything is built, more layers than the files have tensors, and complex weights.
+
+    To build 100,000 layers takes minutes, and torch itself prints a warning about complex numbers.
+
+    Args:
+        files: of the checkpoint.
+        stored: its config.json, as transformers reads it.
+        path: of the checkpoint, for the error line.
+
+    Raises:
+        UserError: naming the number, or the first tensor.
+    """
+    count, layers = 0, getattr(stored, "num_hidden_layers", None)
+    for file in files:
+        for name, dtype in _read_dtypes(file):
+            count += 1
+            if dtype.startswith("C"):
+                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; {_ALLOWED}")
+    if isinstance(layers, int) and layers > count:
+        raise UserError(
+            f"model.path={path}: with num_hidden_layers={layers} and {count} tensors in the checkpoint, config.json is "
+            "that of another checkpoint"
+        )
 
 
 def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
@@ -63,9 +90,7 @@ def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
         for name, dtype in _read_dtypes(file):
             modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             if dtype not in FLOATS and parameters & {modern, _with_body(model, modern)}:
-                raise UserError(
-                    f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {', '.join(FLOATS)}"
-                )
+                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; {_ALLOWED}")
 
 
 def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
-from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.forward import PerturbedForward, is_lookup
 from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
@@ -20,6 +21,7 @@ from mezo_cli.perturb.params import Params
 # The largest allowed difference, as a fraction of the largest score: rounding, and no more.
 TOLERANCE = {"cpu": 1e-4}
 DEFAULT_TOLERANCE = 1e-2  # a GPU adds in other orders
+COPIED = 1 << 22  # elements of a weight in two bytes that are copied to float32 at once: 16 MB
 # One bit in the middle of the mantissa: to flip it changes a weight by 1/16 to 1/8, and to flip it again restores it.
 FLIPPED_BITS = {
     torch.float32: (torch.int32, 1 << 19),
@@ -100,8 +102,19 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if is_lookup(module):
+        return forward(*args, **kwargs).float()
+    if type(module) is nn.Linear and module.weight.numel() > COPIED:
+        return _linear_in_parts(module, *args, **kwargs)
     copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
     return swap_params(module, copies, forward, args, kwargs)
+
+
+def _linear_in_parts(module: nn.Linear, input: Tensor) -> Tensor:
+    """Run a linear layer in float32 by rows of its weight: a decoder is a third of a small model."""
+    rows = module.weight.split(max(1, COPIED // module.in_features))
+    out = torch.cat([F.linear(input, part.float()) for part in rows], dim=-1)
+    return out if module.bias is None else out.add_(module.bias.float())
 
 
 @contextmanager

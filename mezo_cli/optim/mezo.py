@@ -2,11 +2,22 @@
 
     z ~ N(0, I),   g = (L(theta + eps z) - L(theta - eps z)) / (2 eps),   theta <- theta - lr (g z + wd theta)
 
-n-SPSA averages g_i z_i over n directions drawn at the same theta (section 2.1); weight decay is applied once, to every
-tensor. With `sample_schedule: linear` step t of T draws n_t = 1 + floor(n t / T) directions, from 1 to n in equal
-shares (the reference's linear schedule is max(1, floor(n t / T)), which ends at n - 1). lr is not scaled with n_t.
+n-SPSA averages g_i z_i over n directions drawn at the same theta (section 2.1). With `sample_schedule: linear` step t
+of T draws n_t = 1 + floor(n t / T) directions, from 1 to n in equal shares (the reference's linear schedule is max(1,
+floor(n t / T)), which ends at n - 1). lr is not scaled with n_t.
 
-There is no state. A step costs 2 n_t forwards with perturbed weights, and one pass over theta that draws z n_t times.
+Weight decay is applied once per step, to every tensor: theta - (lr wd) theta + c z is computed in float64 and rounded
+once. With theta in float32 and lr wd below 3e-8, theta - (lr wd) theta alone would round to theta; c z is what carries
+it, in the mean over the steps. A step whose g are all 0 (an accuracy as loss, equal scores) has no c z, so it changes
+nothing and defers its decay. The next step with a g that is not 0 applies the decay of all steps since the last one,
+
+    theta <- theta - D theta + c z,   D = 1 - prod_i (1 - lr_i wd)
+
+D is a function of the records alone (perturb/decay.py). What is deferred when a run ends is not applied; if the run is
+resumed with more steps, their first g that is not 0 applies it.
+
+There is no other state. A step costs 2 n_t forwards with perturbed weights, and one pass over theta that draws z n_t
+times.
 """
 
 import math
@@ -71,7 +82,7 @@ def spsa_per_direction(
             losses.append(loss_fn())
     pairs = torch.stack(losses) if losses else torch.empty(0, 2, dtype=torch.float64)
     if ranks is not None:
-        pairs = ranks.gather_shares(pairs.double(), share_sizes(len(directions), ranks.size), "step")
+        pairs = ranks.gather_shares(pairs.cpu().double(), share_sizes(len(directions), ranks.size), "step")
     return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs.tolist()]
 
 
@@ -110,7 +121,7 @@ class Mezo(ReplayableOptimizer):
         return result
 
     def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
-        """Do nothing: MeZO has no state."""
+        """Do nothing: MeZO has no state but the decay that `params` defers."""
 
     def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
         """Update theta by each record in order."""

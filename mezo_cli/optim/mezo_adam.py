@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Positive, SettingError, StepRecord
-from mezo_cli.optim.mezo_momentum import Update, WithMoment, decay_and_subtract
+from mezo_cli.optim.mezo_momentum import Update, WithMoment
 from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import MomentDecay, PositiveNumber, SlowMomentDecay, ZerothOrderConfig
 
@@ -101,7 +101,7 @@ class MezoAdam(WithMoment):
                 v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
                 if write:
                     torch.mul(v, update.correction, out=step).sqrt_().add_(eps)
-                    decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
+                    params.decay_and_subtract(theta, torch.div(m, step, out=step).mul_(update.rate), update.decay)
                     params.round_(span, theta, update.terms[0][0])
             if write:
                 params.store(span, theta)

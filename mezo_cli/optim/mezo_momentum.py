@@ -3,7 +3,8 @@
     m_t = momentum m_(t-1) + g_t z_t,   theta <- (1 - lr wd) theta - lr m_t        (g z is the mean over n samples)
 
 This is torch.optim.SGD with g z as the gradient, except for the weight decay: it acts on theta, not on m, so that m
-follows from the scalars of the trajectory alone.
+follows from the scalars of the trajectory alone. It is computed, and deferred by steps without a gradient, as that of
+`mezo` (see mezo.py): also where m moves theta in such a step.
 
 `window: null` keeps m, a buffer of theta's size, and draws z once per step and sample, as MeZO does. The checkpoint
 `last` stores m. Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
@@ -14,7 +15,7 @@ records.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,8 +28,6 @@ from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mezo_cli.perturb.params import Params
 
 
@@ -47,12 +46,20 @@ class MezoMomentumConfig(ZerothOrderConfig):
 
 @dataclass(frozen=True)
 class Update:
-    """The update of one step: m <- beta m + terms, then theta <- decay theta - rate m."""
+    """The update of one step: m <- beta m + terms, then theta <- decay theta - rate m.
+
+    `decay` is the step's own, 1 - lr wd, until `WeightDecay.take` has taken it.
+    """
 
     terms: list[tuple[Direction, float]]
     rate: float
     decay: float
     correction: float = 1.0  # of Adam's second moment, where it is a buffer
+
+    @property
+    def moves(self) -> bool:
+        """Whether a projected gradient of the step is not 0."""
+        return any(coefficient for _, coefficient in self.terms)
 
 
 class WithMoment(Mezo):
@@ -87,7 +94,8 @@ class WithMoment(Mezo):
 
     def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
         """Update m and theta by each record in order."""
-        for updates in self._plan_in_passes(records):
+        for planned in self._plan_in_passes(records):
+            updates = [replace(one, decay=params.decay.take(one.decay, one.moves)) for one in planned]
             if self.window is None:
                 self.step_params(params, updates, write=True)
             else:
@@ -117,7 +125,7 @@ class WithMoment(Mezo):
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
                 params.noise.update_(span, m, update.terms, decays)
                 if write:
-                    decay_and_subtract(theta, torch.mul(m, update.rate, out=step), update.decay)
+                    params.decay_and_subtract(theta, torch.mul(m, update.rate, out=step), update.decay)
                     params.round_(span, theta, update.terms[0][0])
             if write:
                 params.store(span, theta)
@@ -135,7 +143,7 @@ class WithMoment(Mezo):
             theta, step = params.load(span), self._step.of(span)
             for chain, update in chains:
                 params.noise.update_(span, step.zero_(), chain, [1.0] * len(chain))
-                decay_and_subtract(theta, step, update.decay)
+                params.decay_and_subtract(theta, step, update.decay)
                 params.round_(span, theta, update.terms[0][0])
             params.store(span, theta)
 
@@ -185,10 +193,3 @@ class MezoMomentum(WithMoment):
 
     def __init__(self, config: MezoMomentumConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps, config.momentum, config.window)
-
-
-def decay_and_subtract(theta: "Tensor", step: "Tensor", decay: float) -> None:
-    """theta <- decay theta - step; the product and the difference are rounded: the same bits on every device."""
-    if decay != 1.0:
-        theta.mul_(decay)
-    theta.sub_(step)

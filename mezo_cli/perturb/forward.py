@@ -12,7 +12,7 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +25,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.params import Params, graph_leaves
 from mezo_cli.perturb.storage import SEGMENT
+from mezo_cli.system import release_file_pages
 
 # The most tokens of a batch for which one forward computes both signs of a step, by type of device. On a CPU, drawing z
 # is a small part of the step in a larger batch, and the activations of two forwards are a large part of the memory.
@@ -76,6 +77,7 @@ class PerturbedForward:
         self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
         self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
         self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
+        self._lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
         self._perturbation: Perturbation | None = None
         self._paired = False  # a paired forward is running
         self._read: set[str] = set()  # trainable tensors that patched forwards have read
@@ -195,6 +197,43 @@ class PerturbedForward:
         self._plans = {}
         return unreachable
 
+    def add_reachable(self, everything: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> list[str]:
+        """Keep as trainable also what the forward of `select_reachable` did not run and others do: experts, branches.
+
+        These are the tensors of modules that did not run there and are in the graph of more rows, and those in an entry
+        of a ModuleList (an expert) of which another entry reaches the loss. A module that ran without an effect stays
+        left out. Where every module ran, nothing is computed.
+
+        Args:
+            everything: the tensors that were trainable before `select_reachable`.
+            run: runs a forward of more rows and returns its logits; no activations are kept for a gradient.
+
+        Returns:
+            The names of the tensors that are not trained.
+        """
+        idle = [name for name in everything if name not in self.params.tensors and name not in self._read]
+        if idle:
+            no_activations = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
+            with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations:
+                leaves = graph_leaves(run())
+            later = {name for name in idle if id(everything[name]) in leaves}
+            entries = {self._entry(name) for name in (*self.params.tensors, *later)} - {""}
+            later |= {name for name in idle if self._entry(name) in entries}
+            if later:
+                self._read |= later
+                chosen = {*self.params.tensors, *later}
+                self.params.tensors = {name: p for name, p in everything.items() if name in chosen}
+                self._plans = {}
+        return [name for name in everything if name not in self.params.tensors]
+
+    def _entry(self, name: str) -> str:
+        """Return a tensor's name without its number in the innermost ModuleList; "" if it is in none."""
+        parts = name.split(".")
+        for place in range(len(parts) - 1, 0, -1):
+            if ".".join(parts[:place]) in self._lists:
+                return ".".join([*parts[:place], "*", *parts[place + 1 :]])
+        return ""
+
     def replace_whole(self, names: list[str]) -> None:
         """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
         self._read_outside_module, self._plans = list(names), {}
@@ -213,8 +252,9 @@ class PerturbedForward:
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in own_parameters(module).values():
-                    if not p.requires_grad:
-                        p.data = p.data.to(dtype)
+                    if not p.requires_grad and p.dtype != dtype:
+                        stored, p.data = p.data, p.data.to(dtype)
+                        release_file_pages(stored)
 
     def exclude(self, module: nn.Module) -> None:
         """Restore a module's original forward: its caller gets the weights that it needs by `read`."""

@@ -5,26 +5,24 @@ noise/rounding.py. It is the same rounding whether one step is applied or, in a 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
+from mezo_cli.perturb.decay import Term, WeightDecay, split_steps
 from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
-from mezo_cli.perturb.noise.spans import Span
+from mezo_cli.perturb.noise.spans import Span, compute_device
 from mezo_cli.perturb.shards import Shard
 from mezo_cli.perturb.storage import move_to_flat_storage
 
 # Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
 # made again for every tensor; and the processor's cache holds them (4 MB).
 TERMS_PER_PASS = 16
-
-Term = tuple[Direction, float]
 
 
 class Params:
@@ -39,6 +37,7 @@ class Params:
     Attributes:
         noise, shards: as given.
         fuses: whether a step of one term is one kernel where theta has two bytes. The bits are the same.
+        decay: in which arithmetic, and at which step, weight decay is applied.
     """
 
     fuses = True
@@ -51,10 +50,12 @@ class Params:
         names: Collection[str] | None = None,
     ) -> None:
         self.noise, self.shards = noise, shards or {}
+        self.decay = WeightDecay()
         self._tensors: Mapping[str, nn.Parameter] = {
             n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
         }
         self._copy: Tensor | None = None  # of a span of theta
+        self._wide: Tensor | None = None  # likewise, in float64
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage
         whole = {name: p for name, p in self._tensors.items() if name not in self.shards}
@@ -152,10 +153,11 @@ class Params:
         Args:
             terms: (direction, coefficient), in order. The directions of a step have its number: where theta has two
                 bytes, it is rounded when the number changes.
-            decays: one per term.
+            decays: one per term, e.g. 1 - lr weight_decay with the first one of a step and 1 with the others.
             names: of the tensors; None for all.
         """
         chosen = None if names is None else tuple(names)
+        decays = self.decay.take_each(terms, decays, chosen)
         if self.dtype != torch.float32:
             self._update_and_round(terms, decays, chosen)
             return
@@ -165,7 +167,7 @@ class Params:
             some = slice(first, first + TERMS_PER_PASS)
             self.noise.begin_pass()
             for span in self._spans[chosen]:
-                self.noise.update_(span, span.theta, terms[some], decays[some])
+                self.noise.update_(span, span.theta, terms[some], decays[some], self.decay.in_float64)
 
     def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float], names: tuple[str, ...] | None) -> None:
         """Do the same for theta in two bytes, with one rounding per step."""
@@ -175,11 +177,12 @@ class Params:
             one_term = self.fuses and all(len(of_step) == 1 for of_step, _ in steps)
             for span in self._split(size, names):
                 if one_term and isinstance(self.noise, CounterNoise):
-                    self.noise.update_and_round_(span, [of_step[0] for of_step, _ in steps], [d for _, (d,) in steps])
+                    first = [of_step[0] for of_step, _ in steps]
+                    self.noise.update_and_round_(span, first, [d for _, (d,) in steps], self.decay.in_float64)
                     continue
                 theta = self.load(span)
                 for of_step, with_decays in steps:
-                    self.noise.update_(span, theta, of_step, with_decays)
+                    self.noise.update_(span, theta, of_step, with_decays, self.decay.in_float64)
                     self.round_(span, theta, of_step[0][0])
                 self.store(span, theta)
 
@@ -187,7 +190,7 @@ class Params:
         """Begin a pass, and return theta in spans that suit the device.
 
         For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`, and
-        writes theta by `load`, `round_` and `store`.
+        writes theta by `load`, `decay_and_subtract`, `round_` and `store`.
         """
         self._begin_pass()
         return self._split(self.noise.block_size(self._device))
@@ -219,6 +222,23 @@ class Params:
             self._copy = torch.empty(span.numel, dtype=torch.float32, device=theta.device)
         return self._copy[: span.numel].copy_(theta)
 
+    def decay_and_subtract(self, theta: Tensor, step: Tensor, decay: float) -> None:
+        """Apply theta <- decay theta - step, in place: in float64 and rounded once.
+
+        Args:
+            theta: what `load` returned.
+            step: float32, like theta.
+            decay: what `self.decay.take` returned.
+        """
+        if decay == 1.0 or not self.decay.in_float64:
+            (theta if decay == 1.0 else theta.mul_(decay)).sub_(step)
+            return
+        device = compute_device(theta.device)
+        if self._wide is None or len(self._wide) < len(theta) or self._wide.device != device:
+            self._wide = torch.empty(len(theta), dtype=torch.float64, device=device)
+        wide = self._wide[: len(theta)].copy_(theta.to(device)).mul_(decay).sub_(step.to(device))
+        theta.copy_(wide if device == theta.device else wide.float())
+
     def round_(self, span: Span, theta: Tensor, direction: Direction) -> None:
         """End a step: round what `load` returned to values that are stored exactly; float32 stays as it is.
 
@@ -239,12 +259,11 @@ class Params:
 def _passes(terms: Sequence[Term], decays: Sequence[float]) -> Iterator[list[tuple[list[Term], list[float]]]]:
     """Yield the steps, as (terms, decays) each, that are applied to all tensors before the next ones."""
     steps: list[tuple[list[Term], list[float]]] = []
-    for _, of_step in groupby(zip(terms, decays, strict=True), lambda pair: pair[0][0][:2]):
-        pairs = list(of_step)
-        if steps and sum(len(some) for some, _ in steps) + len(pairs) > TERMS_PER_PASS:
+    for of_step in split_steps(terms, decays):
+        if steps and sum(len(some) for some, _ in steps) + len(of_step[0]) > TERMS_PER_PASS:
             yield steps
             steps = []
-        steps.append(([term for term, _ in pairs], [decay for _, decay in pairs]))
+        steps.append(of_step)
     if steps:
         yield steps
 

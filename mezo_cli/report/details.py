@@ -12,6 +12,7 @@ import numpy as np
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import ZerothOrderConfig
+from mezo_cli.report import untrained
 from mezo_cli.report.read import ONE_LABEL, Entry
 from mezo_cli.report.rerun import Changed, changed_settings, commands
 from mezo_cli.report.series import Curve, Histogram, histogram, smoothed, thin_indices
@@ -20,7 +21,7 @@ from mezo_cli.runs import completeness, trajectory
 
 EXAMPLES = 10  # right and wrong test rows each
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
-OPEN_END = "The rows are there when the run has finished."
+OPEN_END = "Test rows appear once the run has finished."
 HEADS = {
     "mlm": "label words at the mask",
     "cls": "a classification head",
@@ -30,13 +31,23 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the result: where it was measured, the task's metric, the accuracy, the loss, the step."""
+    """One line of the result.
+
+    Attributes:
+        name: where and when it was measured.
+        score: the task's metric.
+        accuracy: a fraction.
+        loss: None for a baseline, whose scores are moved by a bias.
+        step: of the weights.
+        interval: the 95% interval of the metric in percent; empty if it is not known.
+    """
 
     name: str
     score: float
     accuracy: float
-    loss: float
+    loss: float | None
     step: int
+    interval: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,19 +201,31 @@ class RunDetails:
         return Evaluations([line["step"] for line in lines], scores, losses, shares, scores.index(max(scores)))
 
     def results(self) -> list[Result]:
-        """Return dev before training, the best on dev, and test at the best checkpoint, as far as they are known."""
+        """Return dev before training and its best, test before training, baselines, test at best, as far as known."""
         if self.dev is None:
             return []
         lines = [line for line in self._evaluations if line["split"] == "dev"]
+        last = {line["split"]: line for line in self._evaluations}
         start = "dev after the linear probe" if self.config.init == "linear_probe" else "dev before training"
-        found = [(start, lines[0])]
+        found = [self._result(start, lines[0])]
         if len(lines) > 1:
-            found.append(("dev best" if self.entry.finished else "dev best so far", lines[self.dev.best]))
-        found += [("test at best", line) for line in self._evaluations if line["split"] == "test"][-1:]
-        return [
-            Result(name, float(line[self.metric]), float(line["accuracy"]), float(line["loss"]), int(line["step"]))
-            for name, line in found
-        ]
+            best = "dev best" if self.entry.finished else "dev best so far"
+            found.append(self._result(best, lines[self.dev.best], "dev"))
+        if "test_before" in last:
+            found.append(self._result("test before training", last["test_before"], "test_before"))
+        for one in untrained.baselines(self.entry.summary):
+            score, accuracy = float(one.scores[self.metric]), float(one.scores["accuracy"])
+            found.append(Result(one.name, score, accuracy, None, 0, untrained.interval(one.scores, self.metric)))
+        return found + ([self._result("test at best", last["test"], "test")] if "test" in last else [])
+
+    def _result(self, name: str, line: Mapping[str, Any], key: str = "") -> Result:
+        """Return an evaluation as a line of the result, with the interval that summary.json has under a key."""
+        values = (float(line[self.metric]), float(line["accuracy"]), float(line["loss"]), int(line["step"]))
+        return Result(name, *values, untrained.interval(self.entry.summary.get(key) or {}, self.metric))
+
+    def baseline_sentence(self) -> str:
+        """Return what training has gained beside a removed bias; empty where that is not known."""
+        return untrained.sentence(self.entry.summary, self.metric)
 
     def gain(self) -> float | None:
         """Return by how many points the best dev score is above that before training; None without steps."""
@@ -286,7 +309,7 @@ class RunDetails:
         counts = Counter((one.label, one.predicted) for one in found)
         return Examples(_spread(right), _spread(wrong), len(right), len(wrong), majority, counts)
 
-    # --- set-up ---
+    # --- setup ---
 
     def settings(self) -> list[Changed]:
         """Return the settings that differ from the defaults."""
@@ -335,6 +358,8 @@ def read_details(entry: Entry) -> RunDetails:
         found = RunDetails(entry)
         found.sentence()
         found.facts()
+        found.results()
+        found.baseline_sentence()
         for part in ("examples", "dev", "loss", "speed", "gradients", "gradient_stats"):
             getattr(found, part)
         return found

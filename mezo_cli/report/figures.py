@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mezo_cli.errors import UserError
 from mezo_cli.report.curves import Line, Panel
 from mezo_cli.report.details import RunDetails
@@ -23,7 +25,7 @@ from mezo_cli.report.draw import (
     series_name,
 )
 from mezo_cli.report.render import Table, write_output
-from mezo_cli.report.series import TABLE_ROWS, thin_indices
+from mezo_cli.report.series import TABLE_ROWS, Curve, thin_indices
 from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes
 
 FORMATS = (".svg", ".pdf", ".png")
@@ -59,7 +61,8 @@ def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
     with drawing():
         made = [
-            make(run, f"{name}{number}") for number, make in enumerate((_loss, _dev, _predictions, _gradients, _speed))
+            make(run, f"{name}{number}")
+            for number, make in enumerate((_loss, _dev, _dev_loss, _predictions, _gradients, _speed))
         ]
     return [figure for figure in made if figure is not None]
 
@@ -94,6 +97,19 @@ def _dev(run: RunDetails, name: str) -> Figure | None:
     note = f"Dashed: {100 * dev.scores[0]:.1f}% before the first step. Best: {dev.best_text()}."
     table = Table("", ("step", f"{run.metric} %", "loss"), rows, left=0)
     return Figure(title, note, inline_svg(axes, name, f"{title} over steps. {note}"), table)
+
+
+def _dev_loss(run: RunDetails, name: str) -> Figure | None:
+    dev = run.dev
+    if dev is None:
+        return None
+    axes, steps, losses = new_axes(), np.array(dev.steps), np.array(dev.losses)
+    draw_curve(axes, Curve(steps, losses, losses, 1), "c2")
+    lowest = int(losses.argmin())
+    note = f"{losses[0]:.4f} before the first step; lowest {losses[lowest]:.4f} at step {steps[lowest]:,}."
+    rows = [[f"{steps[i]:,}", f"{losses[i]:.4f}"] for i in thin_indices(len(steps), TABLE_ROWS)]
+    svg = inline_svg(axes, name, f"Loss on dev over steps. {note}")
+    return Figure("Loss on dev", note, svg, Table("", ("step", "loss"), rows, left=0))
 
 
 def _predictions(run: RunDetails, name: str) -> Figure | None:

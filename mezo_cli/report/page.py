@@ -127,6 +127,7 @@ def _run(run: RunDetails, name: str, longest: int) -> dict[str, Any]:
         "status": entry.status if entry.finished else entry.trouble(),
         "warnings": run_warnings(run),
         "key": _key_numbers(run),
+        "baseline": run.baseline_sentence(),
         "prompt": None if run.prompt is None else _short(run.prompt, longest),
         "template": run.config.task.template,
         "words": run.label_words(),
@@ -181,10 +182,11 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first: name, value, note."""
     found = []
     for result in run.results():
-        note = f"step {result.step:,}, loss {result.loss:.4f}"
+        note = "no training" if result.loss is None else f"step {result.step:,}, loss {result.loss:.4f}"
+        note += f"; 95% interval {result.interval}" if result.interval else ""
         if result.name.startswith("dev best") and (gain := run.gain()) is not None:
             note = f"{gain:+.1f} points; {note}"
-        if result.name.startswith("test") and run.examples.majority and run.metric == "accuracy":
+        if result.name.startswith("test at best") and run.examples.majority and run.metric == "accuracy":
             note += f"; always the most frequent label: {100 * run.examples.majority:.1f}%"
         found.append({"name": f"{result.name} ({run.metric})", "value": f"{100 * result.score:.1f}%", "note": note})
     summary = run.entry.summary

@@ -56,6 +56,7 @@ class Paper:
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
     setups: Mapping[str, Mapping[str, Any]]  # method -> grid (key -> its ends), settings (key -> value)
+    decoder_grids: Mapping[str, Mapping[str, list[float]]]  # method -> grid of the decoders, OPT
 
     def row(self, shots: int | None, method: str, loss: str) -> Row | None:
         """Return a row of the table; None if the paper has none."""
@@ -70,8 +71,10 @@ class Paper:
         """Return the settings that a label need not mention: the method's own, else those of plain MeZO."""
         return self.settings(method) or (self.settings("MeZO") if "MeZO" in method else {})
 
-    def grid(self, method: str) -> Mapping[str, list[float]]:
-        """Return the lowest and highest value of each key of a method's grid."""
+    def grid(self, method: str, decoder: bool = False) -> Mapping[str, list[float]]:
+        """Return the lowest and highest value of each key of a method's grid, of RoBERTa-large or of the decoders."""
+        if decoder:
+            return self.decoder_grids.get(method, {})
         return dict(self.setups[method]["grid"]) if method in self.setups else {}
 
     def order(self, method: str) -> int:
@@ -94,6 +97,7 @@ def paper() -> Paper:
         tasks=tuple(given["tasks"]),
         rows=tuple(rows),
         setups=given["setups"],
+        decoder_grids=given["decoder_grids"],
     )
 
 

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
     "log_every",
+    "test_at_start",
     "micro_batch_size",
     "eval_batch_size",
     "checkpoint",

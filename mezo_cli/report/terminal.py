@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,14 @@ def show_details(run: RunDetails, console: Console) -> None:
         if table.row_count:
             console.print()
             console.print(table, width=width)
+    if said := run.baseline_sentence():
+        console.print()
+        say(said)
     console.print()
     if run.examples.message:
-        say(f"test rows  {run.examples.message}")
+        say(run.examples.message)
     for name, rows, count in _examples(run):
-        say(f"{name}, {min(EXAMPLES, len(rows))} of {count} test rows")
+        say(f"{min(EXAMPLES, len(rows))} of the {count} {name} test rows")
         for one in rows[:EXAMPLES]:
             given = "" if one.label == one.predicted else f", label {one.label}"
             text = textwrap.shorten(
@@ -66,6 +70,8 @@ def show_result(run: RunDetails, console: Console) -> None:
     for text in run_warnings(run):
         console.print(plain_text(f"! {text}"), soft_wrap=True)
     console.print(_results(run), width=min(console.width, WIDTH))
+    if said := run.baseline_sentence():
+        console.print(plain_text(said), soft_wrap=True)
 
 
 def _blocks(console: Console) -> str:
@@ -95,10 +101,13 @@ def sparkline(
 
 
 def _results(run: RunDetails) -> TextTable:
-    table = make_table("", *dict.fromkeys((run.metric, "accuracy", "loss", "at step")))
-    for one in run.results():
+    found = run.results()
+    columns = [run.metric, "accuracy", "loss", "at step", *(["95% interval"] if any(r.interval for r in found) else [])]
+    table = make_table("", *dict.fromkeys(columns))
+    for one in found:
         scores = [f"{100 * one.score:.1f}%"] + ([] if run.metric == "accuracy" else [f"{100 * one.accuracy:.1f}%"])
-        table.add_row(one.name, *scores, f"{one.loss:.4f}", str(one.step))
+        loss = "" if one.loss is None else f"{one.loss:.4f}"
+        table.add_row(one.name, *scores, loss, str(one.step), *([one.interval] if "95% interval" in columns else []))
     return table
 
 
@@ -134,7 +143,7 @@ def _gradient_text(run: RunDetails, found: Histogram) -> str:
 
 def _examples(run: RunDetails) -> list[tuple[str, list[Prediction], int]]:
     found = run.examples
-    both = (("right", found.right, found.right_count), ("wrong", found.wrong, found.wrong_count))
+    both = (("correct", found.right, found.right_count), ("wrong", found.wrong, found.wrong_count))
     return [one for one in both if one[2]]
 
 
@@ -158,7 +167,7 @@ def document(run: RunDetails) -> dict[str, Any]:
     """Return what `show_details` prints, with the numbers of every evaluation and all test rows shown on the page."""
     entry, dev, examples = run.entry, run.dev, run.examples
     scores = [
-        {"name": one.name, run.metric: one.score, "accuracy": one.accuracy, "loss": one.loss, "step": one.step}
+        {run.metric: one.score, **{key: value for key, value in asdict(one).items() if key != "score"}}
         for one in run.results()
     ]
     evaluations = dev and [
@@ -176,6 +185,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         "steps": {"done": entry.steps_done, "planned": run.config.steps},
         "metric": run.metric,
         "results": scores,
+        **{key: entry.summary.get(key) for key in ("difference", "baselines")},
         "dev": evaluations or [],
         "loss": None if run.loss is None else {"steps": run.loss.steps.tolist(), "values": run.loss.values.tolist()},
         "projected_grad": dict(run.gradient_stats),

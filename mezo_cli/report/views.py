@@ -24,6 +24,10 @@ from mezo_cli.report.settings import (
 
 GROUP_COLUMNS = ("task", "shots", "method", "steps", "seeds", "dev", "test", "paper", "diff")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
+INFERRED = (
+    "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
+    " 13 21 42 87 100 if they are among them"
+)
 UNCERTAIN = "? the paper's number was read from a damaged table"
 WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table
 MOSTLY_ZERO = 0.5  # share of projected gradients that are exactly 0 from which on a note says so
@@ -102,7 +106,7 @@ def _group_notes(groups: Sequence[Group]) -> list[str]:
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
     if any(group.paper_number is not None and group.paper_number.uncertain for group in groups):
         notes.append(UNCERTAIN)
-    return notes
+    return [*notes, *[INFERRED] * any(group.missing for group in groups)]
 
 
 def _group_record(group: Group) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.errors import RunFailed, UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from mezo_cli.errors import FULL, RunFailed, UserError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -116,6 +114,12 @@ def sync(path: Path) -> None:
             raise
 
 
+def is_below(path: Path, folder: Path) -> bool:
+    """Return whether a path lies in a folder, as it is written and with its links followed; neither needs to exist."""
+    written = [Path(os.path.abspath(one)) for one in (path, folder)]
+    return all(folder in path.parents for path, folder in (written, [one.resolve() for one in written]))
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
@@ -132,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")

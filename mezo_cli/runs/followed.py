@@ -58,5 +58,8 @@ class FollowedRun(Run):
     def write_summary(self, values: dict[str, Any]) -> None:
         """Write nothing."""
 
+    def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
+        """Write nothing."""
+
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write nothing."""

@@ -106,7 +106,7 @@ class MetricsLog:
         """Return a line that is checked against the checksum of the line before it."""
         before = re.search(rb'"crc": "([0-9a-f]{8})"\}$', rows[number - 1]) if number else None
         line = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             line = json.loads(rows[number])
         if (number and before is None) or verify_checksum(line, int(before[1], 16) if before else 0) is None:
             start = rows[number][:40].decode(errors="replace")
@@ -134,7 +134,7 @@ class MetricsLog:
             try:
                 line = json.loads(raw)
                 crc = verify_checksum(line, self._last_crc)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 problem = str(error)
             if crc is None:
                 in_middle = any(_looks_sound(later) for later in rows[number:])
@@ -162,6 +162,6 @@ def _lost_its_end(tail: bytes) -> bool:
 def _looks_sound(raw: bytes) -> bool:
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(line, dict) and {"kind", "step", "crc"} <= set(line)

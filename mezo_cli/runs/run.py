@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mezo_cli.console import LogFormatter
-from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean
+from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, predictions, sweep_record
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
@@ -289,7 +289,7 @@ class Run:
 
     def _record_end(self, status: str, error: str) -> None:
         try:
-            self.update(status=status, end=utc_now(), error=error)
+            self.update(status=status, end=utc_now(), error=without_credentials(error))
         except (OSError, UserError) as failed:  # the first error is the one to report
             log.error("run.json could not be written: %s", failed)
 
@@ -369,6 +369,22 @@ class Run:
             UserError: when it is missing or was changed.
         """
         return self._read_checked(self.path / "summary.json")
+
+    def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
+        """Write untrained.json with a checksum: split -> the label scores of its rows before the first step."""
+        write_atomically(self.path / "untrained.json", json.dumps(add_checksum(dict(scores)), allow_nan=False) + "\n")
+
+    def read_untrained(self) -> dict[str, list[list[float]]] | None:
+        """Return the scores of `write_untrained`; None if there are none.
+
+        Raises:
+            UserError: when the file was changed.
+        """
+        path = self.path / "untrained.json"
+        try:
+            return self._read_checked(path) if path.exists() else None
+        except UserError as error:
+            raise UserError(f"{error}; without this file the run goes on, compared with no untrained model") from error
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from mezo_cli import system
+from mezo_cli.errors import without_credentials
 
 STATUSES = ("running", "finished", "failed", "interrupted")
 
@@ -15,7 +16,7 @@ def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:
     """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
     return {
         "status": "interrupted",
-        "argv": argv,
+        "argv": [without_credentials(word) for word in argv],
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.errors import UserError
-from mezo_cli.runs.files import read_json, write_atomically
+from mezo_cli.errors import UserError, without_credentials
+from mezo_cli.runs.files import is_below, read_json, write_atomically
 
 NAME = "sweep.json"
 
@@ -35,6 +35,7 @@ class SweepRecord:
     cwd: str  # its working directory: relative paths in the overrides start here
     config_dir: str | None
     jobs: list[SweepJob] | None
+    own_engine_python: bool = False  # the user's own program runs the engine; which one is not stored
     tune: dict[str, Any] | None = None  # of `mezo tune`: ranges, trials, goal; jobs are added as it goes
     retry_failed: bool = False  # of the process that runs it now, as is:
     quiet: bool = False
@@ -72,7 +73,7 @@ def new(
     """
     return SweepRecord(
         overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
-        argv=list(sys.argv),
+        argv=[without_credentials(word) for word in sys.argv],
         cwd=os.getcwd(),
         config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
         jobs=jobs,
@@ -89,11 +90,32 @@ def read(folder: Path) -> SweepRecord:
     """Read the record of a sweep.
 
     Raises:
-        UserError: when it is missing or damaged.
+        UserError: when it is missing or damaged, and when a job's directory is not in that of the sweep.
     """
     given: dict[str, Any] = read_json(folder / NAME)
     try:
         jobs = None if given["jobs"] is None else [SweepJob(**job) for job in given["jobs"]]
-        return SweepRecord(**{**given, "jobs": jobs})
+        record = SweepRecord(**{**given, "jobs": jobs})
+        _check_texts(record)
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / NAME} is damaged: {error}") from error
+    for job in jobs or ():
+        if not is_below(folder / job.directory, folder):
+            raise UserError(f"{folder / NAME}: job {job.number + 1} is in {job.directory}, which is not in {folder}")
+    return record
+
+
+def _check_texts(record: SweepRecord) -> None:
+    """Check what a record of somebody else's may hold in place of texts.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    lists = [record.overrides, record.argv, *(job.overrides for job in record.jobs or ())]
+    one_by_one = [record.cwd, record.config_dir or "", *(job.directory for job in record.jobs or ())]
+    if not all(isinstance(texts, list) for texts in lists):
+        raise TypeError("its overrides are no lists")
+    if not all(isinstance(text, str) for texts in (*lists, one_by_one) for text in texts):
+        raise TypeError("its overrides and folders are no texts")
+    if not all(isinstance(job.number, int) for job in record.jobs or ()):
+        raise TypeError("the number of a job is no number")

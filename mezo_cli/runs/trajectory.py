@@ -5,8 +5,10 @@ a header (which tensors are trained, from which weights, with which noise) and o
 
     step uint32 | lr float32 | projected_grad float32, one per sample | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes per step for one sample. Where theta is float32 the file has version 1. Version 2 adds theta's
-dtype and how an update is rounded to it to the header; the records are the same.
+little-endian, 16 bytes per step for one sample. Where theta is float32, without weight decay, the file has version 1.
+Version 2 adds to the header theta's dtype, how an update is rounded to it, and that weight decay, if there is some, is
+computed in float64. A file with weight decay that does not say so is of a program that rounded 1 - lr wd to float32; it
+is replayed and continued in that way. The records are the same.
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
 (`Trajectory.lost_records` counts them); a bad record with a sound one behind it is an error.
@@ -24,12 +26,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError, first_line, join
 from mezo_cli.runs.files import name_in_errors, sync
 
 MAGIC = b"MEZOTRAJ"
 VERSIONS = (1, 2)
 STORAGE = ("dtype", "rounding")  # fields of version 2 alone
+OPTIONAL = ("decay",)  # likewise, where they are not None
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
@@ -45,6 +48,8 @@ class Header:
         settings: the optimizer's settings and the number of steps of the run.
         dtype: how theta is stored.
         rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
+        decay: `float64` where weight decay is computed so (see perturb/params.py); None for a run without weight decay,
+            and in a file of a program that rounded its factor to float32.
     """
 
     fingerprint: str
@@ -57,17 +62,18 @@ class Header:
     settings: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     rounding: str = "nearest"
+    decay: str | None = None
 
     @property
     def version(self) -> int:
         """The format version of its file: the oldest that has all of its fields."""
-        return 1 if self.dtype == "float32" else 2
+        return 1 if self.dtype == "float32" and self.decay is None else 2
 
     def to_json(self) -> bytes:
         """Return the fields that its version has, as JSON."""
-        values = asdict(self)
-        if self.version == 1:
-            values = {name: value for name, value in values.items() if name not in STORAGE}
+        absent = STORAGE if self.version == 1 else ()
+        values = {name: value for name, value in asdict(self).items() if name not in absent}
+        values = {name: value for name, value in values.items() if name not in OPTIONAL or value is not None}
         return json.dumps(values, separators=(",", ":")).encode()
 
 
@@ -248,13 +254,16 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
-    return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+    try:
+        return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: its header is not one: {first_line(error)}") from error
 
 
 def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
     """Return the header with these values; refuse a field, a dtype or a rounding of a version to come."""
-    known = [item.name for item in fields(Header) if version > 1 or item.name not in STORAGE]
-    needed = [name for name in known if name != "settings"]
+    known = [item.name for item in fields(Header) if version > 1 or item.name not in (*STORAGE, *OPTIONAL)]
+    needed = [name for name in known if name not in ("settings", *OPTIONAL)]
     for name in values:
         if name not in known:
             raise UserError(f"{path}: its header has a field that this program does not know: {name}")
@@ -266,4 +275,6 @@ def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
     if (header.dtype, header.rounding) not in list(ROUNDINGS.items()):  # a list: values of the file may be unhashable
         allowed = join(f"{dtype} ({rounding})" for dtype, rounding in ROUNDINGS.items())
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")
+    if header.decay not in (None, "float64"):
+        raise UserError(f"{path}: weight decay is computed in {header.decay}; this program knows float64")
     return header

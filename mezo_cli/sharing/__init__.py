@@ -1,1 +1,1 @@
-"""Hand a run on: a Hugging Face folder with a model card, or the trajectory from which its weights are rebuilt."""
+"""Share a run: a Hugging Face folder with a model card, or the trajectory from which its weights are rebuilt."""

@@ -1,5 +1,7 @@
 """Write a model card (README.md) for what is exported: metadata for the hub, use, results, training, terms."""
 
+import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,12 +63,12 @@ def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
     what = f"the step-{card.step} weights of a run" if card.step else "the weights before the first step of a run"
     optimizer = optimizer_class(config.optimizer)
     intro = (
-        f"`{card.base}` trained on the task `{task.name}` ({', '.join(task.labels)}) with {optimizer.title} "
-        f"by the program mezo: {what}."
+        f"{code(card.base)} trained on the task {code(task.name)} ({', '.join(map(plain, task.labels))}) with "
+        f"{optimizer.title} by the program mezo: {what}."
     )
     if not optimizer.needs_backward:
         intro += f" MeZO fine-tunes with forward passes only ({PAPER})."
-    parts = [f"# {card.title}", intro]
+    parts = [f"# {plain(card.title)}", intro]
     for heading, text in [
         *sections,
         ("Results", _results(card)),
@@ -78,6 +80,18 @@ def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
     return f"---\n{_metadata(card)}---\n" + printable("\n\n".join(parts)) + "\n"
 
 
+def plain(text: str) -> str:
+    """Return a text of somebody else's (a name, a label) as one line of Markdown that shows it: no HTML, no markup."""
+    return re.sub(r"([\\`*\[\]#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def code(text: str) -> str:
+    """Return such a text as Markdown's code, in which nothing is markup."""
+    text = " ".join(text.split())
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+
+
 def prompt_section(encoder: InputEncoder) -> str:
     """Return a table of labels and label words, under the prompt as the model sees it."""
     task = encoder.task
@@ -85,9 +99,9 @@ def prompt_section(encoder: InputEncoder) -> str:
     words = encoder.label_words or [""] * len(task.labels)
     table = _table(
         ["label", "word"] if encoder.label_words else ["label"],
-        [[label, f"`{word}`"] if word else [label] for label, word in zip(task.labels, words, strict=True)],
+        [[plain(label), *([code(word)] if word else [])] for label, word in zip(task.labels, words, strict=True)],
     )
-    return f"The model is given `{encoder.decode(row)}`, at most {encoder.max_length} tokens.\n\n{table}"
+    return f"The model is given {code(encoder.decode(row))}, at most {encoder.max_length} tokens.\n\n{table}"
 
 
 def read_terms(folder: Path) -> str:
@@ -95,7 +109,7 @@ def read_terms(folder: Path) -> str:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
         values = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return ""
     licence = values.get("license") if isinstance(values, dict) else None
     return licence if isinstance(licence, str) else ""
@@ -159,8 +173,8 @@ def _training(card: Card) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config.optimizer).items() if name != "name")
     trainable = info.get("trainable") or {}
     rows = [
-        ["base model", f"`{card.base}`" + (f" at commit `{card.base_revision}`" if card.base_revision else "")],
-        ["task", f"{config.task.name}, version {config.task.version}"],
+        ["base model", code(card.base) + (f" at commit `{card.base_revision}`" if card.base_revision else "")],
+        ["task", f"{plain(config.task.name)}, version {config.task.version}"],
         ["objective", f"{config.objective.name}, {config.objective.loss}"],
         ["optimizer", f"{config.optimizer.name}: {settings}" if settings else config.optimizer.name],
         ["trained", f"{trainable.get('count', 0):,} parameters ({100 * trainable.get('share', 0):.3g}%)"],
@@ -177,7 +191,9 @@ def _training(card: Card) -> str:
 
 
 def _data(config: Config) -> str:
-    source = f"`{config.task.hub.path}` ({config.task.hub.name})" if config.data.name == "hub" else config.data.name
+    hub, source = config.task.hub, config.data.name
+    if source == "hub":
+        source = f"{code(str(hub.path))} ({plain(str(hub.name))})"
     shots = "" if config.data.shots is None else f", {config.data.shots} rows per class"
     return f"{source}{shots}, drawn with seed {config.data_seed}"
 
@@ -190,12 +206,12 @@ def _versions(card: Card) -> str:
 
 
 def _terms(card: Card) -> str:
-    known = f" Its card names the licence `{card.base_terms}`." if card.base_terms else ""
+    known = f" Its card names the licence {code(card.base_terms)}." if card.base_terms else ""
     where = f" (https://huggingface.co/{card.base})" if card.base_on_hub else ""
     own = f" Its own card is in {card.base_card}." if card.base_card else ""
     return (
-        f"These weights are derived from `{card.base}`{where}: its terms apply to them.{known}{own} The terms of the "
-        "training data may apply too."
+        f"These weights are derived from {code(card.base)}{where}: its terms apply to them.{known}{own} The terms of "
+        "the training data may apply too."
     )
 
 

@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from mezo_cli.errors import UserError, first_line
+from mezo_cli.errors import UserError, first_line, without_credentials
 from mezo_cli.hub import hub_url, is_offline, is_reachable
 
 
@@ -49,4 +49,4 @@ def push(folder: Path, repo: str, token: str, private: bool) -> str:
         raise UserError(
             f"--push {repo}: {hub_url()}: {reason}; {folder} is complete, only the upload failed"
         ) from error
-    return f"{hub_url()}/{repo}"
+    return without_credentials(f"{hub_url()}/{repo}")

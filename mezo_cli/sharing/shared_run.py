@@ -1,8 +1,8 @@
 """Open a trajectory folder that somebody else has made: a local folder, or `hub:USER/REPO[@REVISION]`.
 
-It is not trusted. Its paths, loggers and device are ignored. The base model comes from the hub at the commit that the
-folder names, from the embedded demo, or from a folder that the user names, never from a path in the folder. Every file
-is checked before it is used, and the rebuilt weights are compared with their sha256.
+It is not trusted. Its paths, loggers, engine and device are ignored. The base model comes from the hub at the commit
+that the folder names, from the embedded demo, or from a folder that the user names, never from a path in the folder.
+Every file is checked before it is used, and the rebuilt weights are compared with their sha256.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config, LoggerConfig, data_dir, to_dict, without_dir
+from mezo_cli.config.schema import Config, EngineConfig, LoggerConfig, data_dir, to_dict, without_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
@@ -172,6 +172,7 @@ def _untrusted(config: Config, base: dict[str, Any], given: Path | None, name: s
         model=dataclasses.replace(config.model, path=path, revision=revision, device="auto"),
         data=without_dir(config.data),
         logger=LoggerConfig(),
+        engine=EngineConfig(),
     )
 
 

@@ -25,7 +25,7 @@ from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.files import file_sha256, write_atomically
-from mezo_cli.sharing.card import write_card
+from mezo_cli.sharing.card import code, write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
 
@@ -143,7 +143,7 @@ def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -
     columns = list(config.task.columns)
     text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
     base = " --base DIR" if hub_id(config) is None and config.model.path != "demo" else ""
-    needed = f" The base model `{base_name(config)}` is not on the hub: DIR is its folder." if base else ""
+    needed = f" The base model {code(base_name(config))} is not on the hub: DIR is its folder." if base else ""
     lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
     return "\n".join(
         [

@@ -18,6 +18,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,15 +35,19 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.config.validation import build_group, class_defaults
+from mezo_cli.config.values import allowed
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.optim.base import to_float32
-from mezo_cli.optim.settings import zeroth_order
+from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import NOISES, make_noise
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
+FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
+ACTS_AFTER = 30  # steps in which a setting must have changed the weights
+SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
 READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the set-up of a run
 
 
@@ -50,6 +57,7 @@ class Regression:
     Attributes:
         forward: the model with patched forwards; `forward.params` are its weights.
         calls: the number of forwards so far.
+        rows: the points of the batch, all at first.
     """
 
     def __init__(self, noise: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -60,14 +68,14 @@ class Regression:
         for p in self.model.parameters():
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
         self.forward = PerturbedForward(self.model, Params(self.model, make_noise(noise)))
-        self.calls = 0
+        self.calls, self.rows = 0, slice(None)
 
     def loss(self) -> Tensor:
         """Return the mean squared error: shape [], or [2] with weights perturbed by both signs."""
         if self.forward.num_signs == 2:
             return self.forward.forward_per_sign(self.loss)
         self.calls += 1
-        return F.mse_loss(self.model(self.x), self.y)
+        return F.mse_loss(self.model(self.x[self.rows]), self.y[self.rows])
 
     def weights(self) -> list[Tensor]:
         """Return a copy of the weights."""
@@ -92,6 +100,14 @@ class Trial:
     ) -> None:
         self.config, self.problem = config, Regression(zeroth_order(config).noise, device, dtype)
         self.optimizer = kind(config, 1, steps)
+
+    def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
+        """Go on as a resumed run does after the steps of `records`, by a replayable optimizer."""
+        assert self.optimizer.replayable
+        params = self.problem.forward.params
+        self.problem.set_weights(weights)
+        self.optimizer.rebuild_state(params, records)
+        params.decay.rebuild(records, zeroth_order(self.config).weight_decay)
 
     def train(self, start: int, stop: int) -> list[StepRecord]:
         """Take steps as the loop of a run does; return their records as a trajectory returns them."""
@@ -160,6 +176,34 @@ class Conformance:
             trial.train(0, 2)
         assert read | READ_ELSEWHERE == {*type_hints(self.kind.settings)} | READ_ELSEWHERE
 
+    def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
+        """Another value of a setting leads to other weights, alone or with more samples or another noise.
+
+        A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
+        """
+        base, declared = self.default_config(), {*type_hints(self.kind.settings)} - {"name"}
+        contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
+        contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
+
+        @cache
+        def weights(**values: Any) -> list[Tensor]:
+            config = replace(base, **values)
+            try:
+                self.kind.check(config)
+            except SettingError:
+                return []
+            trial = self.trial(config, ACTS_AFTER)
+            for step in range(ACTS_AFTER):
+                trial.problem.rows = slice(step % 4, None, 4)  # else the gradient would hardly change from step to step
+                trial.train(step, step + 1)
+            return trial.problem.weights()
+
+        for name in declared - {"dropout"}:  # which the set-up of a run reads
+            values = other_values(base, name)
+            pairs = ((weights(**context), weights(**{**context, name: v})) for context in contexts for v in values)
+            acts = any(before and after and not same(before, after) for before, after in pairs)
+            assert acts, f"optimizer.{name}: {values} change nothing"
+
     def test_its_module_imports_no_torch(self) -> None:
         """The command line reads the settings before it loads a model."""
         module = importlib.import_module(self.kind.__module__).__name__
@@ -184,7 +228,7 @@ class Conformance:
             resumed = self.trial(config)
             resumed.problem.set_weights(half)
             if resumed.optimizer.replayable:
-                resumed.optimizer.rebuild_state(resumed.problem.forward.params, records[:STOP])
+                resumed.resume(half, records[:STOP])
             else:
                 resumed.optimizer.load_state(tmp_path / "state")
             assert same(resumed.problem.weights(), half), config
@@ -222,6 +266,64 @@ class Conformance:
             replayed.optimizer.apply_updates(params, records[3:])
             assert same(replayed.problem.weights(), trained.problem.weights()), config
             assert replayed.problem.calls == 0, "a replay runs no forward"
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_steps_without_a_gradient_leave_their_decay_to_the_next_one(self, dtype: torch.dtype) -> None:
+        """At once, one by one, and resumed among them, the records lead to the same bits."""
+        for config in self.configs():
+            if dtype != torch.float32 and zeroth_order(config).noise == "torch":
+                continue  # such runs are refused
+            optimizer = self.kind(config, 1, STEPS)
+            if not optimizer.replayable or not isinstance(config, ZerothOrderConfig):
+                pytest.skip("it leaves no trajectory, or has no weight decay")
+            n = zeroth_order(config).samples
+            grads = [[0.5 - i for i in range(n)] for _ in range(STEPS - 1)] + [[0.0] * (n - 1) + [0.25]]
+            for step in FLAT:
+                grads[step] = [0.0] * n
+            records = [(step, of_step, to_float32(1e-3 * self.lr)) for step, of_step in enumerate(grads)]
+            ends = []
+            for cuts, resumes in (([STEPS], False), (range(1, STEPS + 1), False), ([FLAT[1], STEPS], True)):
+                trial, at = Trial(self.kind, config, STEPS, self.device, dtype), 0
+                for cut in cuts:
+                    if resumes:
+                        before, trial = trial, Trial(self.kind, config, STEPS, self.device, dtype)
+                        trial.resume(before.problem.weights(), records[:at])
+                    assert trial.optimizer.replayable
+                    trial.optimizer.apply_updates(trial.problem.forward.params, records[at:cut])
+                    at = cut
+                ends.append(trial.problem.weights())
+            assert same(ends[0], ends[1]), config
+            assert same(ends[0], ends[2]), f"{config}: params.decay is not used, or not each step's lr wd"
+
+    @pytest.mark.parametrize(
+        ("side", "steps"), [(256, 200), pytest.param(1000, 1000, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    )
+    def test_the_weight_decay_that_arrives_is_that_of_the_formula(
+        self, side: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Within 1% of 1 - (1 - lr wd)^steps, at the default learning rate: the mean over side^2 elements.
+
+        The same records with weight decay and without lead to weights that differ by it alone, up to rounding. Some
+        steps have no gradient.
+        """
+        base = zeroth_order(self.default_config())
+        lr, start = to_float32(base.lr), 0.02 * torch.randn(side, side, generator=torch.Generator().manual_seed(0))
+        decay, draw = SWALLOWED / lr, random.Random(0)
+        grads = [0.0 if step % 20 == 7 else draw.choice((-1, 1)) * draw.uniform(1, 20) for step in range(steps)]
+        records = [(step, [to_float32(g)] * base.samples, lr) for step, g in enumerate(grads)]
+        if side > 256:
+            monkeypatch.delenv("MEZO_EAGER")
+        ends = []
+        for weight_decay in (0.0, decay):
+            optimizer = self.kind(replace(base, weight_decay=weight_decay), 1, steps)
+            if not optimizer.replayable:
+                pytest.skip("it leaves no trajectory, or has no weight decay")
+            model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
+            model.weight.data.copy_(start)
+            optimizer.apply_updates(Params(model, make_noise(base.noise)), records)
+            ends.append(model.weight.detach().cpu().double())
+        arrived = float(((ends[0] - ends[1]) * start).sum() / start.double().square().sum())
+        assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=0.01)
 
     def test_what_it_returns_fits_a_record(self) -> None:
         """The scalars of a step are float32, at most `samples` of them; `loss` comes first in its line, `lr` last."""
@@ -287,6 +389,10 @@ class Conformance:
 
     # --- helpers ---
 
+    def default_config(self) -> OptimizerConfig:
+        """Return the config that `optimizer=NAME` gives."""
+        return build_config([f"optimizer={self.name}"], self.config_dir).optimizer
+
     @property
     def kind(self) -> type[Optimizer]:
         """The optimizer's class."""
@@ -312,6 +418,26 @@ class Conformance:
             except SettingError:
                 continue
             yield config
+
+
+def other_values(base: OptimizerConfig, name: str) -> list[Any]:
+    """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
+    value, choices = getattr(base, name), allowed(type_hints(type(base))[name]).choices
+    found: list[Any]
+    if name == "noise" or choices:
+        found = list(choices or NOISES.names)
+    elif isinstance(value, bool):
+        found = [not value]
+    elif value is None or value == 0:
+        found = [0.02, 2]
+    else:
+        found = [2 * value, value / 2, 1e8 * value]
+    valid = []
+    for other in [*found, None]:
+        with suppress(UserError):
+            if other != value:
+                valid.append(getattr(build_group(OptimizerConfig, {**asdict(base), name: other}, "optimizer"), name))
+    return valid
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:

@@ -26,7 +26,7 @@ class Evaluation:
         predicted: label -> number of rows predicted as it. A model that always predicts one label shows here.
         score: the task's own metric, which the best checkpoint is chosen by.
         metric: the name of that metric: accuracy, f1 or matthews.
-        logits: the label scores of each row, [rows, labels]; None unless asked for. See `label_predictions`.
+        logits: the label scores of each row, [rows, labels]. See `label_predictions`.
     """
 
     loss: float
@@ -34,7 +34,7 @@ class Evaluation:
     predicted: dict[str, int]
     score: float
     metric: str
-    logits: Tensor | None = field(default=None, repr=False, compare=False)
+    logits: Tensor = field(repr=False, compare=False)
 
     @property
     def is_finite(self) -> bool:
@@ -99,16 +99,19 @@ def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, A
 def evaluate(
     session: Session,
     rows: list[TokenizedExample],
-    keep_logits: bool = False,
     report: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Evaluate all rows; with `keep_logits`, the evaluation also has the label scores of each row.
+    """Evaluate all rows. `report` is called with the number of rows done."""
+    return assess(session.config, compute_logits(session, rows, report), label_tensor(rows))
 
-    `report` is called with the number of rows done.
-    """
-    config = session.config
-    logits = compute_logits(session, rows, report)
-    labels = torch.tensor([row.label for row in rows])
+
+def label_tensor(rows: Sequence[TokenizedExample]) -> Tensor:
+    """Return the labels of rows, [rows]."""
+    return torch.tensor([row.label for row in rows])
+
+
+def assess(config: Config, logits: Tensor, labels: Tensor) -> Evaluation:
+    """Return the evaluation that label scores, [rows, labels], are for the labels of the rows, [rows]."""
     predicted = logits.argmax(dim=-1)
     counts = Counter(predicted.tolist())
     # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
@@ -117,16 +120,17 @@ def evaluate(
         loss=loss,
         accuracy=float((predicted == labels).double().mean()),
         predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
-        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist()),
+        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist(), len(config.task.labels)),
         metric=config.task.metric,
-        logits=logits if keep_logits else None,
+        logits=logits,
     )
 
 
-def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int]) -> float:
-    """Return `accuracy`, `f1` (of label 1; macro-averaged over more than two labels) or `matthews`.
+def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int], count: int) -> float:
+    """Return `accuracy`, `f1` or `matthews` of a task with `count` labels.
 
-    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's.
+    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's. F1 is that of label 1 with two labels, and
+    the mean over all labels of the task with more, as in `objectives.losses.f1_loss`; 0/0 counts as 0.
     """
     if metric == "accuracy":
         return sum(a == b for a, b in zip(labels, predicted, strict=True)) / len(labels)
@@ -134,8 +138,9 @@ def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int]) 
 
     if metric == "matthews":
         return float(matthews_corrcoef(labels, predicted))
-    binary = set(labels) | set(predicted) <= {0, 1}
-    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0.0))
+    average = "binary" if count == 2 else "macro"
+    every = None if count == 2 else range(count)  # also a label that neither the rows nor the predictions have
+    return float(f1_score(labels, predicted, labels=every, average=average, zero_division=0.0))
 
 
 def read_dev_scores(config: Config, run: Run, stop: int) -> dict[int, float]:

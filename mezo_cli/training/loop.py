@@ -20,12 +20,12 @@ from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.setup import Session, prepare
-from mezo_cli.training.training_run import TrainingRun
+from mezo_cli.training.training_run import EvaluatedRows, TrainingRun
 from mezo_cli.training.with_engine import attach, running_engine
 
 log = logging.getLogger("mezo")
 
-TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the best checkpoint is evaluated on at the end
+TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
 def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
@@ -45,12 +45,13 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
     session = prepare(config, trains=True) if resume_step is None else restore.load_for_resume(config, run, resume_step)
     train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
-    test = None if splits.test is None else (splits.test, session.encoder.encode_all(splits.test))
+    test_rows = None if splits.test is None else session.encoder.encode_all(splits.test)
     log.info("data   %s: %s", config.data.name, splits.format_sizes())
-    sizes = {"train": len(train_rows), "dev": len(dev_rows), "test": None if test is None else len(test[1])}
+    sizes = {"train": len(train_rows), "dev": len(dev_rows), "test": None if test_rows is None else len(test_rows)}
     run.update(data_fingerprint=splits.fingerprint, rows=sizes, prompt=session.encoder.decode(train_rows[0]))
     if resume_step is None:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
+    rows = EvaluatedRows(limit(train_rows, TRAIN_ROWS), dev_rows, test_rows, splits.test)
     del splits  # the texts of train and dev are not needed any more
     sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
     with explain_device_errors("before the first step", smaller_batches(config)):
@@ -60,7 +61,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    started = running_engine(config, session, train_rows, dev_rows, [] if test is None else test[1])
+    started = running_engine(config, session, train_rows, dev_rows, test_rows or [])
     with failures, started as engine, TrainingRun(config, run, ranks) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)
@@ -68,6 +69,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             state.resume(resume_step)
         with progress_reporter(console, config.steps, state.step) as progress:
             state.evaluate_and_save(session, dev_rows, progress)
+            state.score_untrained(session, rows, console)
             stop_reason = state.find_stop_reason()
             while state.step < config.steps and stop_reason is None:
                 batch = [train_rows[i] for i in sampler.batch(state.step)]
@@ -97,7 +99,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
             session = restore.load_step(config, run, state.best_step)
             if engine is not None:
                 attach(engine, session, train_rows)
-        return state.finish(session, limit(train_rows, TRAIN_ROWS), test, seconds, console)
+        return state.finish(session, rows, seconds, console)
 
 
 def _check_data_unchanged(run: Run, splits: Splits) -> None:
@@ -118,7 +120,7 @@ def _prepare_first_step(
 ) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
     config = session.config
-    unreachable = session.exclude_unreachable(train_rows[0])
+    unreachable = session.exclude_unreachable(train_rows[0], [train_rows[i] for i in sampler.batch(0)])
     run.update(
         device=system.device_name(session.loaded.device),
         matmul_precision=torch.get_float32_matmul_precision(),
@@ -147,8 +149,8 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
     frozen = session.objective.frozen
     if frozen is not None and frozen.count:
-        what = f"the output of the lowest {frozen.count} layers, which are not trained, is computed once per batch"
-        log.info("model  %s%s", what, f" and kept for at most {kept_bytes / 1e6:.3g} MB of rows" if kept_bytes else "")
+        kept = f" and kept (up to {kept_bytes / 1e6:.3g} MB)" if kept_bytes else ""
+        log.info("model  frozen lower %d layers: outputs computed once per batch%s", frozen.count, kept)
     slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
         log.info("noise  %s", slow)

@@ -16,6 +16,7 @@ from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import ProgressLog
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, checkpoints, completeness, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training import recovery
@@ -128,6 +129,7 @@ def rebuild(session: Session, run: Run, step: int) -> None:
             p.copy_(sound)
         if optimizer.replayable:
             past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
+            _rebuild_deferred(session, past, step)
             _in_parts(past, 0, step, work, "rebuilding the optimizer's state")
     session.optimizer = optimizer
 
@@ -222,12 +224,22 @@ def _replay(
     optimizer = session.optimizer
     if (stop > start or for_resume) and optimizer.replayable:
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
+            _rebuild_deferred(session, past, start)
             if state is not None:
                 optimizer.load_state(state, start)
             else:
                 _in_parts(past, 0, start, partial(optimizer.rebuild_state, params), "rebuilding the optimizer's state")
             _in_parts(past, start, stop, partial(optimizer.apply_updates, params), "replaying the trajectory")
     return session
+
+
+def _rebuild_deferred(session: Session, past: Trajectory, step: int) -> None:
+    """Let the session decay its weights as the run did, and know what the steps before `step` have deferred."""
+    first = step
+    while first > 0 and not (past.grads[first - 1].any() and past.lrs[first - 1]):
+        first -= 1
+    session.params.decay.in_float64 = past.header.decay is not None
+    session.params.decay.rebuild(past.records(first, step), zeroth_order(session.config.optimizer).weight_decay)
 
 
 def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[StepRecord]], None], what: str) -> None:

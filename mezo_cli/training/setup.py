@@ -127,11 +127,27 @@ class Session:
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
             return self.optimizer.step(self.forward, self.loss_of(rows), step)
 
-    def exclude_unreachable(self, row: TokenizedExample) -> list[str]:
-        """Exclude the parameters that the loss of a row does not depend on; return their names."""
+    def exclude_unreachable(self, row: TokenizedExample, batch: Sequence[TokenizedExample] = ()) -> list[str]:
+        """Exclude the parameters that the loss does not depend on; return their names.
+
+        Args:
+            row: a row whose forward shows it.
+            batch: rows that may reach what this row does not: the experts of a mixture, a branch for long texts.
+        """
+        everything = self.params.tensors
         frozen = self.objective.frozen if self.config.model.cache_frozen == "auto" else None
         with nullcontext() if frozen is None else frozen.find():
-            return self.forward.select_reachable(lambda: self.objective.logits(self.batch([row])))
+            unreachable = self.forward.select_reachable(lambda: self.objective.logits(self.batch([row])))
+        if not batch:
+            return unreachable
+        known = self.objective.frozen
+        count = 0 if known is None else known.count
+        if known is not None:
+            known.count = 0  # a layer that seems frozen may have an expert that is trained
+        left = self.forward.add_reachable(everything, lambda: self.label_scores(*self.micro_batches(batch)))
+        if known is not None and len(left) == len(unreachable):
+            known.count = count
+        return left
 
     def keep_states(self, *splits: Sequence[TokenizedExample]) -> int:
         """Keep what frozen layers compute for all rows of a split, from when they are first needed.

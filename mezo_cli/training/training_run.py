@@ -3,12 +3,15 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from mezo_cli import models, system
 from mezo_cli.config.keys import type_hints
@@ -22,14 +25,43 @@ from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
-from mezo_cli.training.evaluation import Evaluation, best_step, evaluate, label_predictions, read_dev_scores
+from mezo_cli.training.comparison import ScoredRows, compare
+from mezo_cli.training.evaluation import (
+    Evaluation,
+    best_step,
+    evaluate,
+    label_predictions,
+    label_tensor,
+    read_dev_scores,
+)
 from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
 from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.setup import Session
 
 log = logging.getLogger("mezo")
 
+TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
 SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
+
+
+@dataclass(frozen=True)
+class EvaluatedRows:
+    """The rows that a run is evaluated on at its begin and at its end.
+
+    Attributes:
+        train: at most 1,000 of train.
+        dev: all of dev.
+        test: all of test, None if there is no test split; `texts` are the same as texts.
+    """
+
+    train: list[TokenizedExample]
+    dev: list[TokenizedExample]
+    test: list[TokenizedExample] | None
+    texts: list[Example] | None
+
+    def splits(self) -> dict[str, list[TokenizedExample]]:
+        """Return name -> rows of the splits that there are."""
+        return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
 
 
 class TrainingRun:
@@ -53,6 +85,7 @@ class TrainingRun:
         self._trajectory: trajectory.Writer | None = None
         self._start_time = time.perf_counter()
         self._kernels_recorded = False
+        self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
         self._last_sync = self._start_time
         self._created, self._stepped = time.perf_counter(), False  # of this process, for max_seconds
         self._seconds_before = 0.0  # training time before the run was interrupted
@@ -116,7 +149,9 @@ class TrainingRun:
                 | {"steps": config.steps},
                 dtype=config.model.dtype,
                 rounding=trajectory.ROUNDINGS[config.model.dtype],
+                decay="float64" if drawn.weight_decay else None,
             )
+            session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
         self._loggers.open()
@@ -125,6 +160,8 @@ class TrainingRun:
     def resume(self, step: int) -> None:
         """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
         self.step = self._first_step = step
+        if step and self.run.writes:
+            self.run.read_untrained()  # damage is an error now, not after the training
         logged = self._logged_steps()
         self.run.truncate_metrics(step)
         if self._ranks is not None:
@@ -228,6 +265,7 @@ class TrainingRun:
             if self._ranks is not None:
                 agreement.repair_weights(session, self.run, step, self._ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
+            self._latest = step, evaluation
             is_best = self._update_best(evaluation.score)
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
             keep_up = is_best and not self._optimizer_class.replayable
@@ -244,6 +282,26 @@ class TrainingRun:
             self._sync()
             self._save_checkpoint(session, "last")
 
+    def score_untrained(self, session: Session, rows: EvaluatedRows, console: Console) -> None:
+        """Before the first step, score the rows that the result will be compared on, and store the scores.
+
+        So a resumed run has them too. A run without steps is its own comparison.
+        """
+        if self.step or not self.config.steps or not self.config.test_at_start:
+            return
+        found = {name: self._evaluate(session, name, split, console) for name, split in rows.splits().items()}
+        self.run.write_untrained({name: evaluation.logits.tolist() for name, evaluation in found.items()})
+        if "test" in found and self.run.writes and not self.run.evaluations(TEST_BEFORE):
+            self._log_evaluation(TEST_BEFORE, 0, found["test"])
+            self.run.sync_metrics()
+
+    def _evaluate(self, session: Session, name: str, rows: list[TokenizedExample], console: Console) -> Evaluation:
+        """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
+        if name == "dev" and self._latest is not None and self._latest[0] == self.best_step:
+            return self._latest[1]
+        with progress_bar(console, f"{name} rows", len(rows)) as report:
+            return self._evaluate_or_fail(session, rows, report)
+
     def _sync(self) -> None:
         """Wait until the steps so far are on the disk: they survive a power cut."""
         if self._trajectory is not None:
@@ -256,9 +314,8 @@ class TrainingRun:
         session: Session,
         rows: list[TokenizedExample],
         report: Callable[[int], None],
-        keep_logits: bool = False,
     ) -> Evaluation:
-        evaluation = evaluate(session, rows, keep_logits, report)
+        evaluation = evaluate(session, rows, report)
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
         if not evaluation.is_finite:
@@ -306,28 +363,30 @@ class TrainingRun:
     def finish(
         self,
         session: Session,
-        train_rows: list[TokenizedExample],
-        test: tuple[list[Example], list[TokenizedExample]] | None,
+        rows: EvaluatedRows,
         seconds: float,
         console: Console,
     ) -> dict[str, Any]:
-        """Evaluate on train and test, write predictions.jsonl and summary.json, and return the summary.
+        """Evaluate the best step, write predictions.jsonl and summary.json, and return the summary.
 
         A rank other than 0 helps to evaluate, and returns an empty summary.
 
         Args:
             session: at the weights of the best step.
-            train_rows: the rows of train to evaluate on.
-            test: all rows of test, as texts and tokenized; None if there is no test split.
+            rows: to evaluate on.
             seconds: the training time.
             console: where progress is shown.
         """
-        best, metric = self.best_step, self.config.task.metric
-        train = self._evaluate_best(session, "train", train_rows, console).scores()
-        test_scores = None if test is None else self._evaluate_test(session, *test, console)
+        best = self.best_step
+        evaluations = {name: self._evaluate(session, name, split, console) for name, split in rows.splits().items()}
         if not self.run.writes:
             return {}
-        dev = next(line for line in self.run.evaluations("dev") if line["step"] == best)
+        for split in ("train", "test"):
+            if split in evaluations:
+                self._log_evaluation(split, best, evaluations[split])
+        if "test" in evaluations:
+            self._write_predictions(rows.texts or [], evaluations["test"])
+        scores = self._summarise_scores(rows, evaluations)
         passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
         passes["forwards"] += probe.get("forwards", 0)
         grads, optimizer = None, session.optimizer
@@ -337,10 +396,8 @@ class TrainingRun:
             "steps": self.step,
             **passes,
             "seconds": round(seconds, 3),
-            "best": {"step": best, "accuracy": dev["accuracy"]},
-            "dev": {key: dev[key] for key in dict.fromkeys(("accuracy", "loss", metric))},
-            "train": {**train, "rows": len(train_rows)},
-            "test": test_scores,
+            "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
+            **scores,
             "projected_grad": trajectory.projected_grad_stats(grads),
             "peak_memory_bytes": system.peak_memory(session.loaded.device),
         } | ({"probe": probe} if probe else {})
@@ -361,11 +418,36 @@ class TrainingRun:
         )
         return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": per_step}
 
-    def _evaluate_test(
-        self, session: Session, texts: list[Example], rows: list[TokenizedExample], console: Console
-    ) -> dict[str, float]:
-        evaluation = self._evaluate_best(session, "test", rows, console)
-        assert evaluation.logits is not None
+    def _summarise_scores(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+        """Return `dev`, `train` and `test` of the best step, and what they are compared with, for summary.json."""
+        compared = self._compare(rows, evaluations)
+        intervals, test = compared.pop("intervals"), evaluations.get("test")
+        # What chose the best step, which may differ in the last bits from the same weights restored.
+        dev = next(line for line in self.run.evaluations("dev") if line["step"] == self.best_step)
+        names = dict.fromkeys(("accuracy", "loss", self.config.task.metric))
+        return {
+            "dev": {**{name: dev[name] for name in names}, "intervals": intervals["dev"]},
+            "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
+            "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
+            **compared,
+        }
+
+    def _compare(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+        """Return what `compare` says of the best step's evaluations beside the scores before training."""
+        after = {name: evaluation.logits for name, evaluation in evaluations.items()}
+        before: Mapping[str, Tensor] = {}
+        if self.config.test_at_start and not self.config.steps:
+            before = after
+        elif self.config.test_at_start:
+            stored = self.run.read_untrained()
+            if stored is None:
+                log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
+            before = {name: torch.tensor(scores) for name, scores in (stored or {}).items()}
+        splits = rows.splits()
+        scored = {name: ScoredRows(label_tensor(splits[name]), after[name], before.get(name)) for name in splits}
+        return compare(self.config, scored)
+
+    def _write_predictions(self, texts: list[Example], evaluation: Evaluation) -> None:
         task, predictions = self.config.task, label_predictions(evaluation.logits, self.config.task.labels)
         self.run.write_predictions(
             {
@@ -375,15 +457,6 @@ class TrainingRun:
             }
             for row, prediction in zip(texts, predictions, strict=True)
         )
-        return evaluation.scores()
-
-    def _evaluate_best(
-        self, session: Session, split: str, rows: list[TokenizedExample], console: Console
-    ) -> Evaluation:
-        with progress_bar(console, f"{split} rows", len(rows)) as report:
-            evaluation = self._evaluate_or_fail(session, rows, report, keep_logits=split == "test")
-        self._log_evaluation(split, self.best_step, evaluation)
-        return evaluation
 
 
 def not_finite_at_start(config: Config) -> UserError:

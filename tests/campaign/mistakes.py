@@ -153,6 +153,17 @@ def integer_weights(here: Path, lab: Lab) -> None:
     save_file({**tensors, name: tensors[name].to(torch.int8)}, path, {"format": "pt"})
 
 
+def complex_weights(here: Path, lab: Lab) -> None:
+    """Copy the model to `m` with a weight of complex numbers, of which torch warns on standard error."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = shutil.copytree(lab.folder / "model", here / "m") / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if name.endswith("LayerNorm.bias"))
+    save_file({**tensors, name: tensors[name].to(torch.complex64)}, path, {"format": "pt"})
+
+
 def more_layers(here: Path, lab: Lab) -> None:
     """Make the model `m` whose weights have two layers and whose config has one."""
     path = tiny.roberta(here / "m", hidden_size=16, intermediate_size=32, num_hidden_layers=2) / "config.json"
@@ -173,6 +184,8 @@ label_words: [terrible, great]
 """
 ROW = '{"sentence": "fine", "label": "positive"}\n'
 GOOD = '{"sentence": "a film", "label": "positive"}\n{"sentence": "a bore", "label": "negative"}\n'
+BOMB = TASK + "a: &a0 [x, x, x, x, x, x, x, x, x]\n"  # 9^6 values in seven lines
+BOMB += "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 6))
 MINE = train("--config-dir", "c", "task=mine")
 SHOW = ["data", "--config-dir", "c", "task=mine", "model.path=MODEL", "data=files", "data.dir=DATA"]
 THERE = train("data.dir=d")
@@ -396,6 +409,7 @@ WORDS = [
             ("logger=tensorbord", "tensorboard"),
             ("logger=[tensorboard,wand]", "wandb"),
             ("logger.names=[wandb,wandb]", "twice"),
+            ("logger=[tensorboard,tensorboard]", "tensorboard is named twice"),
             ("experiment=nosuch", "nosuch"),
             ("experiment=paper", "paper"),
             ("hydra.run.dir=", "hydra.run.dir"),
@@ -470,6 +484,7 @@ DATA = [
         ("train.json", "[", r"train\.json"),
         ("train.csv", "sentence,label\nfine\n", r"train\.csv"),
         ("train.csv", "sentence\nfine\n", r"train\.csv"),
+        ("train.csv", b"\xef\xbb\xbf", r"train\.csv: empty file"),
         ("train.csv", "sentence,label\n", r"train\.csv"),
         ("train.csv", 'sentence,label\n"fine,positive\n', r"train\.csv"),
         ("train.tsv", "sentence\tlabel\nfine\n", r"train\.tsv"),
@@ -490,6 +505,9 @@ MODELS = [
             (model_file("config.json", ""), r"config\.json"),
             (model_file("config.json", "{"), r"config\.json"),
             (model_file("config.json", "[]"), r"config\.json"),
+            (model_file("config.json", "[" * 100_000), r"config\.json is damaged"),
+            (model("config.json", num_hidden_layers=100_000), "num_hidden_layers=100000"),
+            (complex_weights, "stores .* as C64; allowed are F64"),
             (model_file("config.json", "{}"), "m"),
             (model_file("config.json", b"\xff\xfe\x00"), r"config\.json"),
             (model("config.json", model_type="nosuch"), "nosuch"),
@@ -547,10 +565,20 @@ TASKS = [
             (TASK.replace("labels: [negative, positive]\n", ""), "labels"),
             (TASK + "hub: 5\n", "hub"),
             (TASK + "name: twice\n", "name|mine"),
+            (TASK + "\0", r"mine\.yaml: not YAML"),
+            (TASK + "a: &x [*x]\n", r"mine\.yaml:6: the alias \*x stands inside its own value"),
+            (TASK + "a: " + "[" * 5000 + "\n", r"mine\.yaml:6: more than 32 levels"),
+            (TASK + "files: " + "{a: " * 3000 + "b" + "}" * 3000 + "\n", r"mine\.yaml:6: more than 32 levels"),
+            (BOMB, r"mine\.yaml:\d+: more than 20000 values, aliases included"),
+            (TASK + "defaults: 5\n", r"mine\.yaml:6: defaults: expected a list"),
+            (TASK + "label_column: ???\n", r"mine\.yaml:6: label_column: \?\?\? is no value"),
+            (TASK + "files: {labels: [x]}\n", r"mine\.yaml:6: files\.labels has 1 names? for 2 labels"),
+            (TASK.replace("name: mine", 'name: "a\\nb"'), "task.name=.*a name is one line"),
         ]
     ),
     Mistake(train("--config-dir", "c", "task=mien"), task(TASK), "mine"),
     Mistake(train("--config-dir", "f", "task=mine"), text("f", ""), "f"),
+    Mistake(train("--config-dir", "loop"), lambda here, lab: (here / "loop").symlink_to("loop"), "--config-dir loop"),
     Mistake(
         train("--config-dir", "c", "task=mine"),
         lambda here, lab: (here / "c/task/mine.yaml").mkdir(parents=True),

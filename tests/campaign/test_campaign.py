@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import flips, full_disk, kills, mistakes, power_cut, signals
+from tests.campaign import flips, full_disk, kills, mistakes, power_cut, received, signals
 from tests.campaign.cases import CASES, SMALL, Job, Lab, build
 from tests.campaign.power_cut import Disk, promised
 from tests.campaign.server import ForkServer
@@ -73,6 +73,20 @@ def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path
     lab = build(server, tmp_path / "lab", tuple(CASES))
     jobs = [*kills.jobs(lab, SEED, 40), *flips.jobs(lab, SEED, 200), *signals.jobs(lab, SEED, 16, real=0)]
     check(jobs, server, tmp_path)
+
+
+def test_a_received_folder_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
+    made = received.build(server, tmp_path / "root")
+    check(received.jobs(made)[::8], server, tmp_path)
+    python = made.folder / "finished" / "python.sh"
+    (asked,) = server.run(["resume", "finished", "steps=8", f"engine.python={python}"], cwd=made.folder)
+    assert asked.code == 2, asked
+    assert (made.root / "marks" / "engine").exists()  # what is not run above runs when the user asks for it
+
+
+@pytest.mark.slow
+def test_every_command_on_a_received_folder(server: ForkServer, tmp_path: Path) -> None:
+    check(received.jobs(received.build(server, tmp_path / "root")), server, tmp_path)
 
 
 # --- the harness itself ---

@@ -40,37 +40,41 @@ def test_plain_lines_name_every_check_and_end_with_the_doubts(roberta: Path, mov
     lines = said.out.splitlines()
     assert [line for line in lines if line in CHECKS] == CHECKS
     assert max(map(len, lines)) <= 80
-    doubts = sum(line.startswith("  doubt  ") for line in lines)
-    assert doubts > 2
-    assert lines[-1] == f"{doubts} doubts"
-    assert any(line.startswith("         -> ") for line in lines)
+    assert lines[0].startswith(f"loading {roberta.name} and its data;")
+    of = {verdict: sum(line.startswith(f"  {verdict} ") for line in lines) for verdict in ("doubt", "unknown", "note")}
+    assert of["doubt"] > 1
+    assert lines[-1].startswith(f"{of['doubt']} doubts")
+    assert (f"{of['unknown']} unknown" in lines[-1]) == (of["unknown"] > 0)
+    assert any(line.startswith("          -> ") for line in lines)
     assert list(here.iterdir()) == []  # nothing is written
 
 
 def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: Path, movies: Path) -> None:
     grid = ["seed=1,2,3", "optimizer.lr=1e-4,1e-3"]  # of a sweep the cost is added up
-    said = mezo("doctor", "-m", *words(roberta, movies, *grid), "--json", "--seconds", 0.3)
+    said = mezo("doctor", "-m", *words(roberta, movies, *grid), "--json", "--seconds", 0.01)
     assert said.code == 0, said
     document = json.loads(said.out)
     assert [check["check"] for check in document["checks"]] == CHECKS
     found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
-    assert document["doubts"] == sum(one["verdict"] == "doubt" for one in found.values())
+    for verdict in ("doubt", "unknown", "note"):
+        assert document[f"{verdict}s"] == sum(one["verdict"] == verdict for one in found.values())
     assert all(one["advice"] for one in found.values() if one["verdict"] == "doubt")
     assert found["shared_rows"]["figures"]["splits"]["test_in_train"]["rows"] == 1
     assert found["empty_texts"]["verdict"] == "doubt"
     assert any(check["cut"] for check in document["checks"])
+    assert found["learning_rate"]["verdict"] == found["resolution"]["verdict"] == "unknown"  # there was no time
     assert document["measured_on"] == "seed=1 optimizer.lr=0.0001"
     plan = found["plan"]["figures"]
     assert (plan["jobs"], plan["steps"], plan["forwards"]) == (6, 120, 240)
 
 
-def test_quiet_prints_the_doubts_and_a_sweep_says_what_is_measured(roberta: Path, movies: Path) -> None:
-    given = words(roberta, movies, "data.train_size=8", "--seconds", "0.2")
+def test_quiet_prints_doubts_and_unknowns_and_a_sweep_says_what_is_measured(roberta: Path, movies: Path) -> None:
+    given = words(roberta, movies, "data.train_size=8", "optimizer=mezo_adam", "--seconds", "0.2")
     said = mezo("doctor", "-q", *given)
     assert said.code == 0, said
-    starts = {line[:9].strip() for line in said.out.splitlines() if line not in CHECKS}
-    assert starts == {"doubt", ""}
-    assert said.out.count("         -> ") >= said.out.count("  doubt  ") > 0
+    starts = {line[:10].strip() for line in said.out.splitlines() if line not in CHECKS}
+    assert starts == {"doubt", "unknown", ""}
+    assert said.out.count("          -> ") >= said.out.count("  doubt  ") > 0
     told = " ".join(mezo("doctor", "-m", *given, "seed=3,4").out.split())
     assert "a sweep of 2 jobs: everything is measured on job 1 (seed=3); forwards, time and bytes are added" in told
 

@@ -1,7 +1,9 @@
 """`mezo predict` and `load(run).predict`: the bits of an evaluation, every kind of input and output, mistakes."""
 
+import gc
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ import pytest
 
 from mezo_cli import LoadedRun, load
 from mezo_cli.runs import Run
+from mezo_cli.training.prediction import Prediction
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
+from tests.command_line import Result, environment, error_line, mezo, small
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
 
@@ -39,6 +42,33 @@ def loaded(run: Path) -> LoadedRun:
 def from_stdin(monkeypatch: pytest.MonkeyPatch, stream: Any, *words: object) -> Result:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
     return mezo(*words)
+
+
+# --- its start ---
+
+
+def test_it_imports_no_more_than_the_model_needs(run: Path) -> None:
+    """Each of these takes a tenth of a second or more, and `import transformers` needs none of them."""
+    code = (
+        "import sys\n"
+        "from mezo_cli.__main__ import main\n"
+        "sys.argv = ['mezo', 'predict', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'datasets', 'hydra', 'matplotlib', 'omegaconf', 'optuna', 'pandas', 'peft', 'pyarrow', 'sklearn',\n"
+        "    'tensorboard', 'transformers.pipelines', 'transformers.trainer', 'torch._inductor.codecache',\n"
+        "    'torch._inductor.compile_fx', 'wandb'}\n"
+        "print('loaded', sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run), "--text", TEXTS[0], "--text", TEXTS[1]],
+        env={name: value for name, value in environment().items() if name != "MEZO_EAGER"},  # nothing is compiled
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "loaded []"
+    assert done.stdout.count("\n") == 3
 
 
 # --- which numbers ---
@@ -109,6 +139,8 @@ def test_all_kinds_of_input_agree(
 
 def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
+    kept: list[int] = []
+    gc.collect()
 
     class Lines(io.RawIOBase):
         """Gives one line at a time, and notes what has been printed when it is asked for the next."""
@@ -121,6 +153,7 @@ def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.
 
         def readline(self, size: int | None = -1) -> bytes:
             seen.append(self._printed())
+            kept.append(sum(isinstance(one, Prediction) for one in gc.get_objects()))
             return f"{self._left.pop(0)}\n".encode() if self._left else b""
 
     class Stdin:
@@ -134,6 +167,7 @@ def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines(keepends=True)
     assert seen == ["".join(lines[:n]) for n in range(4)]
+    assert max(kept) - kept[0] <= 1  # the lines may never end
     for line, text in zip(lines, TEXTS, strict=True):
         label, *words = line.split("  ")
         assert label in ("negative", "positive")

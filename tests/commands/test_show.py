@@ -27,7 +27,7 @@ def test_the_story_of_a_run(run: Path) -> None:
     assert "dev before training 50.0% 0.5000 0" in lines
     assert "test at best 75.0% 0.5000 40" in lines
     assert "dev accuracy ▁▃▅▆█ best 80.0% at step 40" in lines
-    assert "right, 3 of 30 test rows" in lines
+    assert "3 of the 30 correct test rows" in lines
     assert "seed 13 (default 42)" in lines
     assert f"evaluate: mezo eval {run} --split test" in lines
     assert "20.0% zero" in said.out

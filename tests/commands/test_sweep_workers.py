@@ -107,6 +107,8 @@ def test_submitit_runs_each_job_in_a_process_of_its_own(
     words = sweep(roberta, movies, tmp_path / "all", "submitit_local", "seed=1")
     assert mezo("train", *words).code == 0
     assert Run(tmp_path / "all" / "0").info()["cuda_visible_devices"] == "3,4"
+    (results,) = (tmp_path / "all" / ".submitit").rglob("*_result.pkl")  # where nobody could have put one before
+    assert len(results.relative_to(tmp_path / "all" / ".submitit").parts) == 3
 
 
 @joblib_is_there

@@ -39,7 +39,7 @@ def test_the_defaults_are_the_papers() -> None:
     assert (made.optimizer.lr, made.optimizer.eps, made.optimizer.weight_decay) == (1e-6, 1e-3, 0.0)
     assert (made.optimizer.noise, made.optimizer.schedule, made.optimizer.samples) == ("gaussian", "constant", 1)
     assert (made.seed, made.steps, made.batch_size) == (42, 100_000, 64)
-    assert (made.eval_every, made.log_every, made.checkpoint) == (10_000, 10, "full")
+    assert (made.eval_every, made.log_every, made.log_interval, made.checkpoint) == (10_000, None, 100, "full")
 
 
 @pytest.mark.parametrize(

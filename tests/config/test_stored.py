@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import from_yaml, is_same_run, read_config, to_yaml
+from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
@@ -35,3 +36,24 @@ def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
             read_config(path)
     with pytest.raises(UserError, match="no such file"):
         read_config(tmp_path / "none.yaml")
+
+
+def test_aliases_are_read_and_limited() -> None:
+    config = build_config(["task=sst2", "model=demo"])
+    assert from_yaml(f"{to_yaml(config)}# & *\n") == config
+    bomb = "a: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 6))
+    with pytest.raises(UserError, match=r"config.yaml:5: more than 20000 values, aliases included"):
+        from_yaml(bomb)
+    with pytest.raises(UserError, match=r"config.yaml:1: the alias \*x stands inside its own value"):
+        from_yaml("steps: &x [*x]\n")
+    check_yaml("a: &x {b: 1}\nc: [*x, *x, {<<: *x}]\n", "f")
+
+
+def test_what_did_not_exist_when_a_run_was_made_stays_out_of_it() -> None:
+    """So an old sweep goes on, whose jobs are composed again with the defaults of today."""
+    old = read_config(Path(__file__).parents[1] / "fixtures" / "runs" / "mezo" / "config.yaml")
+    assert (old.test_at_start, old.log_every) == (False, 2)
+    composed = dataclasses.replace(old, test_at_start=True, log_every=None)
+    assert is_same_run(old, composed)
+    assert not is_same_run(old, dataclasses.replace(composed, steps=7))

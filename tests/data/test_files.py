@@ -83,6 +83,14 @@ def test_csv_and_jsonl_keep_any_text(rows: list[tuple[str, int]], tmp_path: Path
         assert texts(all_rows(load(SST5, files_config(path), 1))) == expected
 
 
+def test_a_csv_field_of_any_length(tmp_path: Path) -> None:
+    text = "a" * 200_000
+    path = tmp_path / "in" / "train.csv"
+    path.parent.mkdir()
+    path.write_text("".join(_csv(str(i % 5), f"{text}{i}") for i in range(10)))
+    assert max(len(row.texts[0]) for row in load(SST5, files_config(path.parent), 42).train) == 200_001
+
+
 def _csv(*fields: str) -> str:
     out = io.StringIO()
     csv.writer(out, quoting=csv.QUOTE_ALL).writerow(fields)
@@ -192,6 +200,7 @@ def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_p
 @pytest.mark.parametrize(
     ("suffix", "train", "parts"),
     [
+        (".csv", "\ufeff", ["train.csv: empty file"]),
         (".csv", "0,a\n1\n", ["train.csv:2", "1 field, expected 2"]),
         (".csv", "0,a\n1,b,c\n", ["train.csv:2", "3 fields"]),
         (".csv", '0,"a\nb"\n1,"open\n', ["train.csv:3", "quoting"]),

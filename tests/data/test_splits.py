@@ -98,6 +98,28 @@ def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
         load(SST2, files_config(tmp_path, train_size=30, dev_size=20), 42)
 
 
+@pytest.mark.parametrize("more", [{}, {"train_size": 30, "dev_size": 5}, {"shots": 4}])
+def test_a_test_set_is_held_out_of_a_single_file(more: dict[str, int], tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [{"sentence": f"row {i}", "label": int(i % 4 == 0)} for i in range(100)])
+    one, test = load(SST2, files_config(path, **more), 7), load(SST2, files_config(path, test_size=20, **more), 7)
+    assert one.test is None
+    assert test.test is not None
+    where = [{example.where for example in rows} for rows in (test.train, test.dev, test.test)]
+    assert sum(map(len, where)) == len(set.union(*where))
+    assert len(test.test) == 20
+    if "train_size" not in more:
+        assert [example.label for example in test.test].count(1) == 5
+    for seed, same in ((7, True), (8, False)):
+        assert (load(SST2, files_config(path, test_size=20, **more), seed).test == test.test) is same
+    with pytest.raises(UserError, match=r"all.jsonl: 100 rows, too few for data.test_size=99: train and dev need one"):
+        load(SST2, files_config(path, test_size=99), 7)
+
+
+def test_a_test_set_that_is_there_is_not_doubled(glue: Path) -> None:
+    with pytest.raises(UserError, match=r"data.test_size=5: .*dev.tsv is the test set already"):
+        load(SST2, files_config(glue, test_size=5), 42)
+
+
 def test_the_fingerprint_depends_on_texts_labels_and_splits(tmp_path: Path) -> None:
     def print_of(rows: list[list[str]], name: str) -> str:
         write_tsv(tmp_path / name / "train.tsv", HEADER, rows)
@@ -124,3 +146,6 @@ def test_short_classes_are_noted_and_an_empty_dev_is_refused(glue: Path) -> None
     assert any(note == "dev: fewer than 8 rows for class 'negative' 7, 'positive' 2" for note in notes), notes
     with pytest.raises(UserError, match=r"no rows are left for dev.*data.shots=20"):
         load(SST2, files_config(glue, shots=20), 42)
+    write_tsv(glue / "train.tsv", HEADER, [[f"good {i}", "1"] for i in range(20)])
+    notes = load(SST2, files_config(glue, shots=4), 42).notes
+    assert "train: fewer than 4 rows for class 'negative' 0" in notes, notes

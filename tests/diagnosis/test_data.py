@@ -8,7 +8,7 @@ import pytest
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example, Splits
 from mezo_cli.diagnosis import data
-from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
+from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Finding, Section
 from mezo_cli.models import load_tokenizer
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.tasks import InputEncoder
@@ -39,6 +39,24 @@ def test_balance() -> None:
     found = judged(data.judge_balance, Splits(few, rows(10), None), TASK)
     assert found.verdict == DOUBT
     assert "'positive' has 1 of 30 rows in train" in found.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts", "verdict"),
+    [
+        (["sentence", "label"], ["a film", "1"], DOUBT),  # the column that the labels are read from
+        (["sentence", "mood"], ["a film", " Negative"], DOUBT),  # a copy of it
+        (["sentence", "mood"], ["a film", "terrible"], DOUBT),  # the label's word
+        (["sentence", "mood"], ["negative", "a film"], DOUBT),
+        (["sentence", "mood"], ["a film", "positive"], OK),  # the other label
+    ],
+)
+def test_a_label_in_the_prompt(columns: list[str], texts: list[str], verdict: str) -> None:
+    named = {"train": [Example(tuple(texts), 0)] * 20, "dev": [Example(tuple(texts), 0)]}
+    found = judged(data.judge_leak, named, dataclasses.replace(TASK, columns=columns))
+    assert found.verdict == verdict
+    leaked = columns[0] if texts[0] == "negative" else columns[1]
+    assert found.figures["column"] == (leaked if verdict == DOUBT else None)
 
 
 def test_repeated_rows() -> None:
@@ -105,10 +123,12 @@ def test_a_decoder_loses_the_start(tmp_path: Path) -> None:
     assert cut(encoder, "good " * 20)[1] == 1
 
 
-@pytest.mark.parametrize(("lost", "verdict"), [(0, OK), (50, DOUBT)])
-def test_the_share_that_loses_text_decides(lost: int, verdict: str, roberta: Path) -> None:
+@pytest.mark.parametrize(("lost", "of", "verdict"), [(0, 100, OK), (0, 900, UNKNOWN), (50, 900, DOUBT)])
+def test_the_share_that_loses_text_decides(lost: int, of: int, verdict: str, roberta: Path) -> None:
     encoder, section = encoder_of(roberta), Section("data")
-    data.judge_cut(section, {"train": {"rows": 100, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder, "mlm")
+    data.judge_cut(
+        section, {"train": {"rows": 100, "of": of, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder, "mlm"
+    )
     found = only(section)
     assert found.verdict == verdict
     assert "all keep their mask" in found.text
@@ -128,6 +148,6 @@ def test_a_row_counts_as_repeated_whatever_its_case_and_spaces() -> None:
 )
 def test_the_advice_knows_what_the_model_takes(words: list[str], said: str, roberta: Path) -> None:
     section = Section("data")
-    counted = {"train": {"rows": 100, "cut": 50, "lose_text": 50}}
+    counted = {"train": {"rows": 100, "of": 100, "cut": 50, "lose_text": 50}}
     data.judge_cut(section, counted, [10, 20, 30], encoder_of(roberta, *words), "mlm")
     assert said in only(section).advice

@@ -8,9 +8,11 @@ from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import DOUBT, Finding, Section, percent
 
 
-def test_a_doubt_needs_advice() -> None:
+def test_a_doubt_needs_advice_and_a_verdict_is_one_of_four() -> None:
     with pytest.raises(ValueError, match="needs advice"):
         Finding("x", DOUBT, "text")
+    with pytest.raises(ValueError, match="ok, note, doubt or unknown, not fine"):
+        Finding("x", "fine", "text")
 
 
 def test_the_record_is_json_without_numbers_that_json_lacks() -> None:

@@ -10,7 +10,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.diagnosis import label_words
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, OK, Section
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section
+from mezo_cli.diagnosis.label_words import DevScores
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.errors import UserError
 from mezo_cli.training.setup import prepare
@@ -34,8 +35,8 @@ def test_a_sound_prompt_has_no_doubt() -> None:
 
 
 def test_a_biased_but_informative_prompt_is_told_from_a_useless_one() -> None:
-    assert verdicts(INFORMATIVE + TOWARDS_NEGATIVE) == {"zero_shot_balance": DOUBT, "auc": OK}
-    assert verdicts(RANDOM.randn(80, 2) + TOWARDS_NEGATIVE) == {"zero_shot_balance": DOUBT, "auc": DOUBT}
+    assert verdicts(INFORMATIVE + TOWARDS_NEGATIVE) == {"zero_shot_balance": NOTE, "auc": OK}
+    assert verdicts(RANDOM.randn(80, 2) + TOWARDS_NEGATIVE) == {"zero_shot_balance": NOTE, "auc": DOUBT}
 
 
 def test_reversed_words_are_named() -> None:
@@ -44,14 +45,35 @@ def test_reversed_words_are_named() -> None:
     assert "the wrong way round" in section.findings[-1].text
 
 
-def test_few_rows_leave_doubt() -> None:
-    chosen = [0, 1, 2, 40, 41, 42]
-    assert verdicts(INFORMATIVE[chosen] * 0.2 + RANDOM.randn(6, 2), LABELS[chosen])["auc"] == DOUBT
+def test_a_high_auc_of_two_rows_of_a_label_is_too_few_rows_to_tell() -> None:
+    """An outside reader had AUC 0.89 on 2 rows of a label, and was told that the score hardly tells them apart."""
+    labels = np.repeat([0, 1], [2, 37])
+    scores = np.stack([np.zeros(39), [3, 6, *range(3), *range(4, 6), *range(7, 39)]], axis=1)
+    section = Section("label words")
+    label_words.judge_scores(section, NAMES, scores, labels, False)
+    auc = section.findings[-1]
+    assert (auc.name, auc.verdict) == ("auc", UNKNOWN)
+    assert auc.figures["auc"] > 0.85
+    assert "too few rows to tell" in auc.text
+    assert "2 of 'negative'" in auc.text
 
 
-def test_nothing_is_expected_of_a_new_head_and_one_label_is_a_doubt() -> None:
+def test_nothing_is_expected_of_a_new_head_and_of_one_label_nothing_is_known() -> None:
     assert verdicts(RANDOM.randn(80, 2) + TOWARDS_NEGATIVE, untrained=True) == {"zero_shot_balance": OK, "auc": OK}
-    assert verdicts(INFORMATIVE[:40], LABELS[:40]) == {"auc": DOUBT}
+    assert verdicts(INFORMATIVE[:40], LABELS[:40]) == {"auc": UNKNOWN}
+
+
+def test_what_a_removed_bias_gives_is_named() -> None:
+    section, seen = (
+        Section("label words"),
+        DevScores(LABELS, INFORMATIVE + TOWARDS_NEGATIVE, [], np.empty((80, 0)), None),
+    )
+    label_words.name_removed_bias(section, seen, seen)
+    (finding,) = section.findings
+    plain = (INFORMATIVE.argmax(axis=1) == LABELS).mean()
+    for accuracy in finding.figures["accuracy"].values():
+        assert accuracy == pytest.approx(plain, abs=0.03)
+    assert f"{100 * finding.figures['accuracy']['best_threshold']:.1f}% (threshold: best on train" in finding.text
 
 
 # --- on a model ---
@@ -93,7 +115,7 @@ def test_the_models_own_words_and_a_biased_decoder(roberta: Path) -> None:
     assert found["tokens"].figures["tokens"]["negative"] == [negative]  # type: ignore[attr-defined]
     assert found["top_words"].figures["top"][0]["token"] == negative  # type: ignore[attr-defined]
     assert len(found["top_words"].figures["top"]) == 10  # type: ignore[attr-defined]
-    assert found["zero_shot_balance"].verdict == DOUBT  # type: ignore[attr-defined]
+    assert found["zero_shot_balance"].verdict == NOTE  # type: ignore[attr-defined]
     assert found["label_word_share"].verdict == OK  # type: ignore[attr-defined]
 
 
@@ -105,6 +127,26 @@ def test_words_that_the_model_never_writes_are_a_doubt(roberta: Path) -> None:
     assert found["label_word_share"].verdict == DOUBT  # type: ignore[attr-defined]
 
 
+def test_a_label_word_far_rarer_than_the_others_is_found(roberta: Path) -> None:
+    given = prepared(roberta)
+    with torch.no_grad():
+        given.session.loaded.model.lm_head.bias[given.session.encoder.label_ids[0]] -= 6.0
+    rare = findings(given)["rare_label_words"]
+    assert rare.verdict == DOUBT  # type: ignore[attr-defined]
+    assert rare.figures["rare"] == ["negative"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "rare"),
+    [([0.02, 0.0003], []), ([0.02, 0.0002], ["b"]), ([0.03, 0.0002, 0.02], ["b"]), ([0.5, 0.001, 0.001], ["b", "c"])],
+)
+def test_rare_is_a_hundredth_of_the_other_words(probabilities: list[float], rare: list[str]) -> None:
+    section, names = Section("label words"), ["a", "b", "c"][: len(probabilities)]
+    label_words.judge_rare_words(section, names, names, probabilities)
+    (found,) = section.findings
+    assert (found.verdict, found.figures["rare"]) == (DOUBT if rare else OK, rare)
+
+
 def test_better_words_are_usable_and_labelled_as_chosen_on_dev(roberta: Path) -> None:
     given = prepared(roberta)
     session, other = given.session, given.session.encoder.word_id("Human")
@@ -113,6 +155,7 @@ def test_better_words_are_usable_and_labelled_as_chosen_on_dev(roberta: Path) ->
     seen = label_words.DevScores(LABELS, scores, [other or 0], 9.0 * LABELS[:, None], None)
     label_words._name_better_words(section, session, seen)
     (found,) = section.findings
+    assert found.verdict == NOTE
     assert found.figures["words"]["positive"] == "Human"
     assert found.figures["chosen_on"] == "dev"
     assert "dev" in found.text
@@ -134,4 +177,4 @@ def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
 
 def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
     section = label_words.check(prepared(roberta), Deadline(0.0))
-    assert section.cut == ["16 of 40 dev rows"]
+    assert section.cut == ["24 of 40 dev rows"]

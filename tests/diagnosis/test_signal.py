@@ -10,10 +10,11 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.diagnosis import signal
 from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Finding, Section
 from mezo_cli.diagnosis.learning_rate import Estimate
 from mezo_cli.diagnosis.losses import Point, plan_points
 from mezo_cli.diagnosis.prepared import Prepared
+from mezo_cli.training.precision import Agreement
 from mezo_cli.training.setup import prepare
 from tests import tiny
 
@@ -46,18 +47,19 @@ def checked(model: Path, *words: str) -> dict[str, Finding]:
 
 
 def test_the_most_important_points_come_first() -> None:
-    points = list(plan_points(1e-3, whole=False))
+    points = list(plan_points(1e-3, "bfloat16", whole=False))
     assert points[0] == Point(0, 0, 1e-3, "float32")
     assert points[1] == Point(0, 0, 1e-3, "bfloat16")
     assert Point(3, 7, 1e-3, "float32") in points[:24]  # the second batch of a direction, for the learning rate
-    assert {point.batch for point in plan_points(1e-3, whole=True)} == {0}
+    assert {point.dtype for point in list(plan_points(1e-3, "float32", whole=False))[:24]} == {"float32"}
+    assert {point.batch for point in plan_points(1e-3, "float32", whole=True)} == {0}
 
 
 def test_a_resolved_signal_has_no_doubt_and_keeps_its_eps(roberta: Path) -> None:
     found = checked(roberta, "optimizer.eps=1e-2")
     assert found["resolution"].verdict == found["zeros"].verdict == OK
-    assert found["recommended_eps"].figures["eps"] == 1e-2
-    exact = next(row for row in found["recommended_eps"].figures["rows"] if row["dtype"] == "float32")
+    assert found["resolution"].figures["recommended"] == 1e-2
+    exact = next(row for row in found["resolution"].figures["rows"] if row["dtype"] == "float32")
     assert exact["relative_error"] == 0.0
     grad = found["projected_grad"].figures
     assert 0 < grad["min_abs"] <= grad["mean_abs"] <= grad["max_abs"]
@@ -67,15 +69,16 @@ def test_an_eps_too_small_for_bfloat16_is_a_doubt(roberta: Path) -> None:
     found = checked(roberta, "optimizer.eps=1e-5", "model.compute_dtype=bfloat16")
     assert found["resolution"].verdict == DOUBT
     assert found["resolution"].figures["relative_error"] > 0.5
-    assert found["recommended_eps"].figures["eps"] > 1e-5
+    assert found["resolution"].figures["recommended"] > 1e-5
     assert "float32" in found["resolution"].advice
 
 
 def test_an_eps_too_large_for_the_derivative_is_a_doubt(roberta: Path) -> None:
     found = checked(roberta, "optimizer.eps=1")
     assert found["resolution"].verdict == DOUBT
-    assert "the loss bends within eps: try optimizer.eps=" in found["resolution"].advice
-    assert found["recommended_eps"].figures["eps"] < 1
+    assert "the loss bends within eps" in found["resolution"].text
+    assert "try optimizer.eps=" in found["resolution"].advice
+    assert found["resolution"].figures["recommended"] < 1
 
 
 def test_a_loss_without_a_gradient_gives_zeros(roberta: Path) -> None:
@@ -89,10 +92,12 @@ def test_theta_stays_and_what_time_cut_is_named(roberta: Path) -> None:
     before = {name: p.clone() for name, p in given.session.params.tensors.items()}
     section = signal.check(given, Deadline(0.0))
     assert section.cut == [
-        "1 of 32 directions for the learning rate",
-        "0 of 32 for eps 0.0001, 0.01",
-        "1 of 32 for eps 0.001",
+        "31 of 32 directions for the learning rate",
+        "32 of 32 for eps 0.0001, 0.01",
+        "31 of 32 for eps 0.001",
     ]
+    verdicts = {one.name: one.verdict for one in section.findings}
+    assert verdicts["resolution"] == verdicts["learning_rate"] == UNKNOWN
     assert all(torch.equal(before[name], p) for name, p in given.session.params.tensors.items())
 
 
@@ -126,30 +131,96 @@ def config(*words: str) -> Config:
     [
         (5e-4, 100, OK, ""),
         (1e-6, 100_000, OK, ""),
-        (1e-6, 100, DOUBT, "falls by 0.0004 of 0.7 in 100 steps: raise optimizer.lr, up to 1e-03, or steps"),
+        (1e-6, 100, DOUBT, "the loss falls by 0.0004 of 0.7 in 100 steps"),
         (5e-3, 100, DOUBT, "expected to raise the loss"),
     ],
 )
 def test_the_run_s_learning_rate_is_judged(lr: float, steps: int, verdict: str, said: str) -> None:
     section = Section("signal")
-    signal.judge_learning_rate(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"))
+    signal.judge_learning_rate(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"), "", None)
     (found,) = section.findings
     assert found.verdict == verdict
-    assert said in found.advice
-    assert "the paper's grid: 1e-07 to 1e-05" in found.text
+    assert said in f"{found.text} -> {found.advice}"
     assert found.figures["lr"] == pytest.approx(1e-3)
 
 
-def test_no_learning_rate_is_given_where_none_can_be_told() -> None:
-    plain = config()
-    for unclear in (dataclasses.replace(FOUND, gain=0.5), dataclasses.replace(FOUND, curvature=-3.0), None):
-        section = Section("signal")
-        signal.judge_learning_rate(section, unclear, plain)
-        assert section.findings[0].verdict == OK
-        assert section.findings[0].figures.get("lr") is None
+@pytest.mark.parametrize(
+    ("changed", "larger_eps", "why", "advice"),
+    [
+        ({"gain": 0.5}, None, "the noise of the batches", "more --seconds"),
+        ({"curvature": -3.0}, None, "does not curve upwards", "more --seconds"),
+        ({"curvature": 0.1}, None, "eps=1e-05 is so small that rounding hides", "use optimizer.eps=0.001"),
+        ({"gain": 0.5}, 1e-2, "eps=1e-05 is so small that rounding hides", "use optimizer.eps=0.01"),
+        (None, None, "fewer than 4 directions", "more --seconds"),
+    ],
+)
+def test_a_learning_rate_that_cannot_be_told_is_unknown_and_its_cause_is_named(
+    changed: dict[str, float] | None, larger_eps: float | None, why: str, advice: str
+) -> None:
+    section, unclear = Section("signal"), None if changed is None else dataclasses.replace(FOUND, **changed)
+    signal.judge_learning_rate(section, unclear, config("optimizer.eps=1e-5"), "", larger_eps)
+    (found,) = section.findings
+    assert found.verdict == UNKNOWN
+    assert found.figures["lr"] is None
+    assert why in found.text
+    assert advice in found.advice
 
 
-def test_adam_gets_no_estimate_and_its_own_grid() -> None:
+def test_adam_gets_no_estimate() -> None:
     section = Section("signal")
-    signal.judge_learning_rate(section, FOUND, config("optimizer=mezo_adam"))
-    assert "derived for mezo alone; the paper's grid: 1e-06 to 0.001" in section.findings[0].text
+    signal.judge_learning_rate(section, FOUND, config("optimizer=mezo_adam"), "", None)
+    assert section.findings[0].verdict == UNKNOWN
+
+
+# --- eps ---
+
+
+def row(eps: float, error: float, directions: int = 8) -> signal.Row:
+    return eps, "float32", Agreement(1.0, 0.0, 0.0, directions), error
+
+
+@pytest.mark.parametrize(
+    ("eps", "rows", "verdict", "recommended"),
+    [
+        (1e-3, [row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.04)], OK, 1e-3),
+        (
+            1e-7,
+            [row(1e-7, 0.09), row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.04)],
+            DOUBT,
+            1e-3,
+        ),  # an outside reader's
+        (1e-2, [row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.15)], OK, 1e-2),
+        (1e-2, [row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.3)], NOTE, 1e-3),
+        (1e-2, [row(1e-4, 1e-4), row(1e-3, 4e-4), row(1e-2, 0.6)], DOUBT, 1e-3),
+        (1e-2, [row(1e-2, 0.0)], UNKNOWN, 1e-2),  # compared with itself alone
+        (1e-2, [row(1e-4, 1e-4, 1), row(1e-2, 0.0, 1)], UNKNOWN, 1e-2),
+        (1e-7, [row(1e-7, float("inf"))], UNKNOWN, 1e-7),
+    ],
+)
+def test_an_eps_is_judged_against_others(eps: float, rows: list[signal.Row], verdict: str, recommended: float) -> None:
+    section = Section("signal")
+    assert signal.judge_resolution(section, rows, eps, "float32", 6e-9 / eps, "") == recommended
+    (found,) = section.findings
+    assert found.verdict == verdict
+    assert ("rounding" in found.text) == (eps == 1e-7)
+    assert ("try optimizer.eps=0.001" in found.advice) == (recommended != eps or eps == 1e-7)
+
+
+def test_rounding_of_the_smallest_eps_is_its_error_not_0() -> None:
+    losses = {Point(0, 0, eps, "float32"): (0.7 + eps, 0.7 - eps) for eps in (1e-3, 1e-2)}
+    found = {one[0]: one[3] for one in signal.compare(losses, 1e-3, signal.smallest_resolved(losses))}
+    assert found[1e-3] == pytest.approx(2**-24 * 0.701 / 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "RoBERTa-large: lr 1e-07 to 1e-05 at eps 0.001"),
+        (["optimizer=mezo_adam"], "RoBERTa-large: lr 1e-06 to 0.001 at eps 0.001"),
+        (["objective=lm"], "OPT: lr 1e-07 to 1e-06 at eps 0.001"),
+        (["objective=lm", "peft=lora"], "OPT: lr 5e-05 to 0.0001 at eps 0.01"),
+    ],
+)
+def test_the_paper_s_grid_is_of_the_same_kind_of_model(words: list[str], said: str, tmp_path: Path) -> None:
+    model = tiny.decoder(tmp_path / "m") if "objective=lm" in words else tiny.roberta(tmp_path / "m")
+    assert said in signal.beside_paper(prepared(model, *words).session)

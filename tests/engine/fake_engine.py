@@ -83,16 +83,17 @@ class FakeModel:
             found.append([row[list(of)].tolist() for row, of in zip(rows, tokens, strict=True)])
         return found
 
-    def update(self, terms: Any, decays: Any) -> None:
+    def update(self, terms: Any, decays: Any, decay_in_float64: bool) -> None:
         import numpy as np
 
         from mezo_cli.perturb.noise import Direction
+        from mezo_cli.perturb.noise.kernels import add_to_decayed
 
         for (direction, c), decay in zip(terms, decays, strict=True):
             for name, theta in self.theta.items():
                 z = self.noise.z(Direction(*direction), name, theta.shape, "cpu").view(theta.shape)
                 cz = z * float(np.float32(c))
-                theta.copy_((theta.double() * float(np.float32(decay)) + cz.double()).float())
+                theta.copy_(add_to_decayed(theta, cz, decay, decay_in_float64))
 
     def load(self, path: str) -> None:
         from safetensors.torch import load_file

@@ -1,6 +1,8 @@
 """A run whose forwards an engine computes: the trajectory of the model's own forwards, replay without it, its end."""
 
 import json
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mezo_cli.engine import engine as engine_module
+from mezo_cli.runs import sweep_record
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.engine.fakes import fake_python
@@ -59,16 +62,20 @@ def differ_little(grads: list[float], others: list[float]) -> bool:
 @pytest.mark.slow
 def test_an_engine_that_dies_leaves_a_run_that_is_resumed_and_replayed(setting: Setting) -> None:
     """All parameters: the run ends as if the engine had not died, and as the model's own forwards end."""
-    died = setting.train("died", mode="dies=10")  # 2 scores per step, and 2 in the check at the start
+    # 2 scores per step, and 2 in the check at the start
+    died = setting.train("died", "optimizer.weight_decay=0.1", mode="dies=10")
     assert died.code == 1
     line = "error: engine=vllm failed: its process was ended by SIGKILL: out of luck\n"
     assert died.err.endswith(line)
     before = (setting.folder / "died" / "trajectory.bin").read_bytes()
     assert json.loads((setting.folder / "died" / "run.json").read_text())["status"] == "failed"
     fake_python(setting.folder / "bin", "dies=10").write_text(fake_python(setting.folder / "bin").read_text())
-    assert mezo("resume", setting.folder / "died").code == 0
+    assert "give it again, engine.python=PATH" in error_line(mezo("resume", setting.folder / "died"))
+    python = fake_python(setting.folder / "bin", "dies=10")
+    assert mezo("resume", setting.folder / "died", f"engine.python={python}").code == 0
+    assert str(python) not in (setting.folder / "died" / "config.yaml").read_text()
     assert (setting.folder / "died" / "trajectory.bin").read_bytes().startswith(before)
-    assert setting.train("own").code == 0
+    assert setting.train("own", "optimizer.weight_decay=0.1").code == 0
     assert differ_little(setting.grads("own"), setting.grads("died"))
     replayed = setting.folder / "replayed"
     assert mezo("replay", setting.folder / "died", "--step", "6", "--out", replayed).code == 0
@@ -125,6 +132,22 @@ def test_the_check_at_the_start_sees_more_than_the_rounding_of_the_dtype(
     result = setting.train(str(tmp_path), *words, "steps=1", "eval_every=0", mode=mode)
     assert result.code == code
     assert ("computes other scores than the model" in result.err) == bool(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_the_jobs_of_a_sweep_get_the_program_from_its_process(setting: Setting, launcher: str, tmp_path: Path) -> None:
+    """It is stored nowhere, so a sweep is gone on with by giving it again."""
+    python, sweep = fake_python(setting.folder / "bin"), tmp_path / "sweep"
+    more = ("objective=lm", "model=gpt2", "steps=1", "optimizer.lr=1e-4,2e-4", *ENGINE, f"engine.python={python}")
+    launched = (f"hydra.sweep.dir={sweep}", f"hydra/launcher={launcher}")
+    result = mezo("train", "-m", *small(setting.model, setting.data, tmp_path, *more), *launched)
+    assert result.code == 0, result
+    assert str(python) not in (sweep / "0" / "config.yaml").read_text() + str(sweep_record.read(sweep).overrides)
+    shutil.rmtree(sweep / "1")
+    assert "give it again, engine.python=PATH" in error_line(mezo("resume", sweep))
+    assert mezo("resume", sweep, f"engine.python={python}").code == 0
+    assert "MEZO_ENGINE_PYTHON" not in os.environ
 
 
 @pytest.mark.slow

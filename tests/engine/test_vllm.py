@@ -179,7 +179,7 @@ def test_the_prefix_cache_holds_for_one_sign_and_never_longer(
         assert check_whole(tensors, start(engine, models["llama"], tensors)) == model.num_parameters()
         found = torch.tensor(engine.call("score", prompts=prompts, tokens=tokens, weights=weights))
         assert engine.call("counts")["cached"] >= len(weights) * 2 * 192  # two rows of each sign share whole blocks
-        engine.call("update", terms=terms, decays=decays)
+        engine.call("update", terms=terms, decays=decays, decay_in_float64=True)
         after = torch.tensor(engine.call("score", prompts=prompts, tokens=tokens, weights=[{}]))
         engine.call("export", path=str(tmp_path / "theta.safetensors"))
     theta = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -198,8 +198,8 @@ def test_the_prefix_cache_holds_for_one_sign_and_never_longer(
     for (z, coefficient), decay in zip(terms, decays, strict=True):
         for name, value in theta.items():
             cz = noise.z(Direction(*z), name, value.shape, "cpu").view(value.shape) * coefficient
-            factor = float(torch.tensor(decay, dtype=torch.float32))
-            theta[name] = (value.double() * factor + cz.double()).float()
+            d = float(torch.tensor(1 - decay, dtype=torch.float32))
+            theta[name] = (value.double() - value.double() * d + cz.double()).float()
     torch.testing.assert_close(after[0], scores(None, 0.0), rtol=0, atol=1e-4)
     exported = load_file(tmp_path / "theta.safetensors")
     assert all(torch.equal(exported[name], value) for name, value in theta.items())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -379,6 +380,22 @@ def test_a_mistake_is_one_line(values: dict[str, Any], text: str) -> None:
         MezoOptimizer(model, **values)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy(tmp_path: Path) -> None:
+    """They are allowed, and a trajectory has them as Python's."""
+    results = []
+    for name, seed, lr, samples in (("python", 3, 0.5, 2), ("numpy", np.int64(3), np.float32(0.5), np.uint8(2))):
+        model = make()
+        path = tmp_path / name
+        groups = [{"params": ["0.weight"], "lr": lr}]
+        optimizer = MezoOptimizer(model, groups, lr=lr, samples=samples, seed=seed, trajectory=path)
+        results.append(optimizer.step(lambda model=model: loss_of(model)))
+        optimizer.close()
+    assert results[0] == results[1]
+    assert (tmp_path / "python").read_bytes() == (tmp_path / "numpy").read_bytes()
+    with pytest.raises(UserError, match=r"samples=2.0: allowed is a whole number"):
+        MezoOptimizer(make(), samples=np.float64(2))  # type: ignore[arg-type]
 
 
 def test_what_a_closure_may_return() -> None:

@@ -1,6 +1,8 @@
 """A recorded training is replayed, and goes on, to the same bits."""
 
 import copy
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from torch import nn
 
 from mezo_cli import MezoOptimizer, replay
 from mezo_cli.errors import UserError
+from mezo_cli.runs.trajectory import read
+from tests.fixtures import make_library
 from tests.library.test_optimizer import loss_of, make
 
 
@@ -24,6 +28,67 @@ def train(model: nn.Module, path: Path | None, steps: int, **values: object) -> 
         scheduler.step()
     optimizer.close()
     return optimizer
+
+
+OLD = Path(__file__).resolve().parents[1] / "fixtures" / "decay"
+EXPECTED: dict[str, str] = json.loads((OLD / "library.json").read_text())
+
+
+@pytest.mark.parametrize("step", [0, 3, 6])
+def test_a_file_of_c322d5d_is_replayed_to_the_same_bits(step: int) -> None:
+    """By the decay that is rounded to float32, which later files do not have."""
+    model = make_library.make_model()
+    assert replay(model, OLD / "library.bin", step) == step
+    assert make_library.digest(model) == EXPECTED[str(step)]
+
+
+def test_a_training_of_c322d5d_goes_on_as_it_began(tmp_path: Path) -> None:
+    path, model, fresh = tmp_path / "run.bin", make_library.make_model(), make_library.make_model()
+    shutil.copy(OLD / "library-interrupted.bin", path)
+    assert replay(model, path) == 3
+    optimizer = make_library.make_optimizer(model, path)
+    optimizer.load_state_dict(json.loads((OLD / "library-interrupted.json").read_text()))
+    for _ in range(3):
+        optimizer.step(lambda: make_library.loss_of(model))
+    optimizer.close()
+    assert (read(path).header.version, read(path).header.decay) == (1, None)
+    again = make_library.make_optimizer(make_library.make_model(), tmp_path / "none.bin")
+    again.load_state_dict(optimizer.state_dict())  # as it began, again
+    assert not again.forward.params.decay.in_float64
+    assert replay(fresh, path) == 6
+    assert bits(fresh) == bits(model)
+
+
+def test_what_steps_without_a_gradient_deferred_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    """An error rate changes at some steps alone; the groups decay by factors of their own."""
+    groups = [{"params": ["0.weight"], "weight_decay": 0.3}, {"params": ["4.weight"], "lr": 0.01}]
+
+    def optimizer_of(model: nn.Module, name: str) -> MezoOptimizer:
+        return MezoOptimizer(model, groups, lr=1e-6, weight_decay=0.02, trajectory=tmp_path / name)
+
+    def loss(model: nn.Module, step: int) -> torch.Tensor | float:
+        return loss_of(model) if step in (0, 5) else 0.5
+
+    whole, model, again, fresh = (make() for _ in range(4))
+    first, second = optimizer_of(whole, "whole.bin"), optimizer_of(model, "run.bin")
+    for step in range(6):
+        first.step(lambda step=step: loss(whole, step))  # type: ignore[misc]
+        if step < 3:
+            second.step(lambda step=step: loss(model, step))  # type: ignore[misc]
+    assert first.state_dict()["deferred"] == [1.0, 1.0]
+    assert second.state_dict()["deferred"] == pytest.approx([(1 - 3e-7) ** 2, (1 - 2e-4) ** 2], abs=1e-11)
+    again.load_state_dict(model.state_dict())
+    third = optimizer_of(again, "run.bin")
+    second.close()
+    third.load_state_dict(copy.deepcopy(second.state_dict()))
+    for step in range(3, 6):
+        third.step(lambda step=step: loss(again, step))  # type: ignore[misc]
+    for optimizer in (first, third):
+        optimizer.close()
+    assert bits(again) == bits(whole)
+    assert (read(tmp_path / "run.bin").header.version, read(tmp_path / "run.bin").header.decay) == (2, "float64")
+    replay(fresh, tmp_path / "run.bin")
+    assert bits(fresh) == bits(whole)
 
 
 @pytest.mark.parametrize("name", ["plain", "tied"])

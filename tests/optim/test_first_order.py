@@ -183,7 +183,7 @@ def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies:
     for words, part in {
         ("checkpoint=trajectory",): "checkpoint=trajectory: optimizer=adamw leaves no trajectory; use checkpoint=full",
         ("objective.loss=accuracy",): "objective.loss=accuracy has no gradient, and optimizer=adamw needs one",
-        ("optimizer.eps=0.1",): "'optimizer.eps=0.1': optimizer=adamw does not read it, only optimizer=mezo, optimizer=mezo_momentum",
+        ("optimizer.eps=0.1",): "'optimizer.eps=0.1': optimizer=adamw does not read it, only optimizer=mezo",
         ("optimizer.dropout=1",): "optimizer.dropout=1: out of range",
     }.items():
         assert part in error_line(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))

@@ -4,6 +4,7 @@ A new one is picked up from the table OPTIMIZERS. If its formula is in FORMULAS,
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -192,15 +193,24 @@ def test_it_is_torchs_own_fed_with_g_z(name: str, make: Any, noise: str, roberta
 
 @pytest.mark.sample(3)
 @every_method
-def test_without_a_gradient_only_the_decay_moves(words: list[str], roberta: Path) -> None:
-    ours = tuned(roberta, words)
-    want = {name: p.double() for name, p in theta(ours).items()}
+def test_without_a_gradient_nothing_moves_and_the_next_step_applies_all_decay(words: list[str], roberta: Path) -> None:
+    """As if its own weight decay were that of all five steps; the moments do not depend on it."""
+    ours, records = tuned(roberta, words), list[StepRecord]()
+    start = theta(ours)
     for step in range(4):
         result = ours.optimizer.step(ours.forward, lambda: torch.tensor([0.7, 0.7]), step)
         assert result.projected_grads == [0.0] * len(result.projected_grads)
-        want = {name: p * (1 - result.lr * 0.1) for name, p in want.items()}
-    for name, p in ours.params.tensors.items():
-        torch.testing.assert_close(p.detach().double(), want[name], rtol=1e-6, atol=0)
+        records.append((step, [0.0] * ours.config.optimizer.samples, result.lr))
+    assert same(theta(ours), start)
+    grads = [0.5] * ours.config.optimizer.samples
+    ours.optimizer.apply_updates(ours.params, [(4, grads, 1e-3)])  # type: ignore[attr-defined]
+    moved = theta(ours)
+
+    decay = math.prod(1 - lr * 0.1 for _, _, lr in [*records, (4, grads, 1e-3)])
+    whole = tuned(roberta, [*words, f"optimizer.weight_decay={(1 - decay) / 1e-3}"])
+    whole.optimizer.rebuild_state(whole.params, records)  # type: ignore[attr-defined]
+    whole.optimizer.apply_updates(whole.params, [(4, grads, 1e-3)])  # type: ignore[attr-defined]
+    assert same(moved, theta(whole))
 
 
 @pytest.mark.sample(3)

@@ -26,9 +26,14 @@ def perturb(noise: Noise, direction: Direction, name: str, theta: Tensor, c: flo
 
 
 def update_(
-    noise: Noise, name: str, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+    noise: Noise,
+    name: str,
+    theta: Tensor,
+    terms: Sequence[tuple[Direction, float]],
+    decays: Sequence[float],
+    decay_in_float64: bool = False,
 ) -> None:
     """Apply the terms to theta."""
     span = lay_out(noise, name, theta)
-    noise.update_(span, span.theta, terms, decays)
+    noise.update_(span, span.theta, terms, decays, decay_in_float64)
     theta.data.copy_(span.theta[: theta.numel()].view(theta.shape))

@@ -70,7 +70,7 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
         assert json.loads((tmp_path / name / "run.json").read_text())["noise_kernels"] == name
     assert Kernel.compiler_error is None
     kernels = KERNELS[noise.kind]
-    assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.decay))
+    assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.shrink))
     for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
 

@@ -133,19 +133,22 @@ def test_perturb_rows_equals_the_rows_of_perturb(noise: Noise, width: int, dtype
 
 
 @pytest.mark.sample(6)
+@pytest.mark.parametrize("in_float64", [True, False])
 @pytest.mark.parametrize("n", [1, 300, 4096, 10_000, CHUNK + 77])
-def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: int) -> None:
+def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: int, in_float64: bool) -> None:
     terms = [(Direction(42, step, step % 2), 0.3 - 0.1 * step) for step in range(5)]
-    decays = [1.0, 0.999, 1.0, 0.9, 1 - 1e-6]
+    decays = [1.0, 0.999, 1.0, 0.9, 1 - 1e-8]
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n))
     expected = theta.clone()
     for (direction, c), decay in zip(terms, decays, strict=True):
         step = (torch.tensor(c) * z32(noise, direction, "w", n)).double()
-        expected = (expected.double() * float(np.float32(decay)) + step).float()
+        d, wide = float(np.float32(1 - decay)), expected.double()
+        decayed = wide - d * wide if in_float64 else wide * float(np.float32(decay))
+        expected = (decayed + step).float()
     at_once, one_by_one = theta.clone(), theta.clone()
-    update_(noise, "w", at_once, terms, decays)
+    update_(noise, "w", at_once, terms, decays, in_float64)
     for term, decay in zip(terms, decays, strict=True):
-        update_(noise, "w", one_by_one, [term], [decay])
+        update_(noise, "w", one_by_one, [term], [decay], in_float64)
     assert torch.equal(at_once, expected)
     assert torch.equal(one_by_one, expected)
 

@@ -65,7 +65,7 @@ def test_an_update_by_blocks_has_the_bits_of_an_update(kind: str) -> None:
         for piece in span.pieces:
             assert piece.start == sizes[piece.name]
             sizes[piece.name] += piece.numel
-        parts.noise.update_(span, span.theta, terms, decays)
+        parts.noise.update_(span, span.theta, terms, decays, decay_in_float64=True)
     assert sizes == {name: p.numel() for name, p in parts.tensors.items()}
     for name, p in whole.tensors.items():
         assert torch.equal(p, parts.tensors[name])

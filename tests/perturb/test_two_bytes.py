@@ -72,7 +72,7 @@ def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_n
     """Weight decay alone, whose effect adds up; one step of it is far below the spacing of the values."""
     made, nearest, steps = params(dtype), params(dtype), 300
     start = values(made).double()
-    terms, decays = [(Direction(5, step), 0.0) for step in range(steps)], [1 - 1e-4] * steps
+    terms, decays = [(Direction(5, step), 1e-30) for step in range(steps)], [1 - 1e-4] * steps
     exact = start * (1 - 1e-4) ** steps
     made.update(terms, decays)
     nearest.fuses = False
@@ -109,10 +109,11 @@ def test_a_replay_of_many_steps_has_the_bits_of_one_step_at_a_time(kind: str, dt
     assert not torch.equal(values(at_once), values(params(dtype, kind)))
 
 
+@pytest.mark.parametrize("in_float64", [True, False])
 @pytest.mark.parametrize("kind", [*KINDS, "uniform"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_kernel_per_step_gives_the_bits_of_update_and_rounding(
-    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: torch.dtype, in_float64: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(NOISES.targets, "uniform", "tests.perturb.uniform_noise:uniform_noise")
     fused, apart = params(dtype, kind), params(dtype, kind)
@@ -125,6 +126,7 @@ def test_one_kernel_per_step_gives_the_bits_of_update_and_rounding(
     terms = [(Direction(3, step), 1e-3 * (step - 1)) for step in range(5)]
     calls: list[Kernel] = []
     monkeypatch.setattr(Kernel, "__call__", counting(Kernel.__call__, calls))
+    fused.decay.in_float64 = apart.decay.in_float64 = in_float64
     fused.update(terms, [1.0, 0.999, 1.0, 0.5, 1.0])
     assert len(calls) == len(terms)
     apart.update(terms, [1.0, 0.999, 1.0, 0.5, 1.0])

@@ -80,13 +80,28 @@ def several(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_of_one_run(one: str) -> None:
     text = " ".join(Reader(one).text.split())
-    for part in ("50.0%", "80.0%", "75.0%", "+30.0 points", "80 forwards", "Right: 10 of 30", "Wrong: 10 of 10"):
+    for part in (
+        "50.0%",
+        "80.0%",
+        "75.0%",
+        "+30.0 points",
+        "80 forwards",
+        "10 of the 30 correct test rows",
+        "10 of the 10 wrong",
+    ):
         assert part in text, part
-    for part in ("Training loss", "Accuracy on dev", "Predictions per label", "Speed", "8 of 40 are exactly 0 (20.0%)"):
+    for part in (
+        "Training loss",
+        "Accuracy on dev",
+        "Loss on dev",
+        "Predictions per label",
+        "Speed",
+        "8 of 40 are exactly 0 (20.0%)",
+    ):
         assert part in text, part
     assert "mezo resume" in text
-    assert one.count("<svg") == 5
-    assert one.count("<details>") == 5  # the table behind each figure
+    assert one.count("<svg") == 6
+    assert one.count("<details>") == 6  # the table behind each figure
 
 
 def test_text_from_files_stays_text(one: str) -> None:

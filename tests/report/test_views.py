@@ -10,6 +10,7 @@ import pytest
 
 from mezo_cli.report import paper
 from mezo_cli.report.read import read_runs
+from mezo_cli.report.views import INFERRED
 from tests.command_line import environment, error_line, mezo
 from tests.report.run_directories import SEEDS, first_table_cells, make_grid, make_run, make_two_methods
 
@@ -57,6 +58,7 @@ def test_the_table(runs: Path) -> None:
         "- sst2 k=16 MeZO (noise=rademacher): not run: seeds 42, 87, 100",
         "- sst2 k=16 MeZO (noise=rademacher): seed 21 failed (the disk | is full)",
         "- sst2 k=16 MeZO (noise=rademacher): * unlike the paper: noise=rademacher not gaussian; 1 of 5 data seeds",
+        f"- {INFERRED}",
     ]
 
 

@@ -150,6 +150,15 @@ def test_theta_in_two_bytes_is_version_2(tmp_path: Path) -> None:
     assert trajectory.count_steps(tmp_path / "t") == 1
 
 
+def test_weight_decay_in_float64_is_version_2(tmp_path: Path) -> None:
+    head = dataclasses.replace(header(), decay="float64")
+    with open(tmp_path / "t", "wb") as file:
+        trajectory.Writer(file, head).append(0, [1.5], 1e-6)
+    version, values, _ = unpack(tmp_path / "t")
+    assert (version, json.loads(values)["decay"]) == (2, "float64")
+    assert trajectory.read(tmp_path / "t").header == head
+
+
 @pytest.mark.parametrize(
     ("version", "changed", "line"),
     [
@@ -160,6 +169,8 @@ def test_theta_in_two_bytes_is_version_2(tmp_path: Path) -> None:
         (2, {"rounding": "nearest"}, r"theta is stored as bfloat16 \(nearest\)"),
         (2, {"dtype": ["bfloat16"]}, "theta is stored as"),
         (2, {"rounding": None}, "damaged: its header lacks rounding"),
+        (1, {"decay": "float64"}, "a field that this program does not know: decay"),
+        (2, {"decay": "float80"}, "weight decay is computed in float80; this program knows float64"),
         (1, {"seed": None}, "damaged: its header lacks seed"),
     ],
 )

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from mezo_cli.commands.change_end import with_new_end
+from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run, config_change, trajectory
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -79,6 +81,13 @@ def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, trai
     assert (run / "predictions-3.jsonl").exists()
     assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert "is finished: there is nothing to resume" in mezo("resume", run, "steps=6").out
+
+
+def test_more_steps_leave_the_lines_at_the_number_that_null_stood_for(train: Train) -> None:
+    run = Run.open(train("log_every=null", "steps=3", "checkpoint=trajectory"))
+    config = read_config(run.path / "config.yaml")
+    assert with_new_end(run, config, ["steps=1500"]).log_every is None  # 1 still
+    assert with_new_end(run, config, ["steps=20000"]).log_every == 1
 
 
 @pytest.mark.sample(3)

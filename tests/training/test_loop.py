@@ -86,6 +86,7 @@ def test_the_files_of_a_finished_run(done: Path) -> None:
         "checkpoints",
         "summary.json",
         "predictions.jsonl",
+        "untrained.json",
         "train.log",
         ".lock",
     }
@@ -136,11 +137,11 @@ def test_metrics_lines(done: Path) -> None:
     assert [line["seconds"] for line in train] == sorted(line["seconds"] for line in train)
     best = summary(done)["best"]["step"]
     seen = [(line["split"], line["step"]) for line in evals]
-    assert seen == [("dev", 0), ("dev", 3), ("dev", 6), ("train", best), ("test", best)]
+    assert seen == [("dev", 0), ("test_before", 0), ("dev", 3), ("dev", 6), ("train", best), ("test", best)]
     for line in evals:
         assert {"kind", "step", "split", "loss", "accuracy", "predicted"} <= set(line)
         assert list(line["predicted"]) == ["negative", "positive"]
-        assert sum(line["predicted"].values()) == {"train": 24, "dev": 12, "test": 12}[line["split"]]
+        assert sum(line["predicted"].values()) == (24 if line["split"] == "train" else 12)
 
 
 def test_summary(done: Path) -> None:
@@ -154,15 +155,21 @@ def test_summary(done: Path) -> None:
         "dev",
         "train",
         "test",
+        "test_before",
+        "difference",
+        "baselines",
         "projected_grad",
         "peak_memory_bytes",
     }
     assert (made["steps"], made["forwards"], made["backwards"]) == (6, 12, 0)
-    best = max(evals[:3], key=lambda line: (line["accuracy"], -line["step"]))
+    dev = [line for line in evals if line["split"] == "dev"]
+    best = max(dev, key=lambda line: (line["accuracy"], -line["step"]))
     assert made["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
-    assert made["dev"] == {"accuracy": best["accuracy"], "loss": best["loss"]}
+    for split, line in (("dev", best), ("test", evals[-1]), ("test_before", evals[1])):
+        assert {key: made[split][key] for key in ("accuracy", "loss")} == {
+            key: line[key] for key in ("accuracy", "loss")
+        }
     assert made["train"] == {"accuracy": evals[-2]["accuracy"], "loss": evals[-2]["loss"], "rows": 24}
-    assert made["test"] == {"accuracy": evals[-1]["accuracy"], "loss": evals[-1]["loss"]}
     grads = np.abs(trajectory.read(done / "trajectory.bin").grads)
     facts = {"zero_fraction": 0.0, "mean_abs": grads.mean(), "min_abs": grads.min(), "max_abs": grads.max()}
     assert made["projected_grad"] == pytest.approx(facts)
@@ -198,7 +205,7 @@ def test_the_log_and_the_last_lines(done: Path) -> None:
     log, said = (done / "train.log").read_text(), (done.parent / "said").read_text()
     assert "step 3/6  dev accuracy" in log
     assert "step 3/6  loss" in log
-    rows = {line[:20].strip(): line[20:].split() for line in said.splitlines()}
+    rows = {name.strip(): rest.split() for name, _, rest in (line.partition("   ") for line in said.splitlines())}
     made, first = summary(done), lines(done)[0]
     assert rows["dev before training"] == [f"{100 * first['accuracy']:.1f}%", f"{first['loss']:.4f}", "0"]
     assert rows["dev best"][0] == f"{100 * made['dev']['accuracy']:.1f}%"
@@ -239,7 +246,7 @@ def test_the_list_shows_it(done: Path) -> None:
         (["steps=0"], [0], []),
         (["steps=4", "eval_every=0"], [0, 4], [2, 4]),
         (["steps=5", "eval_every=2", "log_every=100"], [0, 2, 4, 5], [5]),
-        (["steps=3", "eval_every=1", "log_every=1"], [0, 1, 2, 3], [1, 2, 3]),
+        (["steps=3", "eval_every=1", "log_every=null"], [0, 1, 2, 3], [1, 2, 3]),
         (["steps=2", "batch_size=1000", "eval_batch_size=5"], [0, 2], [2]),
     ],
 )
@@ -297,7 +304,7 @@ def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
 def test_the_earlier_step_wins_a_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert mezo("train", *small(roberta, movies, run, "optimizer.lr=0", "eval_every=1", "steps=3")).code == 0
-    assert len({line["accuracy"] for line in lines(run)[:4]}) == 1
+    assert len({line["accuracy"] for line in lines(run) if line["split"] == "dev"}) == 1
     assert summary(run)["best"]["step"] == 0
     assert Run(run).checkpoint_step("best") == 0
 
@@ -332,8 +339,9 @@ def test_a_task_of_two_sentences_and_another_metric(roberta: Path, tmp_path: Pat
     said = mezo("train", *small(roberta, file, run, *words))
     assert said.code == 0, said
     made = summary(run)
-    assert set(made["dev"]) == {"accuracy", "loss", "f1"}
-    best = max(lines(run), key=lambda line: (line["f1"], -line["step"]))
+    assert set(made["dev"]) == {"accuracy", "loss", "f1", "intervals"}
+    assert set(made["dev"]["intervals"]) == set(made["difference"]["dev"]["intervals"]) == {"accuracy", "loss", "f1"}
+    best = max((one for one in lines(run) if one["split"] == "dev"), key=lambda line: (line["f1"], -line["step"]))
     assert made["dev"]["f1"] == best["f1"]
     assert "f1" in mezo("eval", run, "--split", "train").out
 

@@ -46,8 +46,13 @@ class Resumed:
 @pytest.fixture(scope="module", params=EXPECTED)
 def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     """The interrupted run of one method after the other."""
-    made = Resumed(request.param, tmp_path_factory.mktemp("resumed") / "run", {})
-    shutil.copytree(RUNS / f"{made.name}-interrupted", made.run)
+    return resume(RUNS / f"{request.param}-interrupted", tmp_path_factory.mktemp("resumed") / "run")
+
+
+def resume(stored: Path, run: Path) -> Resumed:
+    """Copy an interrupted run to `run`, and resume it."""
+    made = Resumed(stored.name.removesuffix("-interrupted"), run, {})
+    shutil.copytree(stored, run)
     evaluate_and_save = TrainingRun.evaluate_and_save
 
     def remember(state: TrainingRun, session: Session, *args: Any) -> None:
@@ -68,7 +73,7 @@ def stored_lines(run: Path) -> list[dict[str, Any]]:
 
 def weights_of(session: Session) -> dict[str, bytes]:
     """Return the bytes of the trainable tensors."""
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in session.params.tensors.items()}
+    return {name: tensor.detach().float().numpy().tobytes() for name, tensor in session.params.tensors.items()}
 
 
 def trained_weights(run: Path, name: str) -> dict[str, bytes]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mezo_cli import console
 from mezo_cli.config.stored import read_config
+from mezo_cli.optim import mezo as mezo_module
 from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.mezo_momentum import WithMoment
@@ -225,8 +227,8 @@ def test_a_lost_tail_of_both_files_is_trained_again(
         interrupt_at(patch, FirstOrder if mode == "adamw" else Mezo, "step", 6)
         mezo("train", *small(roberta, movies, run, *MODES[mode]))
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    assert [json.loads(line)["step"] for line in lines] == [0, 2, 3, 4]
-    (run / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:30] + bytes(90))
+    assert [json.loads(line)["step"] for line in lines] == [0, 0, 2, 3, 4]
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:30] + bytes(90))
     if mode == "trajectory":
         data = (run / "trajectory.bin").read_bytes()
         (run / "trajectory.bin").write_bytes(data[:-16] + bytes(40))
@@ -291,6 +293,33 @@ def test_stored_moments_are_not_rebuilt(
     assert mezo("resume", old).code == 0
     assert rebuilt == [0, 1, 2]
     assert state(run) == state(old) == state(whole(mode))
+
+
+@pytest.mark.parametrize("words", [["checkpoint=trajectory"], ["optimizer=mezo_momentum"], ["model.dtype=bfloat16"]])
+def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
+    words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their losses are equal, as those of an accuracy are."""
+    plain, flat = mezo_module.spsa_per_direction, range(4, 8)
+
+    def spsa(forward: Any, loss_fn: Any, directions: list[Any], eps: float) -> Any:
+        return [(0.7, 0.7, 0.0)] if directions[0].step in flat else plain(forward, loss_fn, directions, eps)
+
+    monkeypatch.setattr(mezo_module, "spsa_per_direction", spsa)
+    common = ["optimizer.weight_decay=0.1", "optimizer.lr=1e-5", "steps=10", "eval_every=6", *words]
+    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *common)).code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 8)
+        assert mezo("train", *small(roberta, movies, tmp_path / "cut", *common)).code == 130
+    header = trajectory.read(tmp_path / "whole" / "trajectory.bin").header
+    assert (header.version, header.decay) == (2, "float64")
+    assert mezo("resume", tmp_path / "cut").code == 0
+    assert state(tmp_path / "cut") == state(tmp_path / "whole")
+    config = read_config(tmp_path / "cut" / "config.yaml")
+    ends = [restore.load_checkpoint(config, Run(tmp_path / "cut"), "last")]
+    ends.append(restore.replay_from_base(config, Run(tmp_path / "cut"), 10))
+    near, far = (session.params.tensors for session in ends)
+    assert all(torch.equal(near[name], p) for name, p in far.items())
 
 
 def only_weights(folder: str, names: list[str]) -> set[str]:

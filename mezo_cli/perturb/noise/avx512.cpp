@@ -134,14 +134,25 @@ inline void store(uint16_t* out, __m512 value) {
   store_upper(out, value, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
 }
 
-// factor * value + term in float64, where the product is exact: contracted or not, it has the same bits.
-inline __m512 decayed(__m512 value, __m512 term, __m512d factor) {
-  const auto half = [=](__m256 v, __m256 t) {
-    return _mm512_cvtpd_ps(_mm512_add_pd(_mm512_mul_pd(_mm512_cvtps_pd(v), factor), _mm512_cvtps_pd(t)));
-  };
+// use(value, term) in float64, where `use` multiplies by a float32: its products are exact, contracted or not.
+template <class Use>
+__attribute__((always_inline)) inline __m512 in_float64(__m512 value, __m512 term, const Use& use) {
+  const auto half = [&](__m256 v, __m256 t) { return _mm512_cvtpd_ps(use(_mm512_cvtps_pd(v), _mm512_cvtps_pd(t))); };
   const __m256 low = half(_mm512_castps512_ps256(value), _mm512_castps512_ps256(term));
   const __m256 high = half(_mm512_extractf32x8_ps(value, 1), _mm512_extractf32x8_ps(term, 1));
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+// factor * value + term
+inline __m512 decayed(__m512 value, __m512 term, __m512d factor) {
+  return in_float64(value, term, [=](__m512d v, __m512d t) { return _mm512_add_pd(_mm512_mul_pd(v, factor), t); });
+}
+
+// value - fraction * value + term
+inline __m512 shrunk(__m512 value, __m512 term, __m512d fraction) {
+  return in_float64(value, term, [=](__m512d v, __m512d t) {
+    return _mm512_add_pd(_mm512_sub_pd(v, _mm512_mul_pd(v, fraction)), t);
+  });
 }
 
 template <class Draw, class Theta, class Out>
@@ -167,6 +178,12 @@ template <class Draw>
 void decay(float* theta, Tiles tiles, const float* scaled, const double* decay_factor) {
   const __m512d factor = _mm512_set1_pd(*decay_factor);
   for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) { store(theta + i, decayed(load(theta + i), cz, factor)); });
+}
+
+template <class Draw>
+void shrink(float* theta, Tiles tiles, const float* scaled, const double* fraction) {
+  const __m512d d = _mm512_set1_pd(*fraction);
+  for_each<Draw>(tiles, scaled, [=](int64_t i, __m512 cz) { store(theta + i, shrunk(load(theta + i), cz, d)); });
 }
 
 // Update theta in bfloat16 and round it stochastically, as rounding.py does: a block of words rounds 256 elements.
@@ -208,6 +225,13 @@ void decay_and_round(
     uint16_t* theta, Tiles tiles, const float* scaled, const int64_t* rounding, const double* decay_factor) {
   const __m512d factor = _mm512_set1_pd(*decay_factor);
   rounded<Draw>(theta, tiles, scaled, rounding, [=](__m512 value, __m512 cz) { return decayed(value, cz, factor); });
+}
+
+template <class Draw>
+void shrink_and_round(
+    uint16_t* theta, Tiles tiles, const float* scaled, const int64_t* rounding, const double* fraction) {
+  const __m512d d = _mm512_set1_pd(*fraction);
+  rounded<Draw>(theta, tiles, scaled, rounding, [=](__m512 value, __m512 cz) { return shrunk(value, cz, d); });
 }
 
 }  // namespace

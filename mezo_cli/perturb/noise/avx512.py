@@ -23,13 +23,16 @@ class Operation(NamedTuple):
 
 
 ROUNDING, FACTOR = ("const int64_t*", "rounding"), ("const double*", "decay_factor")
+FRACTION = ("const double*", "fraction")
 OPERATIONS = {
     "perturb": Operation(tuple(TYPES), ("out",)),
     "perturb_pair": Operation(tuple(TYPES), ("out", "out_minus")),
     "add": Operation((torch.float32,)),
     "decay": Operation((torch.float32,), (), (FACTOR,)),
+    "shrink": Operation((torch.float32,), (), (FRACTION,)),
     "add_and_round": Operation((torch.bfloat16,), (), (ROUNDING,)),
     "decay_and_round": Operation((torch.bfloat16,), (), (ROUNDING, FACTOR)),
+    "shrink_and_round": Operation((torch.bfloat16,), (), (ROUNDING, FRACTION)),
 }
 
 

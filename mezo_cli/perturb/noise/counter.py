@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, step_sample
+from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, decay_number, step_sample
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, STEPS, TWO_BYTES, update_kernel
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
@@ -126,33 +126,35 @@ class CounterNoise:
 
     @torch.no_grad()
     def update_(
-        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        span: Span,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        decay_in_float64: bool = False,
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`.
 
         All terms are applied to one part of theta before the next, while it is in cache.
         """
         theta, device = self._checked(span, theta, (torch.float32,)), span.segment.device
-        if device == theta.device:
-            self._update(span, theta, terms, decays)
-            return
-        computed = theta.to(device, copy=True)
-        self._update(span, computed, terms, decays)
-        theta.copy_(computed)
-
-    def _update(
-        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
-    ) -> None:
-        """Run the kernels over a flat tensor of the compute device."""
-        device = theta.device
+        computed = theta if device == theta.device else theta.to(device, copy=True)
+        operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
         for place, part in span.split(self._call_size(device)):
-            block = _part(theta, place)
-            for term, decay in zip(terms, decays, strict=True):
-                rest, factor = self._inputs(part, term), self._decay_factor(decay, device)
-                (self._kernels.decay if factor else self._kernels.add)(block, *rest, *factor)
+            block = _part(computed, place)
+            for term, (name, more) in zip(terms, operations, strict=True):
+                getattr(self._kernels, name)(block, *self._inputs(part, term), *more)
+        if computed is not theta:
+            theta.copy_(computed)
 
     @torch.no_grad()
-    def update_and_round_(self, span: Span, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]) -> None:
+    def update_and_round_(
+        self,
+        span: Span,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        decay_in_float64: bool = False,
+    ) -> None:
         """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
 
         The bits are those of `update_` and `rounding.round_` for each term.
@@ -161,15 +163,16 @@ class CounterNoise:
             span: where theta is, stored in two bytes.
             terms: (direction, coefficient), in order.
             decays: one per term.
+            decay_in_float64: as for `update_`.
         """
         stored, device = self._checked(span, span.theta, TWO_BYTES), span.segment.device
         theta = stored if device == stored.device else stored.to(device)
+        operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
         for place, part in span.split(call_size(MAX_ELEMENTS, device)):
             block = _part(theta, place)
-            for term, decay in zip(terms, decays, strict=True):
-                rest, factor = self._inputs(part, term), self._decay_factor(decay, device)
-                kernel = update_kernel(self._kernels, decays=bool(factor))
-                kernel(block, *rest, STEPS.get(term[0].step, ROUND, device), *factor)
+            for term, (name, more) in zip(terms, operations, strict=True):
+                kernel = update_kernel(self._kernels, name)
+                kernel(block, *self._inputs(part, term), STEPS.get(term[0].step, ROUND, device), *more)
         if theta is not stored:
             stored.copy_(theta)
 
@@ -179,9 +182,15 @@ class CounterNoise:
         of_direction = self._term_directions.get(direction.step, direction.sample, device)
         return part.tiles, part.keys(direction.seed), of_direction, self._term_scaled.get(coefficient, device)
 
-    def _decay_factor(self, decay: float, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the factor of theta; nothing where it is 1: a float32 sum is the same when it is taken in float64."""
-        return () if np.float32(decay) == 1.0 else (self._decays.get(decay, device),)
+    def _operation(self, decay: float, in_float64: bool, device: torch.device) -> tuple[str, tuple[Tensor, ...]]:
+        """Return the name of the kernel that applies a decay, and its last input.
+
+        It is `add` where nothing decays: a float32 sum is the same when it is taken in float64.
+        """
+        value = decay_number(decay, in_float64)
+        if value is None:
+            return "add", ()
+        return "shrink" if in_float64 else "decay", (self._decays.get(value, device),)
 
     def _draw_tiles(self, direction: Direction, name: str, tiles: Tensor, c: float) -> Tensor:
         """Return c z for the tiles of these numbers (int32 [T], on the compute device), float32 [T, tile]."""
@@ -222,8 +231,8 @@ def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 
 
-def _decay_tensor(decay: float, device: torch.device) -> Tensor:
-    return torch.full((), round_to_float32(decay), dtype=torch.float64, device=device)
+def _decay_tensor(value: float, device: torch.device) -> Tensor:
+    return torch.full((), round_to_float32(value), dtype=torch.float64, device=device)
 
 
 def round_to_float32(value: float) -> float:

@@ -92,16 +92,24 @@ class Noise(Protocol):
         """Say that a pass over the storage begins: what `update_` made for the terms before is not needed again."""
 
     def update_(
-        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        span: Span,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        decay_in_float64: bool = False,
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place.
 
-        The bits are those of one call per term. coefficient and decay are rounded to float32, then coefficient z is;
-        its sum with the exact product decay theta is taken in float64 and rounded to float32.
+        The bits are those of one call per term. coefficient is rounded to float32, then coefficient z is; its sum with
+        decay theta is taken in float64 and rounded to float32 once. decay theta is the exact product with decay rounded
+        to float32; or, with `decay_in_float64`, theta - d theta with d = 1 - decay rounded to float32, so that no decay
+        is too weak: a float32 next to 1 is no nearer than 6e-8.
 
         Args:
             span: names the elements of z.
             theta: float32 [span.numel]: the span's own theta, or a buffer of an optimizer.
             terms: (direction, coefficient), in order.
             decays: one per term.
+            decay_in_float64: for the weight decay of theta. The decay of a moment is a factor like any other.
         """

@@ -1,4 +1,4 @@
-"""The four kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
+"""The five kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
 
 They are written in tensor operations; `Kernel` compiles them to C++ or Triton, or runs them as they are. `avx512.cpp`
 holds them once more, for CPUs with AVX-512.
@@ -8,19 +8,21 @@ block's four words serve the same lane of all rows of the tile: neighbours in me
 what vector units need, and no block is computed twice.
 
 No fused multiply-add can change a bit, so every device computes the same: the kernels add the *rounded* product c z
-(an entry of a scaled table, or +-c), and take decay * theta in float64, where that product is exact.
+(an entry of a scaled table, or +-c), and multiply theta in float64 by a number that is a float32: an exact product.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise import avx512
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.philox import MASK, philox
+from mezo_cli.perturb.noise.spans import compute_device
 
 LANES = 32  # a vector register holds 32 bfloat16 values
 DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
@@ -41,6 +43,7 @@ class KernelSet:
     perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
     add: Kernel  # theta <- theta + c z
     decay: Kernel  # theta <- decay theta + c z
+    shrink: Kernel  # theta <- theta - d theta + c z
 
 
 def random_words(tiles: Tensor, keys: Tensor, step_sample: Tensor) -> Tensor:
@@ -70,6 +73,28 @@ def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
     pair = torch.full((2,), sample, device=device)
     pair[:1].fill_(step)
     return pair
+
+
+def subtract_fraction(theta: Tensor, d: Tensor | float) -> Tensor:
+    """Return theta - d theta in float64, the weight decay of one step; d is a float32, so that d theta is exact."""
+    wide = theta.double()
+    return wide - wide * d
+
+
+def decay_number(decay: float, in_float64: bool) -> float | None:
+    """Return what theta is multiplied by, a float32: 1 - decay in float64, else decay; None where nothing decays."""
+    number = float(np.float32(1.0 - decay if in_float64 else decay))
+    return None if number == (0.0 if in_float64 else 1.0) else number
+
+
+def add_to_decayed(theta: Tensor, term: Tensor, decay: float, in_float64: bool) -> Tensor:
+    """Return decay theta + term with the bits of `Noise.update_`, float32, of any shape, without a kernel."""
+    number, device = decay_number(decay, in_float64), compute_device(theta.device)
+    if number is None:
+        return theta + term
+    wide = theta.to(device)
+    decayed = subtract_fraction(wide, number) if in_float64 else wide.double() * number
+    return decayed.add_(term.to(device)).float().to(theta.device)
 
 
 def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") -> KernelSet:
@@ -112,8 +137,15 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         view = theta.view(cz.shape)
         view.copy_(view.double() * decay_factor + cz.double())
 
+    def shrink(
+        theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, fraction: Tensor
+    ) -> None:
+        cz = draw(tiles, keys, step_sample, scaled)
+        view = theta.view(cz.shape)
+        view.copy_(subtract_fraction(view, fraction) + cz.double())
+
     tile = 4 * per_word * LANES
-    functions = ((perturb, 2), (perturb_pair, 3), (add, 1), (decay, 1))
+    functions = ((perturb, 2), (perturb_pair, 3), (add, 1), (decay, 1), (shrink, 1))
     kernels = [
         Kernel(function, arrays, tile, max_tiles, partial(avx512.compile_kernel, native, function.__name__))
         for function, arrays in functions

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise import avx512
-from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise.compiled import Function, Kernel
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample
+from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample, subtract_fraction
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span
 
@@ -77,12 +77,12 @@ def kernel(dtype: torch.dtype, tile: int) -> Kernel:
 
 
 @cache
-def update_kernel(kernels: KernelSet, decays: bool) -> Kernel:
+def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
     """Return the kernel of a step of one term: theta <- round(theta + c z), theta in two bytes.
 
     Args:
         kernels: of the kind of noise.
-        decays: whether the kernel has one more input, the factor of theta.
+        operation: `add`, or, with one more input, `decay` or `shrink`: what theta becomes before c z is added.
     """
 
     def add(theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, rounding: Tensor) -> None:
@@ -103,9 +103,22 @@ def update_kernel(kernels: KernelSet, decays: bool) -> Kernel:
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype]((view.double() * decay_factor + cz.double()).float(), bits))
 
-    function = decay if decays else add
-    native = partial(avx512.compile_kernel, kernels.native, f"{function.__name__}_and_round")
-    return Kernel(function, 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
+    def shrink(
+        theta: Tensor,
+        tiles: Tensor,
+        keys: Tensor,
+        step_sample: Tensor,
+        scaled: Tensor,
+        rounding: Tensor,
+        fraction: Tensor,
+    ) -> None:
+        cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
+        view = theta.view(cz.shape)
+        view.copy_(FUNCTIONS[theta.dtype]((subtract_fraction(view, fraction) + cz.double()).float(), bits))
+
+    functions: dict[str, Function] = {"add": add, "decay": decay, "shrink": shrink}
+    native = partial(avx512.compile_kernel, kernels.native, f"{operation}_and_round")
+    return Kernel(functions[operation], 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
 
 
 def _in_one_shape(cz: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.spans import Piece, Span, compute_device
+from mezo_cli.perturb.noise.kernels import add_to_decayed
+from mezo_cli.perturb.noise.spans import Piece, Span
 
 
 class TorchNoise:
@@ -94,18 +95,19 @@ class TorchNoise:
 
     @torch.no_grad()
     def update_(
-        self, span: Span, theta: Tensor, terms: Sequence[tuple[Direction, float]], decays: Sequence[float]
+        self,
+        span: Span,
+        theta: Tensor,
+        terms: Sequence[tuple[Direction, float]],
+        decays: Sequence[float],
+        decay_in_float64: bool = False,
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
         for piece in span.pieces:
             target = theta[_part(piece)]
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
                 cz = self._scaled_z(direction, piece, theta.device, coefficient)
-                if np.float32(decay) == 1.0:
-                    target.add_(cz)  # the same bits: a float32 sum does not change when it is taken in float64 first
-                else:
-                    device = compute_device(theta.device)
-                    target.copy_(target.to(device).double() * np.float32(decay).item() + cz.to(device).double())
+                target.copy_(add_to_decayed(target, cz, decay, decay_in_float64))
 
     def _scaled_z(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
         z = self.z(direction, piece.name, piece.shape, "cpu", piece.start, piece.start + piece.numel)

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import IO, Any
 
-from mezo_cli.errors import one_line
+from mezo_cli.errors import one_line, without_credentials
 from mezo_cli.training.loggers import LOGGERS
 from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
 
@@ -22,6 +22,8 @@ def main(name: str) -> None:
     """Run a logger until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the package prints goes to the same file as its errors
+    printed: Any = WithoutCredentials(sys.stderr)
+    sys.stdout = sys.stderr = printed
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, messages), daemon=True).start()
     step = 0
@@ -42,6 +44,21 @@ def main(name: str) -> None:
     except Exception as error:
         _answer(answers, error=one_line(error))
         raise
+
+
+class WithoutCredentials:
+    """A stream to which no credentials are written: a package prints the address of its server (WANDB_BASE_URL)."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text without the credentials in it."""
+        self._stream.write(without_credentials(text))
+        return len(text)
 
 
 def _read(lines: IO[str], messages: "queue.SimpleQueue[Any]") -> None:

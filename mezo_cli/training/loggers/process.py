@@ -48,7 +48,7 @@ class ProcessLogger:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},  # not what is here
                 start_new_session=True,
             )
         with self._killed_on_error():

@@ -1,0 +1,54 @@
+"""Say how a result stands to the untrained model: lines for tables, and a sentence. Reads summary.json alone."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+BASELINES = {  # name in summary.json (training/baselines.py) -> in tables
+    "label_shares": "threshold: label shares",
+    "best_threshold": "threshold: best on train",
+    "fitted_bias": "bias fitted on train",
+}
+
+
+class Baseline(NamedTuple):
+    """The untrained model with the bias between its labels removed: the scores on one split."""
+
+    name: str
+    scores: Mapping[str, Any]
+
+
+def result_split(summary: Mapping[str, Any]) -> str:
+    """Return the split of a run's result: test, or dev where there is no test split."""
+    return "test" if summary.get("test") else "dev"
+
+
+def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
+    """Return the baselines on the split of the result; none for runs that have not computed them."""
+    split, found = result_split(summary), summary.get("baselines") or {}
+    return [Baseline(f"{split}, {BASELINES.get(name, name)}", one[split]) for name, one in found.items()]
+
+
+def interval(scores: Mapping[str, Any], metric: str) -> str:
+    """Return the 95% interval of a score in percent, `65.4 to 73.9`; empty for a run that has none."""
+    found = (scores.get("intervals") or {}).get(metric)
+    return "" if found is None else f"{100 * found[0]:.1f} to {100 * found[1]:.1f}"
+
+
+def sentence(summary: Mapping[str, Any], metric: str) -> str:
+    """Return what training has gained, and what of it removing a bias gives too; empty where that is not known."""
+    split, known = result_split(summary), baselines(summary)
+    if not known or "difference" not in summary:
+        return ""
+    best = max(known, key=lambda one: float(one.scores[metric])).scores
+    beyond = best["difference"]
+    more = "it is more than" if beyond["intervals"][metric][0] > 0 else "nothing shows that it is more than"
+    return (
+        f"Training changes {split} by {_points(summary['difference'][split], metric)}. The untrained model has "
+        f"{100 * best[metric]:.1f} once the bias between its labels is removed. The result is "
+        f"{_points(beyond, metric)} from that: {more} a removed bias."
+    )
+
+
+def _points(difference: Mapping[str, Any], metric: str) -> str:
+    low, high = difference["intervals"][metric]
+    return f"{100 * difference[metric]:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"

@@ -1,0 +1,136 @@
+"""The result beside its baseline, from scores to summary.json: resumed, three labels, no test split, switched off."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.runs import Run
+from mezo_cli.training.comparison import METRICS, ScoredRows, compare
+from mezo_cli.training.evaluation import compute_score
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def flat(run: Path) -> list[tuple[str, str]]:
+    return [(line["kind"], line.get("split", line["step"])) for line in Run(run).metrics()]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_metrics_of_resampled_rows_are_those_of_an_evaluation(metric: str, count: int) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        labels, predicted = generator.integers(count, size=(2, 6))  # so few that labels are missing
+        counts = np.zeros((1, count, count))
+        np.add.at(counts, (0, labels, predicted), 1)
+        wanted = compute_score(metric, labels.tolist(), predicted.tolist(), count)
+        assert METRICS[metric](counts)[0] == pytest.approx(wanted)
+
+
+def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2
+    clean = torch.randn(400, 2, generator=generator) + 1.5 * torch.eye(2)[labels]
+    rows = ScoredRows(labels, clean, clean + torch.tensor([0.0, 4.0]))
+    found = compare(build_config(["task=sst2"]), {"train": rows, "dev": rows})
+    low, _ = found["difference"]["dev"]["intervals"]["accuracy"]
+    assert low > 0.2  # a great gain, as it seems
+    for baseline in found["baselines"].values():
+        beyond = baseline["dev"]["difference"]
+        assert beyond["accuracy"] == pytest.approx(0, abs=0.01)
+        assert beyond["intervals"]["accuracy"][0] < 0
+
+
+@pytest.mark.parametrize("optimizer", ["mezo", "adamw"])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_resumed_run_has_the_same_comparison(
+    stop: int, optimizer: str, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    words = [f"optimizer={optimizer}", "optimizer.schedule=constant", "optimizer.lr=1e-3", "log_every=null"]
+    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        from mezo_cli.optim.first_order import FirstOrder
+
+        interrupt_at(patch, Mezo if optimizer == "mezo" else FirstOrder, "step", stop)
+        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
+    assert mezo("resume", run).code == 0
+    kept = ("dev", "test", "test_before", "difference", "baselines")
+    assert {key: summary(run)[key] for key in kept} == {key: summary(tmp_path / "whole")[key] for key in kept}
+    assert flat(run) == flat(tmp_path / "whole")
+
+
+def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> None:
+    names = ["bad", "okay", "good"]
+    rows = [{"sentence": f"a film {i} {names[i % 3]}", "label": names[i % 3]} for i in range(60)]
+    file = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    words = [
+        *["task.labels=[bad,okay,good]", "task.label_words=[bad,okay,good]", "task.metric=f1"],
+        *["task.files.labels=[]", "task.hub.labels=[]"],
+    ]
+    run = tmp_path / "run"
+    said = mezo("train", *small(roberta, file, run, *words))
+    assert said.code == 0, said
+    made = summary(run)
+    assert made["test"] is None
+    assert "test_before" not in made
+    assert set(made["difference"]) == {"dev"}
+    baseline = made["baselines"]["fitted_bias"]
+    assert (baseline["train_rows"], len(baseline["bias"])) == (54, 3)
+    assert set(baseline["dev"]) == {"accuracy", "f1", "intervals", "difference"}
+    assert "dev, bias fitted on train" in said.out
+    assert "removed bias" in mezo("show", run).out.replace("\n", " ")
+    assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    for part in ("removed bias", "dev, bias fitted on train (f1)", "95% interval", "Loss on dev"):
+        assert part in page, part
+    assert [name for name, _ in flat(run)].count("eval") == 4  # dev three times, train
+
+
+def test_without_the_start_there_are_intervals_alone(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "test_at_start=false")).code == 0
+    made = summary(run)
+    assert not {"test_before", "difference", "baselines"} & set(made)
+    assert set(made["test"]["intervals"]) == {"accuracy", "loss"}
+    assert not (run / "untrained.json").exists()
+
+
+def test_no_steps_give_the_baselines_of_the_result(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "steps=0")).code == 0
+    made = summary(run)
+    assert set(made["baselines"]["label_shares"]["test"]) == {"accuracy", "intervals"}
+    assert not {"test_before", "difference"} & set(made)
+    assert flat(run) == [("eval", "dev"), ("eval", "train"), ("eval", "test")]
+
+
+@pytest.mark.parametrize("change", ["damaged", "removed"])
+def test_scores_that_were_lost_are_named(change: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 4)
+        assert mezo("train", *small(roberta, movies, run)).code == 130
+    path = run / "untrained.json"
+    if change == "damaged":
+        path.write_text(path.read_text().replace("0.", "1.", 1))
+        assert "untrained.json is damaged" in error_line(mezo("resume", run))
+    path.unlink()
+    said = mezo("resume", run)
+    assert said.code == 0, said
+    assert "not compared with the untrained model" in said.err + said.out
+    assert "baselines" not in summary(run)
