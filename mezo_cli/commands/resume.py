@@ -16,6 +16,7 @@ from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, completeness, sweep_record
 from mezo_cli.system import import_torch
 
@@ -112,24 +113,30 @@ def _claim(
     overrides, python = split_python(overrides)
     new = with_new_end(run, config, overrides)
     started = with_python(new, python)
-    if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
+    damage = _damage_at_end(run, config)
+    if damage is not None and not from_sound_prefix:
+        raise UserError(damage)
+    if run.status() == "finished" and damage is None and (new == config or run.steps_at_end(config.steps) >= new.steps):
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     if run.info().get("own_engine_python") and not has_own_python(started):
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
-    if not from_sound_prefix:
-        _check_end(run)
     run.claim()
     return run, config, started
 
 
-def _check_end(run: Run) -> None:
-    """Refuse to give a finished run more steps when its trajectory has lost the last ones; nothing is changed then."""
-    if run.status() != "finished" or not run.trajectory.exists() or not run.trajectory.stat().st_size:
-        return
+def _damage_at_end(run: Run, config: Config) -> str | None:
+    """Return what a finished run has lost of its summary or trajectory; None if it has all, or has not finished."""
+    if run.status() != "finished":
+        return None
+    is_replayable = optimizer_class(config.optimizer).replayable
     try:
-        completeness.read_trajectory(run, log.warning)
+        completeness.check_whole(run, config.steps, is_replayable)
+        if is_replayable:
+            completeness.read_trajectory(run, log.warning)
     except UserError as error:
-        raise UserError(f"{error}; --from-sound-prefix goes back to the last sound step") from error
+        has_rest = is_replayable and run.trajectory.is_file() and run.trajectory.stat().st_size
+        return f"{error}{'; --from-sound-prefix goes back to the last sound step' if has_rest else ''}"
+    return None

@@ -16,6 +16,7 @@ from mezo_cli.config.schema import log_interval
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
+from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.runs import Run, completeness, find_runs
 from mezo_cli.runs.completeness import Plan
 
@@ -138,6 +139,7 @@ def _progress(
     plan = Plan(steps, log_interval(steps, setting(settings, "log_every")), eval_every)
     if status == "finished":
         summary = run.read_summary()
+        completeness.check_whole(run, plan.steps, _is_replayable(str(setting(settings, "optimizer.name"))))
         completeness.check_finished(run, plan, summary)
         scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
         return summary.get("steps", plan.steps), scores, None  # patience may have stopped it before
@@ -147,6 +149,14 @@ def _progress(
     dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
     step = max((line["step"] for line in lines), default=0)
     return max(step, done), {"dev": max(dev, default=None), "test": None}, problem
+
+
+def _is_replayable(optimizer: str) -> bool:
+    """Whether an optimizer writes a trajectory; False for one of a package that is not installed here."""
+    try:
+        return bool(OPTIMIZERS.load(optimizer).replayable)
+    except UserError:
+        return False
 
 
 def _score(run: Run, scores: Any, metric: str) -> float | None:

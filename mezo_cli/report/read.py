@@ -103,6 +103,7 @@ def read_run(path: Path) -> Entry:
     """
     run = Run.open(path)
     config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
+    completeness.check_whole(run, config.steps, optimizer_class(config.optimizer).replayable)
     summary = run.read_summary() if status == "finished" else {}
     steps = [summary.get("steps", 0)]
     if status != "finished":
