@@ -100,6 +100,11 @@ def bits(run: Path) -> dict[str, str]:
     return found
 
 
+def only_times_differ(path: Path, other: Path) -> bool:
+    """Whether two files of metrics are JSON that differs in times alone."""
+    return path.name in ("metrics.jsonl", "summary.json") and _facts(path) == _facts(other)
+
+
 def _facts(path: Path) -> str:
     data = path.read_bytes()
     try:
@@ -148,7 +153,13 @@ def go_on(lab: Lab, case: str, run: Path, server: ForkServer) -> tuple[str, list
     elif complaint(ended):
         return f"resume: {complaint(ended)}", ends
     other = differing(bits(run), lab.bits[case])
-    return f"other bits: {other}" if other else "", ends
+    return f"other bits: {other}" if other else leftovers(run), ends
+
+
+def leftovers(folder: Path) -> str:
+    """Name what a command that was killed has left in a folder, "" when there is nothing."""
+    left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != ".lock"]
+    return f"left behind: {', '.join(sorted(left))}" if left else ""
 
 
 def copy(run: Path, to: Path) -> Path:

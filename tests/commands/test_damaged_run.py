@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["trajectory.bin", "summary.json"])
-@pytest.mark.parametrize("kept", [None, 0, -1, -BYTES_PER_STEP])
+@pytest.mark.parametrize("kept", [None, 0, -2, -BYTES_PER_STEP])
 def test_every_command_names_the_file(run: Path, name: str, kept: int | None) -> None:
     data = (run / name).read_bytes()
     (run / name).unlink()
@@ -47,17 +47,11 @@ def test_every_command_names_the_file(run: Path, name: str, kept: int | None) ->
     assert listed.code == 0
     assert str(run / name) in listed.out
     assert "momentum" in listed.out
-    for words in (["compare", run.parent], ["compare", run.parent, "--objectives"]):
+    page = run.parent.parent / "page.html"
+    compare = ["compare", run.parent]
+    for words in (compare, [*compare, "--objectives"], ["report", run.parent, "--out", page]):
         said = mezo(*words)
         assert said.code == 0
         assert f"{run} is left out: {run / name}" in said.err
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     assert not out.exists()
-
-
-def test_a_run_without_a_trajectory_of_its_own_lacks_nothing(run: Path) -> None:
-    """A summary of a method without a trajectory, and a run that has not finished, are read as before."""
-    (RUNS / "mezo-interrupted").exists()
-    text = (run / "config.yaml").read_text()
-    assert "name: mezo\n" in text
-    assert mezo("show", run, "-q").code == 0
