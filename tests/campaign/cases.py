@@ -91,12 +91,13 @@ def build(server: ForkServer, folder: Path, names: tuple[str, ...]) -> Lab:
 
 
 def bits(run: Path) -> dict[str, str]:
-    """Return what of a run must not depend on where it was stopped: every file, times left out."""
+    """Return what of a run, or of a folder with `run`, must not depend on where it was stopped: files, times left out."""
     found = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
-        if path.is_file() and name not in NOT_COMPARED:
-            found[name] = _facts(path) if name in ("metrics.jsonl", "summary.json") else _digest(path.read_bytes())
+        own = name.removeprefix("run/")
+        if path.is_file() and own not in NOT_COMPARED:
+            found[name] = _facts(path) if own in ("metrics.jsonl", "summary.json") else _digest(path.read_bytes())
     return found
 
 

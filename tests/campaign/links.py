@@ -1,6 +1,7 @@
 """Put links in the place of a run's files, and run commands twice at once: nothing outside changes, nothing is lost."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from mezo_cli.runs.run import APPENDED, OTHERS, REPLACED
@@ -81,7 +82,8 @@ def _twice(lab: Lab, case: str, words: list[str]) -> Job:
             copy(source, folder / place / "run")
         (alone,) = server.run(words_here, cwd=folder / "alone")
         ended = server.run(words_here, cwd=folder / "both", copies=2)
-        wrong = next((said for one in ended if (said := complaint(one, (0, 2)))), "")
+        lines = [replace(one, err="".join(one.err.splitlines(keepends=True)[-1:])) for one in ended]  # the log before
+        wrong = next((said for one in lines if (said := complaint(one, (0, 2)))), "")
         if not wrong and min(one.code for one in ended) != alone.code:
             wrong = f"neither did it: {[one.err for one in ended]}"
         wrong = wrong or differing(bits(folder / "both"), bits(folder / "alone")) or leftovers(folder / "both")
