@@ -91,7 +91,7 @@ def build(server: ForkServer, folder: Path, names: tuple[str, ...]) -> Lab:
 
 
 def bits(run: Path) -> dict[str, str]:
-    """Return what of a run, or of a folder with `run`, must not depend on where it was stopped: files, times left out."""
+    """Return what of a run, or of a folder with `run`, must not depend on a stop: every file, times left out."""
     found = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
