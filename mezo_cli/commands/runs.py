@@ -17,7 +17,7 @@ from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.runs import Run, completeness, find_runs
+from mezo_cli.runs import Run, completeness, find_runs, trajectory
 from mezo_cli.runs.completeness import Plan
 
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
@@ -139,10 +139,11 @@ def _progress(
     plan = Plan(steps, log_interval(steps, setting(settings, "log_every")), eval_every)
     if status == "finished":
         summary = run.read_summary()
-        completeness.check_whole(run, plan.steps, _is_replayable(str(setting(settings, "optimizer.name"))))
+        steps = summary.get("steps", plan.steps)  # patience may have stopped it before
+        if _is_replayable(str(setting(settings, "optimizer.name"))):
+            trajectory.check_length(run.trajectory, steps)
         completeness.check_finished(run, plan, summary)
-        scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
-        return summary.get("steps", plan.steps), scores, None  # patience may have stopped it before
+        return steps, {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}, None
     done = completeness.recorded_steps(run)  # before the lines are read
     lines = run.evaluation_metrics()
     problem = f"{info.get('error')}" if status == "failed" else completeness.missing_lines(run, plan, done, lines)

@@ -103,8 +103,9 @@ def read_run(path: Path) -> Entry:
     """
     run = Run.open(path)
     config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
-    completeness.check_whole(run, config.steps, optimizer_class(config.optimizer).replayable)
     summary = run.read_summary() if status == "finished" else {}
+    if status == "finished" and optimizer_class(config.optimizer).replayable:
+        trajectory.check_length(run.trajectory, summary.get("steps", config.steps))
     steps = [summary.get("steps", 0)]
     if status != "finished":
         steps = [completeness.recorded_steps(run), *(line["step"] for line in run.metrics())]
