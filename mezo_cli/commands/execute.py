@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,31 @@ from mezo_cli.system import import_torch
 log = logging.getLogger("mezo")
 
 
-def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def execute(
+    run: Run,
+    config: Config,
+    console: Console,
+    prepare: Callable[[], None] = lambda: None,
+    of_many: bool = False,
+) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
-    `prepare` is called first; if it raises, the run is recorded as failed.
+    Args:
+        run: the run directory.
+        config: its config.
+        console: where progress is shown.
+        prepare: called first; if it raises, the run is recorded as failed.
+        of_many: whether the run is one of a sweep or a search, which by default ends it if it has diverged. run.json
+            keeps that for when the run is resumed by itself.
     """
     with run.tracked():
         prepare()
         if run.writes and has_own_python(config):
             run.update(own_engine_python=True)  # so that `mezo resume` asks for it
+        stops = config.stop_on_divergence
+        if stops is None:
+            stops = of_many or bool(run.info().get("stop_on_divergence"))
+        run.update(stop_on_divergence=stops)
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
@@ -75,3 +91,11 @@ def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
         summary["peak_memory_bytes"] / 1e9,
     )
     log.info("evaluate again: mezo eval %s", shlex.quote(relative_path(run.path)))
+    if summary["verdict"] is not None:
+        gain = f"dev {metric} {_show(metric, first)} before training, {_show(metric, summary['dev'])} at step {best}"
+        start = "the result is that of step 0, the model before training"
+        log.info("verdict  %s: %s", summary["verdict"], gain if best else start)
+
+
+def _show(metric: str, scores: Mapping[str, Any]) -> str:
+    return f"{100 * scores[metric]:.1f}%" if metric == "accuracy" else f"{scores[metric]:.3f}"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from mezo_cli.commands.change_end import apply_new_end, with_new_end
+from mezo_cli.commands.change_end import apply_new_end, goes_on, with_new_end
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.open_run import is_shared
 from mezo_cli.commands.run_of_ranks import check_shareable, share_run
@@ -71,14 +71,14 @@ def resume_run(
     Args:
         ranks: those that share the run; None if this process is alone.
     """
-    before: list[Config] = []
+    before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run goes on though it was finished
 
     def claim() -> tuple[Run, Config] | None:
         claimed = _claim(path, overrides, from_sound_prefix, quiet)
         if claimed is None:
             return None
-        run, config, new = claimed
-        before.append(config)
+        run, config, new, longer = claimed
+        before.append((config, longer))
         return run, new
 
     shared = share_run(ranks, claim)
@@ -94,9 +94,9 @@ def resume_run(
             import_torch()
             from mezo_cli.training import recovery
 
-            recovery.cut_to_sound_prefix(before[0], run)
+            recovery.cut_to_sound_prefix(before[0][0], run)
         if run.writes:
-            apply_new_end(run, before[0], new)
+            apply_new_end(run, before[0][0], new, finished=before[0][1])
 
     with training_output(quiet) as console:
         if quiet:
@@ -106,8 +106,11 @@ def resume_run(
 
 def _claim(
     path: Path, overrides: Sequence[str], from_sound_prefix: bool, quiet: bool
-) -> tuple[Run, Config, Config] | None:
-    """Claim a run, and return it with its config as it is and with the new end; None for a finished one."""
+) -> tuple[Run, Config, Config, bool] | None:
+    """Claim a run; return it, its config as it is and with the new end, and whether it goes on though it was finished.
+
+    Returns None for a finished run that has nothing to go on with.
+    """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
     overrides, python = split_python(overrides)
@@ -116,7 +119,9 @@ def _claim(
     damage = _damage_at_end(run, config)
     if damage is not None and not from_sound_prefix:
         raise UserError(damage)
-    if run.status() == "finished" and damage is None and (new == config or run.steps_at_end(config.steps) >= new.steps):
+    finished = run.status() == "finished"
+    longer = finished and goes_on(run, config, new, overrides)
+    if finished and damage is None and not longer:
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
@@ -124,7 +129,7 @@ def _claim(
     if run.info().get("own_engine_python") and not has_own_python(started):
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
     run.claim()
-    return run, config, started
+    return run, config, started, longer
 
 
 def _damage_at_end(run: Run, config: Config) -> str | None:

@@ -310,7 +310,8 @@ class Run:
         log.addHandler(handler)
         try:
             with termination_as_keyboard_interrupt():
-                self.update(status="running", end=None, error=None, stopped=None)
+                failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
+                self.update(status="running", end=None, error=None, stopped=None, **failed)
                 yield
             self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:

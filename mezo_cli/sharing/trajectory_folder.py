@@ -51,6 +51,7 @@ RUN_FIELDS = (
     "rows",
     "probe",
     "stopped",
+    "stop_on_divergence",
 )
 
 
