@@ -15,6 +15,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration, print_line, relative_path
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
+from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.system import import_torch
 
 log = logging.getLogger("mezo")

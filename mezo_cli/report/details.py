@@ -17,6 +17,7 @@ from mezo_cli.report.rerun import Changed, changed_settings, commands
 from mezo_cli.report.series import Curve, Histogram, histogram, smoothed, thin_indices
 from mezo_cli.report.settings import is_zero_shot, method_name
 from mezo_cli.runs import completeness, trajectory
+from mezo_cli.runs.picked import MARK
 
 EXAMPLES = 10  # right and wrong test rows each
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."

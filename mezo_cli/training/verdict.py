@@ -23,7 +23,8 @@ class Divergence:
 
     - The mean of the last 10 training losses is above that of the first 10 by more than 3 max(|mean|, std, 0.1), mean
       and population std of the first 10. Of n < 20 losses it is the last and the first w = n // 2, and they must differ
-      by more than 30 / w max(|mean|, std, 1): few losses that differ much are usual with small batches.
+      by more than 30 / w max(|mean|, std, 1): few losses that differ much are usual with small batches. Once it has
+      diverged, w and that limit stay until the last losses are below it: the first ones may soon be diverged, too.
     - Every dev prediction is one label, which was not so at the first evaluation (that of step 0), and the dev loss is
       above its loss.
     """
@@ -32,6 +33,7 @@ class Divergence:
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=WINDOW)
         self._losses = 0
+        self._width, self._before, self._limit = 0, 0.0, 0.0  # of the comparison that the last loss was judged by
         self._start: Mapping[str, Any] | None = None  # the first evaluation on dev
         self._by_losses: str | None = None
         self._by_dev: str | None = None
@@ -53,16 +55,25 @@ class Divergence:
         self._last.append(loss)
         if len(self._first) < WINDOW:
             self._first.append(loss)
-        width = min(WINDOW, self._losses // 2)
+        if self._by_losses is None:
+            self._set_limit(min(WINDOW, self._losses // 2))
+        width = self._width
         if not width:
             return None
-        first = self._first[:width]
-        before, now = statistics.fmean(first), statistics.fmean(list(self._last)[-width:])
-        floor = FLOOR if width == WINDOW else EARLY_FLOOR
-        allowed = FACTOR * WINDOW / width * max(abs(before), statistics.pstdev(first), floor)
-        if now - before <= allowed:
+        now = statistics.fmean(list(self._last)[-width:])
+        if now <= self._limit:
             return None
-        return f"the last losses recorded ({width}) have a mean of {now:.4g}, the first ones {before:.4g}"
+        if width == 1:
+            return f"the loss is {now:.4g}, and the first was {self._before:.4g}"
+        return f"the mean of the last {width} losses is {now:.4g}, that of the first {width} {self._before:.4g}"
+
+    def _set_limit(self, width: int) -> None:
+        """Set how high the mean of the last `width` losses may be."""
+        first = self._first[:width] or [0.0]
+        floor = FLOOR if width == WINDOW else EARLY_FLOOR
+        self._width, self._before = width, statistics.fmean(first)
+        rise = max(abs(self._before), statistics.pstdev(first), floor)
+        self._limit = self._before + FACTOR * WINDOW / max(width, 1) * rise
 
     def _judge_dev(self, line: Mapping[str, Any]) -> str | None:
         start = self._start = self._start or line
