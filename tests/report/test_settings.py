@@ -8,7 +8,14 @@ import pytest
 from mezo_cli.config.keys import all_keys
 from mezo_cli.optim import optimizer_class
 from mezo_cli.report.read import read_runs
-from mezo_cli.report.settings import IN_OTHER_COLUMNS, WITHOUT_EFFECT, grid_settings, group_settings, method_name
+from mezo_cli.report.settings import (
+    IN_OTHER_COLUMNS,
+    LIMIT,
+    WITHOUT_EFFECT,
+    grid_settings,
+    group_settings,
+    method_name,
+)
 from tests.report.run_directories import default_config, make_config, make_run, only_group, read_groups
 
 LORA = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
@@ -25,7 +32,7 @@ def test_every_key_of_the_schema_has_exactly_one_part(tmp_path: Path) -> None:
     apart, grid = set(group_settings(entry)), set(grid_settings(entry.config))
     assert not apart & grid
     silent = set(all_keys()) - apart - grid
-    named = (*WITHOUT_EFFECT, *IN_OTHER_COLUMNS, "task.hub.")
+    named = (*WITHOUT_EFFECT, *LIMIT, *IN_OTHER_COLUMNS, "task.hub.")
     unread = {f"optimizer.{name}" for name in entry.config.optimizer.settings} - {
         f"optimizer.{setting.name}" for setting in optimizer_class(entry.config.optimizer).settings
     }
