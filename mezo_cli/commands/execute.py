@@ -75,13 +75,14 @@ def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
     own = "" if metric == "accuracy" else f"{metric:>8}  "
     width = max(len(name) for name, scores, _ in rows if scores is not None)
     log.info("%-*s  %saccuracy    loss  at step  95%% interval", width, "", own)
+    mark = f"  {MARK}" if picked_start(summary) else ""
     for name, scores, step in rows:
         if scores is not None:
             score = f"{scores[metric]:8.3f}  " if own else ""
             loss = f"{scores['loss']:6.4f}" if "loss" in scores else " " * 6
             between = untrained.interval(scores, metric)
             line = f"{name:{width}}  {score}{100 * scores['accuracy']:7.1f}%  {loss}  {step:7d}  {between}"
-            log.info("%s", line.rstrip())
+            log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
     for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
         log.info("%s", said)
     log.info(

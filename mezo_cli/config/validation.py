@@ -142,7 +142,8 @@ def check_value(key: str, value: Any, setting: Setting) -> Any:
         return {_text(key, name): _text(key, entry) for name, entry in value.items()}
     if kind is bool:
         if not isinstance(value, bool):
-            raise SettingError(key, f"{key}={_show(value)}: allowed are true, false")
+            allowed = "true, false" + ("" if kind is setting.type else ", null")
+            raise SettingError(key, f"{key}={_show(value)}: allowed are {allowed}")
         return value
     if kind is str:
         return _name(key, value, CHOICES[key].names if key in CHOICES else setting.choices)
