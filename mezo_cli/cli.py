@@ -135,8 +135,8 @@ def resume(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="When it ends: steps, patience, max_seconds, at_limit, stop_on_divergence; engine.python; of a sweep the "
-            "launcher.",
+            help="When it ends: steps, patience, max_seconds, at_limit, stop_on_divergence; "
+            "engine.python; of a sweep the launcher.",
         ),
     ] = None,
     retry_failed: RetryFailed = False,
