@@ -135,7 +135,8 @@ def resume(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="When it ends: steps, patience, max_seconds; engine.python; of a sweep the launcher.",
+            help="When it ends: steps, patience, max_seconds, at_limit, stop_on_divergence; "
+            "engine.python; of a sweep the launcher.",
         ),
     ] = None,
     retry_failed: RetryFailed = False,
@@ -372,7 +373,7 @@ def _run(run: Callable[..., Any]) -> NoReturn:
     except RunFailed as error:
         _fail(str(error), 1)
     except RunStopped as stop:
-        _fail(str(stop), 130)
+        _fail(str(stop), 130, kind="")
     except UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -442,14 +443,14 @@ def _value_after(option: str) -> str:
     return "..."
 
 
-def _fail(text: str, status: int) -> NoReturn:
+def _fail(text: str, status: int, kind: str = "error: ") -> NoReturn:
     from mezo_cli.console import print_line
 
     if is_interruption(sys.exception()):
-        text, status = "interrupted", 130
+        text, status, kind = "interrupted", 130, "error: "
     try:
         sys.stdout.flush()
-        print_line(f"error: {without_credentials(' '.join(text.split()))}", sys.stderr)
+        print_line(f"{kind}{without_credentials(' '.join(text.split()))}", sys.stderr)
     except OSError:  # the terminal is gone; the flush at exit would end with another status
         discard_output(sys.stdout)
         discard_output(sys.stderr)

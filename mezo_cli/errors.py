@@ -20,7 +20,7 @@ class RunFailed(Exception):  # noqa: N818 (it names a status of run.json)
 
 
 class RunStopped(Exception):  # noqa: N818 (it names what happened)
-    """A run that its own config stopped before the last step (`max_seconds`). It can be resumed. Exit status 130."""
+    """A run that `max_seconds` stopped early, with `at_limit=stop`. It can be resumed. Exit status 130."""
 
 
 def is_interruption(error: BaseException | None) -> bool:

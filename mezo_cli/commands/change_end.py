@@ -12,7 +12,8 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run
 from mezo_cli.runs.config_change import change_config
 
-KEYS = ("steps", "patience", "max_seconds")
+KEYS = ("steps", "patience", "max_seconds", "at_limit", "stop_on_divergence")
+WORDS = {"null": None, "true": True, "false": False}
 
 
 def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
@@ -30,7 +31,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
                 f"'{text}': a resumed run keeps its settings, except when it ends: {join(f'{k}=...' for k in KEYS)}"
                 f"{did_you_mean(key, KEYS)}"
             )
-        given[key] = None if value == "null" else value
+        given[key] = WORDS.get(value, value)
     new = build({**to_dict(config), **given})
     if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
         new = dataclasses.replace(new, log_every=config.log_interval)
@@ -44,12 +45,24 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     stopped, patience = run.info().get("stopped") or {}, config.patience
     if new != config and stopped.get("by") == "patience" and patience and new.patience and new.patience <= patience:
         raise UserError(f"{run.path} was stopped by patience={patience}: give patience=null, or a higher one")
+    if new != config and stopped.get("by") == "divergence" and new.stop_on_divergence is not False:
+        raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to go on with it")
     return new
 
 
-def apply_new_end(run: Run, config: Config, new: Config) -> None:
-    """Write the changed config into a run that this process has claimed; do nothing if it is the same."""
+def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
+    """Return whether a finished run has steps left that its new end lets it take.
+
+    One that `max_seconds` has ended goes on where a limit is given, also the same again: each process has its own.
+    """
+    limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
+    again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
+    return run.steps_at_end(config.steps) < new.steps and (new != config or again)
+
+
+def apply_new_end(run: Run, config: Config, new: Config, finished: bool) -> None:
+    """Write the changed config into a run that this process has claimed; put the summary of a finished one aside."""
     changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
-    if changed:
+    if changed or finished:
         before, after = ({key: getattr(one, key) for key in changed} for one in (config, new))
         change_config(run, to_yaml(new), before, after)

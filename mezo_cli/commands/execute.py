@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,37 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration, print_line, relative_path
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
+from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.system import import_torch
 
 log = logging.getLogger("mezo")
 
 
-def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def execute(
+    run: Run,
+    config: Config,
+    console: Console,
+    prepare: Callable[[], None] = lambda: None,
+    of_many: bool = False,
+) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
-    `prepare` is called first; if it raises, the run is recorded as failed.
+    Args:
+        run: the run directory.
+        config: its config.
+        console: where progress is shown.
+        prepare: called first; if it raises, the run is recorded as failed.
+        of_many: whether the run is one of a sweep or a search, which by default ends it if it has diverged. run.json
+            keeps that for when the run is resumed by itself.
     """
     with run.tracked():
         prepare()
         if run.writes and has_own_python(config):
             run.update(own_engine_python=True)  # so that `mezo resume` asks for it
+        stops = config.stop_on_divergence
+        if stops is None:
+            stops = of_many or bool(run.info().get("stop_on_divergence"))
+        run.update(stop_on_divergence=stops)
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
@@ -58,13 +75,14 @@ def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
     own = "" if metric == "accuracy" else f"{metric:>8}  "
     width = max(len(name) for name, scores, _ in rows if scores is not None)
     log.info("%-*s  %saccuracy    loss  at step  95%% interval", width, "", own)
+    mark = f"  {MARK}" if picked_start(summary) else ""
     for name, scores, step in rows:
         if scores is not None:
             score = f"{scores[metric]:8.3f}  " if own else ""
             loss = f"{scores['loss']:6.4f}" if "loss" in scores else " " * 6
             between = untrained.interval(scores, metric)
             line = f"{name:{width}}  {score}{100 * scores['accuracy']:7.1f}%  {loss}  {step:7d}  {between}"
-            log.info("%s", line.rstrip())
+            log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
     for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
         log.info("%s", said)
     log.info(
@@ -75,3 +93,11 @@ def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
         summary["peak_memory_bytes"] / 1e9,
     )
     log.info("evaluate again: mezo eval %s", shlex.quote(relative_path(run.path)))
+    if summary["verdict"] is not None:
+        gain = f"dev {metric} {_show(metric, first)} before training, {_show(metric, summary['dev'])} at step {best}"
+        start = "the result is that of step 0, the model before training"
+        log.info("verdict  %s: %s", summary["verdict"], gain if best else start)
+
+
+def _show(metric: str, scores: Mapping[str, Any]) -> str:
+    return f"{100 * scores[metric]:.1f}%" if metric == "accuracy" else f"{scores[metric]:.3f}"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, checkpoints
+from mezo_cli.optim import optimizer_class
+from mezo_cli.runs import Run, checkpoints, completeness
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # they import torch
@@ -92,8 +93,21 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
             "with a run directory"
         )
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
-    run = Run.open(folder)
-    return Opened(run, read_config(folder / "config.yaml"), wanted, f"{folder} {wanted}")
+    run, config = open_stored(folder)
+    return Opened(run, config, wanted, f"{folder} {wanted}")
+
+
+def open_stored(path: Path) -> tuple[Run, Config]:
+    """Open a run directory; return the run and its config.
+
+    Raises:
+        UserError: when there is no run, its config was changed, or it has finished and its summary or trajectory is
+            missing or was cut.
+    """
+    run = Run.open(path)
+    config = read_config(path / "config.yaml")
+    completeness.check_whole(run, config.steps, optimizer_class(config.optimizer).replayable)
+    return run, config
 
 
 def is_shared(path: Path) -> bool:

@@ -18,7 +18,8 @@ from mezo_cli.data import texts
 from mezo_cli.distributed.join import joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.report.render import check_output
-from mezo_cli.runs.files import write_atomically, write_error
+from mezo_cli.runs.files import write_error
+from mezo_cli.runs.output import write_file
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
@@ -85,7 +86,7 @@ def predict(
     _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:
         try:
-            write_atomically(out, _FORMATS[out.suffix](found, task))
+            write_file(out, _FORMATS[out.suffix](found, task))
         except OSError as error:
             raise write_error(out, error) from error
     if as_json:

@@ -3,12 +3,12 @@
 import gc
 from pathlib import Path
 
-from mezo_cli.config.stored import read_config
+from mezo_cli.commands.open_run import open_stored
+from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints, find_runs
-from mezo_cli.runs.run_json import utc_now
 from mezo_cli.system import import_torch
 
 
@@ -30,7 +30,7 @@ def prune(folder: Path) -> None:
     freed, failed = 0, []
     for run in runs:
         try:
-            size = _prune(Run.open(run.path))
+            size = _prune(*open_stored(run.path))
         except UserError as error:
             if single:
                 raise
@@ -45,23 +45,24 @@ def prune(folder: Path) -> None:
         raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")
 
 
-def _prune(run: Run) -> int:
+def _prune(run: Run, config: Config) -> int:
     """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
-    config, status = read_config(run.path / "config.yaml"), run.status()
+    status = run.status()
     if not optimizer_class(config.optimizer).replayable:
         raise NothingToPruneError(
             f"{run.path}: optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
         )
     if status != "finished":
         raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
-    steps = {name: step for name in checkpoints.NAMES if (step := run.checkpoint_step(name)) is not None}
-    if not steps:
+    steps = _stored_steps(run)
+    if not steps and not checkpoints.is_set_aside(run.checkpoints):
         raise NothingToPruneError(f"{run.path} has no full checkpoints")
     import_torch()
     from mezo_cli import models
     from mezo_cli.training import restore
 
     with run.locked(), console_logging(make_console()):
+        steps = _stored_steps(run)  # the lock restores what a prune left that was killed, or removes the rest of it
         stored = {}
         for name in steps:
             stored[name] = models.fingerprint(restore.load_verified(config, run, name).loaded.model)
@@ -74,6 +75,8 @@ def _prune(run: Run) -> int:
                         f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
                         "nothing was removed"
                     )
-        size = checkpoints.remove_all(run.checkpoints)
-        run.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": steps})
-    return size
+        return run.remove_checkpoints(steps)
+
+
+def _stored_steps(run: Run) -> dict[str, int]:
+    return {name: step for name in checkpoints.NAMES if (step := run.checkpoint_step(name)) is not None}

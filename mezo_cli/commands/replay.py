@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import is_shared, open_run
-from mezo_cli.config.stored import read_config
+from mezo_cli.commands.open_run import is_shared, open_run, open_stored
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.runs import Run
-from mezo_cli.runs.files import check_new_folder, write_folder
+from mezo_cli.runs.output import check_new_folder, write_folder
 from mezo_cli.system import import_torch
 
 
@@ -28,7 +26,7 @@ def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
         if is_shared(path) or base is not None:
             session = open_run(path, str(step), base).load()
         else:
-            run = Run.open(path)
-            session = restore.replay_from_base(read_config(path / "config.yaml"), run, step)
+            run, config = open_stored(path)
+            session = restore.replay_from_base(config, run, step)
     write_folder(out, lambda folder: models.save(session.loaded, folder))
     print_line(f"step {step} of {path} written to {out}")

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from mezo_cli.commands.change_end import apply_new_end, with_new_end
+from mezo_cli.commands.change_end import apply_new_end, goes_on, with_new_end
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.open_run import is_shared
 from mezo_cli.commands.run_of_ranks import check_shareable, share_run
@@ -16,6 +16,7 @@ from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, completeness, sweep_record
 from mezo_cli.system import import_torch
 
@@ -70,14 +71,14 @@ def resume_run(
     Args:
         ranks: those that share the run; None if this process is alone.
     """
-    before: list[Config] = []
+    before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run goes on though it was finished
 
     def claim() -> tuple[Run, Config] | None:
         claimed = _claim(path, overrides, from_sound_prefix, quiet)
         if claimed is None:
             return None
-        run, config, new = claimed
-        before.append(config)
+        run, config, new, longer = claimed
+        before.append((config, longer))
         return run, new
 
     shared = share_run(ranks, claim)
@@ -93,9 +94,9 @@ def resume_run(
             import_torch()
             from mezo_cli.training import recovery
 
-            recovery.cut_to_sound_prefix(before[0], run)
+            recovery.cut_to_sound_prefix(before[0][0], run)
         if run.writes:
-            apply_new_end(run, before[0], new)
+            apply_new_end(run, before[0][0], new, finished=before[0][1])
 
     with training_output(quiet) as console:
         if quiet:
@@ -105,31 +106,42 @@ def resume_run(
 
 def _claim(
     path: Path, overrides: Sequence[str], from_sound_prefix: bool, quiet: bool
-) -> tuple[Run, Config, Config] | None:
-    """Claim a run, and return it with its config as it is and with the new end; None for a finished one."""
+) -> tuple[Run, Config, Config, bool] | None:
+    """Claim a run; return it, its config as it is and with the new end, and whether it goes on though it was finished.
+
+    Returns None for a finished run that has nothing to go on with.
+    """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
     overrides, python = split_python(overrides)
     new = with_new_end(run, config, overrides)
     started = with_python(new, python)
-    if run.status() == "finished" and (new == config or run.steps_at_end(config.steps) >= new.steps):
+    damage = _damage_at_end(run, config)
+    if damage is not None and not from_sound_prefix:
+        raise UserError(damage)
+    finished = run.status() == "finished"
+    longer = finished and goes_on(run, config, new, overrides)
+    if finished and damage is None and not longer:
         stopped = run.info().get("stopped")
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     if run.info().get("own_engine_python") and not has_own_python(started):
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
-    if not from_sound_prefix:
-        _check_end(run)
     run.claim()
-    return run, config, started
+    return run, config, started, longer
 
 
-def _check_end(run: Run) -> None:
-    """Refuse to give a finished run more steps when its trajectory has lost the last ones; nothing is changed then."""
-    if run.status() != "finished" or not run.trajectory.exists() or not run.trajectory.stat().st_size:
-        return
+def _damage_at_end(run: Run, config: Config) -> str | None:
+    """Return what a finished run has lost of its summary or trajectory; None if it has all, or has not finished."""
+    if run.status() != "finished":
+        return None
+    is_replayable = optimizer_class(config.optimizer).replayable
     try:
-        completeness.read_trajectory(run, log.warning)
+        completeness.check_whole(run, config.steps, is_replayable)
+        if is_replayable:
+            completeness.read_trajectory(run, log.warning)
     except UserError as error:
-        raise UserError(f"{error}; --from-sound-prefix goes back to the last sound step") from error
+        has_rest = is_replayable and run.trajectory.is_file() and run.trajectory.stat().st_size
+        return f"{error}{'; --from-sound-prefix goes back to the last sound step' if has_rest else ''}"
+    return None

@@ -16,8 +16,10 @@ from mezo_cli.config.schema import log_interval
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
-from mezo_cli.runs import Run, completeness, find_runs
+from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.runs import Run, completeness, find_runs, trajectory
 from mezo_cli.runs.completeness import Plan
+from mezo_cli.runs.picked import MARK, NOTE, picked_start
 
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
 NUMBERS = ("seed", "step", "dev", "test")
@@ -112,20 +114,20 @@ def _read(run: Run, folder: Path) -> Listed:
         info, text = run.read()
         settings = read_settings(text)
         status = run.status(info)
-        step, scores, problem = _progress(run, info, settings, status)
+        step, scores, problem, summary = _progress(run, info, settings, status)
     except UserError as error:
         problem = one_line(error)
         damaged = {"run": str(run.path), "status": "damaged", "problem": problem}
         return Listed(name, settings, {"run": name, "status": "damaged"}, damaged, problem)
-    cells, record = _describe(name, settings, status, step, scores)
+    cells, record = _describe(name, settings, status, step, scores, summary)
     more = {"run": str(run.path), "start": info.get("start"), "end": info.get("end"), "problem": problem}
     return Listed(name, settings, cells, {**record, **more}, problem)
 
 
 def _progress(
     run: Run, info: Mapping[str, Any], settings: Mapping[str, Any], status: str
-) -> tuple[int, dict[str, float | None], str | None]:
-    """Return the steps done, `dev` and `test` in the task's metric, and why the run failed or what it lacks.
+) -> tuple[int, dict[str, float | None], str | None, dict[str, Any]]:
+    """Return the steps done, `dev` and `test` in the task's metric, why the run failed or what it lacks, the summary.
 
     The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
     is the best so far.
@@ -138,15 +140,26 @@ def _progress(
     plan = Plan(steps, log_interval(steps, setting(settings, "log_every")), eval_every)
     if status == "finished":
         summary = run.read_summary()
+        steps = summary.get("steps", plan.steps)  # it may have ended before the last one
+        if _is_replayable(str(setting(settings, "optimizer.name"))):
+            trajectory.check_length(run.trajectory, steps)
         completeness.check_finished(run, plan, summary)
         scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
-        return summary.get("steps", plan.steps), scores, None  # patience may have stopped it before
+        return steps, scores, None, summary
     done = completeness.recorded_steps(run)  # before the lines are read
     lines = run.evaluation_metrics()
     problem = f"{info.get('error')}" if status == "failed" else completeness.missing_lines(run, plan, done, lines)
     dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
     step = max((line["step"] for line in lines), default=0)
-    return max(step, done), {"dev": max(dev, default=None), "test": None}, problem
+    return max(step, done), {"dev": max(dev, default=None), "test": None}, problem, {"verdict": info.get("verdict")}
+
+
+def _is_replayable(optimizer: str) -> bool:
+    """Whether an optimizer writes a trajectory; False for one of a package that is not installed here."""
+    try:
+        return bool(OPTIMIZERS.load(optimizer).replayable)
+    except UserError:
+        return False
 
 
 def _score(run: Run, scores: Any, metric: str) -> float | None:
@@ -159,13 +172,19 @@ def _score(run: Run, scores: Any, metric: str) -> float | None:
 
 
 def _describe(
-    name: str, settings: Mapping[str, Any], status: str, step: int, scores: Mapping[str, float | None]
+    name: str,
+    settings: Mapping[str, Any],
+    status: str,
+    step: int,
+    scores: Mapping[str, float | None],
+    summary: Mapping[str, Any],
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the cells of a run and its record."""
     keys = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "task.metric")
     task, objective, loss, optimizer, peft, model, metric = (str(setting(settings, key)) for key in keys)
     seed, steps = setting(settings, "seed"), setting(settings, "steps")
-    percent = {split: "-" if value is None else f"{100 * value:.1f}" for split, value in scores.items()}
+    mark = f" {MARK}" if picked_start(summary) else ""
+    percent = {split: "-" if value is None else f"{100 * value:.1f}{mark}" for split, value in scores.items()}
     cells = {
         "run": name,
         "status": status,
@@ -180,7 +199,7 @@ def _describe(
     }
     record = {"run": name, "status": status, "task": task, "objective": objective, "loss": loss}
     record |= {"optimizer": optimizer, "peft": peft, "model": model, "metric": metric}
-    return cells, {**record, "seed": seed, "step": step, "steps": steps, **scores}
+    return cells, {**record, "seed": seed, "step": step, "steps": steps, **scores, "verdict": summary.get("verdict")}
 
 
 # --- the table ---
@@ -200,6 +219,10 @@ def _show(listed: Sequence[Listed]) -> None:
     for run in listed:
         if run.problem is not None:
             print_line(f"{run.name}: {' '.join(run.problem.split())}")
+        elif run.record.get("verdict") == "diverged":
+            print_line(f"{run.name}: it diverged")
+    if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
+        print_line(NOTE)
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:

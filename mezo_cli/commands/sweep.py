@@ -194,7 +194,7 @@ def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Conso
         config = compose.config_of(node)
         run = _open_or_create(path, config, record)
         if run is not None:
-            execute(run, read_config(path / "config.yaml"), console, check_going_on)
+            execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
         return (
             float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
         )

@@ -27,6 +27,7 @@ from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import UserError, one_line
 from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
     plan = plan_sweep(overrides, config_dir)
     if plan.jobs is None or len(plan.jobs) > 1:
         raise UserError("the experiment is a grid of several jobs: mezo tune takes one value per key")
-    if plan.jobs[0].config.max_seconds is not None:
-        raise UserError("max_seconds: a training that it stops has no result; leave it out of mezo tune")
-    return plan.jobs[0].config, plan
+    base = plan.jobs[0].config
+    if base.max_seconds is not None and base.at_limit == "stop":
+        raise UserError("max_seconds: a training that it stops has no result; give at_limit=finish")
+    return base, plan
 
 
 def _compose_trial(overrides: Sequence[str], config_dir: str | None, values: Sequence[str]) -> Config:
@@ -166,6 +168,7 @@ def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = folder / STUDY
+    check_no_link(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
@@ -230,7 +233,7 @@ def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number:
         if status == "interrupted":
             run.claim()
         if status in ("missing", "interrupted"):
-            execute(run, config, console)
+            execute(run, config, console, of_many=True)
         value = _result(Run(path), config, record.tune["goal"])
     except Exception as error:
         log.error("trial %d failed: %s", number + 1, one_line(error))

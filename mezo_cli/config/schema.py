@@ -372,8 +372,12 @@ class Config(Settings):
             with the untrained model's (docs/compare.md).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
-        max_seconds: seconds of training after which a process stops, resumable; null: no limit.
+        max_seconds: seconds from a process's second step on after which it stops (the first compiles); null: no limit.
+        at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
+            tests it at its best step and ends it.
         patience: evaluations without a better dev score after which the run ends; null: any number.
+        stop_on_divergence: end a run that has diverged (docs/reliability.md), and test it at its best step; null: true
+            in a sweep and in `mezo tune`, else false.
     """
 
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -398,7 +402,9 @@ class Config(Settings):
     checkpoint: Literal["full", "trajectory"] = "full"
     checkpoint_every: NotNegative = 0
     max_seconds: Annotated[Number, Field(gt=0.0)] | None = None
+    at_limit: Literal["stop", "finish"] = "stop"
     patience: Positive | None = None
+    stop_on_divergence: Flag | None = None
 
     @property
     def data_seed(self) -> int:

@@ -178,6 +178,8 @@ def _reason(node: Any, kind: str, value: Any, key: str, context: Mapping[str, An
         if isinstance(value, bool):
             return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
         return f"={show(value)}: not one of {join(takes.choices)}{did_you_mean(str(value), takes.choices)}"
+    if takes.kind is bool:
+        return f"={show(value)}: allowed are true, false{', null' if takes.optional else ''}"
     if takes.kind is list:
         return f"={show(value)}: expected a list, e.g. {key}=[one,two]"
     if takes.kind is dict:

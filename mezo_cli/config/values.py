@@ -62,7 +62,7 @@ def _number(value: Any) -> Any:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise PydanticCustomError(SHOWN, "{why}", {"why": f"={show(value)}: allowed are true, false"})
+        raise PydanticCustomError("flag", "neither true nor false")
     return value
 
 

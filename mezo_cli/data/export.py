@@ -1,9 +1,7 @@
 """Write splits as files. Few-shot splits are the reference's files byte for byte."""
 
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from mezo_cli.config.schema import DataConfig, TaskConfig
@@ -11,6 +9,7 @@ from mezo_cli.data import folder
 from mezo_cli.data.fewshot import limit, reference_test
 from mezo_cli.data.splits import Subset, select_rows
 from mezo_cli.errors import UserError, join
+from mezo_cli.runs import output
 from mezo_cli.runs.files import write_error
 
 log = logging.getLogger(__name__)
@@ -51,24 +50,21 @@ def _content(subset: Subset) -> bytes:
 
 def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:
     _check_output(out, contents)
-    paths = [out / name for name in contents]
-    temporary = [out / f".{name}.{os.getpid()}.tmp" for name in contents]
-    is_new = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path, content in zip(temporary, contents.values(), strict=True):
-            path.write_bytes(content)
-        for source, path in zip(temporary, paths, strict=True):
-            source.replace(path)
-    except OSError as error:
-        raise write_error(f"--export {out}", error) from None
-    finally:
-        for path in temporary:
-            with suppress(OSError):  # not there, or below something that is no folder
-                path.unlink()
-        if is_new and out.is_dir() and not any(out.iterdir()):
-            out.rmdir()
-    return paths
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            output.add_files(out, contents)
+        except FileExistsError as error:  # since it was checked: another process writes there
+            raise UserError(f"--export {out}: {error.filename2} already exists with other content") from error
+        except OSError as error:
+            raise write_error(f"--export {out}", error) from None
+    else:
+        output.write_folder(out, lambda folder: _write_files(folder, contents), "--export")
+    return [out / name for name in contents]
+
+
+def _write_files(folder: Path, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
 
 
 def _check_output(out: Path, contents: dict[str, bytes]) -> None:

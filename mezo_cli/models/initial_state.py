@@ -93,6 +93,8 @@ def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
     """Return the tensors of the file, and the row numbers of those that are only rows."""
+    if not path.is_file():  # a pipe: opening it would wait
+        raise UserError(f"{path} is damaged: it is not a regular file")
     try:
         with safetensors.safe_open(path, "pt") as file:
             rows = json.loads((file.metadata() or {}).get("rows", "{}"))

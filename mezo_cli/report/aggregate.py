@@ -57,6 +57,11 @@ class Pick:
         found = self._scores("test")
         return statistics.fmean(scores.score for scores in found) if len(found) == len(self.entries) else None
 
+    @property
+    def picked_start(self) -> bool:
+        """Whether the result of one of its runs is that of step 0, the model before training."""
+        return any(entry.picked_start for entry in self.entries)
+
     def _scores(self, split: str) -> list[Scores]:
         return [scores for entry in self.entries if (scores := getattr(entry, split)) is not None]
 
@@ -121,6 +126,16 @@ class Group:
     def std(self) -> float | None:
         """The population std (ddof 0) of the test score over the data seeds; None for fewer than two."""
         return statistics.pstdev(self.tests.values()) if len(self.tests) > 1 else None
+
+    @property
+    def at_start(self) -> list[int]:
+        """The data seeds for which step 0 was picked, the model before training."""
+        return sorted(seed for seed, pick in self.picks.items() if pick.picked_start)
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """What came of the training -> how many of its runs it came to, of those that say it."""
+        return dict(Counter(entry.verdict for entry in self.entries if entry.verdict is not None))
 
     @property
     def missing(self) -> list[int]:

@@ -18,6 +18,7 @@ from mezo_cli.report.rerun import Changed, changed_settings, commands
 from mezo_cli.report.series import Curve, Histogram, histogram, smoothed, thin_indices
 from mezo_cli.report.settings import is_zero_shot, method_name
 from mezo_cli.runs import completeness, trajectory
+from mezo_cli.runs.picked import MARK
 
 EXAMPLES = 10  # right and wrong test rows each
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
@@ -208,15 +209,16 @@ class RunDetails:
         last = {line["split"]: line for line in self._evaluations}
         start = "dev after the linear probe" if self.config.init == "linear_probe" else "dev before training"
         found = [self._result(start, lines[0])]
+        mark = f" {MARK}" if self.entry.picked_start else ""
         if len(lines) > 1:
-            best = "dev best" if self.entry.finished else "dev best so far"
+            best = f"dev best{mark}" if self.entry.finished else "dev best so far"
             found.append(self._result(best, lines[self.dev.best], "dev"))
         if "test_before" in last:
             found.append(self._result("test before training", last["test_before"], "test_before"))
         for one in untrained.baselines(self.entry.summary):
             score, accuracy = float(one.scores[self.metric]), float(one.scores["accuracy"])
             found.append(Result(one.name, score, accuracy, None, 0, untrained.interval(one.scores, self.metric)))
-        return found + ([self._result("test at best", last["test"], "test")] if "test" in last else [])
+        return found + ([self._result(f"test at best{mark}", last["test"], "test")] if "test" in last else [])
 
     def _result(self, name: str, line: Mapping[str, Any], key: str = "") -> Result:
         """Return an evaluation as a line of the result, with the interval that summary.json has under a key."""

@@ -21,6 +21,7 @@ from mezo_cli.report.render import Comparison, Table
 from mezo_cli.report.settings import format_value
 from mezo_cli.report.svg import COLOURS, SERIES
 from mezo_cli.report.views import PROTOCOL, group_view
+from mezo_cli.runs.picked import MARK, NOTE
 from mezo_cli.runs.run_json import utc_now
 from mezo_cli.system import package_version
 
@@ -153,8 +154,9 @@ def summary_line(run: RunDetails) -> str:
     if not run.entry.finished:
         return run.entry.trouble()
     dev, test = run.dev, run.entry.test
-    parts = [f"dev {100 * dev.scores[dev.best]:.1f}"] if dev else []
-    parts += [f"test {100 * test.score:.1f}"] if test else []
+    mark = f" {MARK}" if run.entry.picked_start else ""
+    parts = [f"dev {100 * dev.scores[dev.best]:.1f}{mark}"] if dev else []
+    parts += [f"test {100 * test.score:.1f}{mark}"] if test else []
     parts += [f"lr {run.config.optimizer.lr:g}"] if run.config.steps else []
     return ", ".join([*parts, f"seed {run.config.seed}"])
 
@@ -169,6 +171,10 @@ def run_warnings(run: RunDetails) -> list[str]:
     if run.entry.status == "interrupted":
         found.append(f"The run was {run.entry.trouble()}. It can be resumed.")
     found += [f"{text[0].upper()}{text[1:]}." for text in run.damage]
+    if run.entry.verdict == "diverged":
+        found.append("The run diverged: its training loss rose far above the first, or every dev row got one label.")
+    if run.entry.picked_start:
+        found.append(f"{NOTE}.")
     if run.one_label is not None:
         label, share = run.one_label
         found.append(f"The last evaluation predicts {label} for {100 * share:.0f}% of the dev rows.")

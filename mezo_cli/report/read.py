@@ -12,6 +12,7 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, one_line
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, completeness, find_runs, trajectory
+from mezo_cli.runs.picked import picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 ONE_LABEL = 0.95  # share of rows from which on a run counts as predicting one label only
@@ -64,6 +65,16 @@ class Entry:
         match = few_shot_folder(self.config)
         return self.config.data_seed if match is None else int(match[2])
 
+    @property
+    def verdict(self) -> str | None:
+        """What came of the training: improved, not_improved or diverged; None where summary.json does not say it."""
+        return self.summary.get("verdict")
+
+    @property
+    def picked_start(self) -> bool:
+        """Whether the result is that of step 0, the model before training, although steps were taken."""
+        return picked_start(self.summary)
+
     def trouble(self) -> str:
         """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""
         if self.status == "failed":
@@ -102,6 +113,8 @@ def read_run(path: Path) -> Entry:
     run = Run.open(path)
     config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
     summary = run.read_summary() if status == "finished" else {}
+    if status == "finished" and optimizer_class(config.optimizer).replayable:
+        trajectory.check_length(run.trajectory, summary.get("steps", config.steps))
     steps = [summary.get("steps", 0)]
     if status != "finished":
         steps = [completeness.recorded_steps(run), *(line["step"] for line in run.metrics())]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mezo_cli.console import TextTable, plain_text, printable
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import files
+from mezo_cli.runs import files, output
 
 SHORT = 14  # a column of texts up to this width is never folded
 
@@ -106,7 +106,7 @@ def write_output(path: Path, content: str | bytes, option: str = "--out") -> Non
         UserError: when the file cannot be written.
     """
     try:
-        files.write_atomically(path, content)
+        output.write_file(path, content)
     except OSError as error:
         raise files.write_error(f"{option} {path}", error) from error
 

@@ -33,9 +33,10 @@ WITHOUT_EFFECT = (
     "eval_batch_size",
     "checkpoint",
     "checkpoint_every",
-    "max_seconds",
+    "stop_on_divergence",
     "model.device",
 )
+LIMIT = ("max_seconds", "at_limit")  # without effect too, unless the run ends at the limit
 # Shown by other columns: the model's path says more than its name; shots and seed may be the name of a folder.
 IN_OTHER_COLUMNS = ("model.name", "seed", "data.seed", "data.shots")
 OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without effect on a run of no steps
@@ -89,7 +90,8 @@ def grid_settings(config: Config) -> dict[str, Any]:
 def group_settings(entry: Entry) -> dict[str, Any]:
     """Return the settings that all runs of a group share: those that are not of the grid and have an effect."""
     config = entry.config
-    excluded = (*WITHOUT_EFFECT, *IN_OTHER_COLUMNS, *GRID, *_unused(config))
+    limit = LIMIT if config.at_limit == "stop" else ()
+    excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *_unused(config))
     kept = {key: value for key, value in flatten(config).items() if not _matches(key, excluded)}
     for source in ("hub", "files"):
         if config.data.name != source:

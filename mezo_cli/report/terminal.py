@@ -178,6 +178,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         "run": run.name,
         "status": entry.status,
         "error": entry.error,
+        "verdict": entry.verdict,
         "sentence": run.sentence(),
         "warnings": run_warnings(run),
         "prompt": run.prompt,

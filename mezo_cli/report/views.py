@@ -21,6 +21,7 @@ from mezo_cli.report.settings import (
     method_name,
     objective_order,
 )
+from mezo_cli.runs.picked import MARK, NOTE
 
 GROUP_COLUMNS = ("task", "shots", "method", "steps", "seeds", "dev", "test", "paper", "diff")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
@@ -71,18 +72,24 @@ def _group_row(group: Group) -> list[str]:
     difference = ""
     if group.difference is not None:
         difference = f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
-    scores = [format_percent(group.dev), format_percent(group.mean, group.std)]
+    scores = [_marked(group, group.dev), _marked(group, group.mean, group.std)]
     return [
         *(task, _shots_cell(group), group.label, str(group.steps), _seeds_cell(group)),
         *(*scores, str(group.paper_number or ""), difference),
     ]
 
 
+def _marked(of: Group | Pick | Entry, value: float | None, std: float | None = None) -> str:
+    """Return a score, with a mark if it is that of the model before training."""
+    marked = value is not None and (of.at_start if isinstance(of, Group) else of.picked_start)
+    return format_percent(value, std) + (f" {MARK}" if marked else "")
+
+
 def _pick_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         for seed, pick in sorted(group.picks.items()):
-            scores = [format_percent(pick.dev), format_percent(pick.test)]
+            scores = [_marked(pick, pick.dev), _marked(pick, pick.test)]
             point = format_point(pick.point, group.grid)
             rows.append([group.task, _shots_cell(group), group.label, point, str(seed), *scores])
     return Table("picked per data seed", ("task", "shots", "method", "picked", "seed", "dev", "test"), rows, left=4)
@@ -100,7 +107,12 @@ def _seeds_cell(group: Group) -> str:
 def _group_notes(groups: Sequence[Group]) -> list[str]:
     """Return notes on what is missing, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {trouble}" for group in groups for trouble in group.troubles]
+    notes += [NOTE] if any(group.at_start for group in groups) else []
     for group in groups:
+        if 0 < len(group.at_start) < len(group.picks):
+            notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
+        if group.verdicts.get("diverged"):
+            notes.append(f"{group.title}: {group.verdicts['diverged']} of {len(group.entries)} runs diverged")
         other = unlike_paper(group) if group.difference is not None else []
         if other:
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
@@ -131,6 +143,8 @@ def _group_record(group: Group) -> dict[str, Any]:
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
         "seeds": " ".join(map(str, sorted(group.picks))),
         "missing": " ".join(map(str, group.missing)),
+        "step_0_picked": " ".join(map(str, group.at_start)),
+        "verdicts": " ".join(f"{verdict}:{count}" for verdict, count in group.verdicts.items()),
         "troubles": "; ".join(group.troubles),
     }
 
@@ -139,12 +153,15 @@ def _group_details(group: Group) -> dict[str, Any]:
     """Return a group with its seeds and settings."""
     picks = {str(seed): _pick_details(pick) for seed, pick in sorted(group.picks.items())}
     lists = {"missing": group.missing, "troubles": group.troubles}
+    lists |= {"step_0_picked": group.at_start, "verdicts": group.verdicts}
     return {**_group_record(group), **lists, "seeds": picks, "settings": dict(group.settings)}
 
 
 def _pick_details(pick: Pick) -> dict[str, Any]:
     runs = [entry.location for entry in pick.entries]
-    return {"dev": _percent(pick.dev), "test": _percent(pick.test), "picked": dict(pick.point), "runs": runs}
+    verdicts = [entry.verdict for entry in pick.entries]
+    scores = {"dev": _percent(pick.dev), "test": _percent(pick.test), "verdicts": verdicts}
+    return {**scores, "picked": dict(pick.point), "runs": runs}
 
 
 # --- the paper's table ---
@@ -205,7 +222,7 @@ def _own_lines(groups: Sequence[Group], tasks: Sequence[str], name: Callable[[Gr
 def _result_cell(group: Group | None) -> str:
     if group is None:
         return "-"
-    return format_percent(group.mean, group.std) + (f" {_seeds_cell(group)}" if group.missing else "")
+    return _marked(group, group.mean, group.std) + (f" {_seeds_cell(group)}" if group.missing else "")
 
 
 def _variant_name(group: Group) -> str:
@@ -338,11 +355,13 @@ def _run_column(run: Statistics, runs: Sequence[Statistics]) -> dict[str, str]:
     cells |= {"steps": str(entry.steps_done), "lr": format_value(config.optimizer.lr)}
     cells |= {key.split(".", 1)[-1]: format_value(flatten(config).get(key)) for key in _varying_settings(runs)}
     cells |= _gradient_cells(run) | _loss_cells(run)
+    if any(other.entry.verdict for other in runs):
+        cells["verdict"] = entry.verdict or "-"
     for split in ("train", "dev", "test"):
         scores: Scores | None = getattr(entry, split)
-        cells[f"{split} accuracy"] = format_percent(None if scores is None else scores.accuracy)
+        cells[f"{split} accuracy"] = _marked(entry, None if scores is None else scores.accuracy)
         if config.task.metric != "accuracy":
-            cells[f"{split} {config.task.metric}"] = format_percent(None if scores is None else scores.score)
+            cells[f"{split} {config.task.metric}"] = _marked(entry, None if scores is None else scores.score)
     rows = sum(run.predicted.values())
     cells["predictions on"] = run.predicted_split
     cells |= {f"predicted {label}": f"{n / rows:.1%}" for label, n in run.predicted.items()}
@@ -410,7 +429,7 @@ def _hidden_notes(sets: Mapping[Common, Sequence[Statistics]], shown: Mapping[Co
 def _run_notes(common: Common, runs: Sequence[Statistics], several: bool) -> list[str]:
     """Return notes on runs that predict one label only, have mostly zero gradients, or did not finish."""
     prefix = f"{common.task}, seed {common.seed}, data {common.short_fingerprint}: " if several else ""
-    notes = []
+    notes = [NOTE] if any(run.entry.picked_start for run in runs) else []
     for run in runs:
         config = run.entry.config
         name = f"{prefix}{config.objective.name} {config.objective.loss}, lr={format_value(config.optimizer.lr)}"
@@ -503,6 +522,7 @@ def _run_record(run: Statistics) -> dict[str, Any]:
         **{key.removeprefix("optimizer."): value for key, value in grid_settings(config).items()},
         "steps": entry.steps_done,
         "status": entry.status,
+        "verdict": entry.verdict,
         **run.projected_grad,
         "loss_first": first,
         "loss_last": last,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.files import file_sha256, read_json, sync, write_atomically, write_error, write_new_folder
+from mezo_cli.runs.files import file_sha256, read_json, remove, sync, write_atomically, write_error, write_new_folder
 
 NAMES = ("best", "last")
 CHECKSUMS = "mezo.json"  # {"step": ..., "sha256": {file name: checksum}}
@@ -37,7 +37,7 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
             folder.mkdir()
             sync(folder.parent)
         write_new_folder(new, write_with_checksums)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
         if final.exists():
             os.rename(final, old)
         os.rename(new, final)
@@ -77,23 +77,44 @@ def repair_interrupted_swap(folder: Path) -> None:
 
     Must not be called while the run is running.
     """
-    for old in folder.glob(".*.old"):
-        final = folder / old.name[1:-4]
+    for name in NAMES if not folder.is_symlink() else ():
+        old, final = folder / f".{name}.old", folder / name
+        if not old.is_dir() or old.is_symlink():
+            continue
         with contextlib.suppress(OSError):  # another process did it first, or the run is read-only
             shutil.rmtree(old, ignore_errors=True) if final.exists() else os.rename(old, final)
 
 
-def remove_all(folder: Path) -> int:
-    """Remove the folder of the checkpoints; return the bytes that this frees.
+def set_aside(folder: Path) -> int:
+    """Rename the folder of the checkpoints to remove it; return its bytes. `remove_leftovers` undoes or completes that.
 
-    It is renamed first, so that a crash leaves no checkpoint without some of its files.
+    So a crash leaves no checkpoint without some of its files.
     """
-    removed = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(removed, ignore_errors=True)  # of an attempt that was interrupted
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    os.rename(folder, removed)
-    shutil.rmtree(removed)
+    os.rename(folder, _aside(folder))
+    sync(folder.parent)
     return size
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Whether a removal of the checkpoints was begun and not completed."""
+    return _aside(folder).is_dir()
+
+
+def remove_leftovers(folder: Path, is_pruned: bool) -> None:
+    """Remove what processes that were killed left; `is_pruned`: run.json says that the checkpoints are removed."""
+    if not is_pruned and is_set_aside(folder) and not folder.exists():
+        os.rename(_aside(folder), folder)
+    remove(_aside(folder))
+    repair_interrupted_swap(folder)
+    for name in NAMES:
+        remove(folder / f".{name}.new")
+        if (folder / name).exists():
+            remove(folder / f".{name}.old")
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.removed")
 
 
 def find_run(checkpoint: Path) -> Path | None:

@@ -23,6 +23,26 @@ class Plan:
     eval_every: int
 
 
+def check_whole(run: Run, steps: int, is_replayable: bool) -> None:
+    """Check that a finished run has its summary, and a trajectory of all its steps; it is quick.
+
+    Of the trajectory only header and size are looked at. Any other run passes.
+
+    Args:
+        run: the run.
+        steps: of its config.
+        is_replayable: whether its optimizer writes a trajectory.
+
+    Raises:
+        UserError: when one of the files is missing, empty, cut, or not what its checksum says.
+    """
+    if run.status() != "finished":
+        return
+    steps = int(run.read_summary().get("steps", run.steps_at_end(steps)))
+    if is_replayable:
+        trajectory.check_length(run.trajectory, steps)
+
+
 def check_finished(run: Run, plan: Plan, summary: dict[str, Any]) -> None:
     """Check that metrics.jsonl of a finished run ends with its last evaluation. Only its end is read.
 

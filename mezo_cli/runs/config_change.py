@@ -11,7 +11,7 @@ from typing import Any
 
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.completeness import read_trajectory
-from mezo_cli.runs.files import sync, write_atomically
+from mezo_cli.runs.files import TEMPORARY, create, sync, write_atomically
 from mezo_cli.runs.run import Run
 from mezo_cli.runs.run_json import utc_now
 
@@ -30,12 +30,7 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
         before, after: the old and new values of the settings that change.
     """
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
-    summary = run.path / "summary.json"
-    if summary.exists():
-        steps, predictions = run.read_summary()["steps"], run.path / "predictions.jsonl"
-        if predictions.exists():  # first: after a crash between the two, the summary says that both are to be renamed
-            os.replace(predictions, run.path / f"predictions-{steps}.jsonl")
-        os.replace(summary, run.path / f"summary-{steps}.json")
+    run.set_results_aside()
     if "steps" in after and run.trajectory.exists() and run.trajectory.stat().st_size:
         _rewrite_header(run, int(after["steps"]))
     # `Run.open` takes the checksum of the last change, too: config.yaml and run.json cannot be replaced at once.
@@ -48,8 +43,8 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
 def _rewrite_header(run: Run, steps: int) -> None:
     past = read_trajectory(run, log.warning)
     header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
-    temporary = run.trajectory.with_name(f".{run.trajectory.name}.tmp")
-    with open(temporary, "wb") as file:
+    temporary = run.trajectory.with_name(TEMPORARY.format(run.trajectory.name))
+    with create(temporary) as file:
         writer = trajectory.Writer(file, header)
         for step, grads, lr in past.records(0, len(past)):
             writer.append(step, grads, lr)

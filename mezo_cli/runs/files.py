@@ -1,27 +1,100 @@
-"""Write files and folders whole or not at all, so that they survive a power cut; read JSON, naming the file in errors.
+"""Open, write and read the files of a run directory: whole or not at all, through no link, and safe from a power cut.
 
-A file's bytes are safe after its fsync, its name after the fsync of its folder.
+A file's bytes are safe after its fsync, its name after the fsync of its folder. Temporary names in a run directory are
+fixed: only the process that holds its lock writes there. What an option names (`--out`) is written by output.py.
 """
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 from mezo_cli.errors import FULL, RunFailed, UserError
+
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+TEMPORARY = ".{}.tmp"  # of the name of the file that it becomes
+
+
+def open_to_read(path: Path) -> io.BufferedReader:
+    """Open a file to read its bytes. A link is followed: the hub's cache consists of links.
+
+    Raises:
+        UserError: for what is no regular file: reading it could wait for ever, or never end.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file; see `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def open_to_write(path: Path, mode: Literal["ab", "wb", "xb", "r+b"]) -> BinaryIO:
+    """Open a file in a run directory to write in it, never through a link.
+
+    Raises:
+        UserError: for a link, and for what is no regular file.
+    """
+    check_no_link(path)
+    return open(path, mode, opener=lambda name, flags: _open_regular(name, flags | NO_FOLLOW))
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file to write in it. What has that name, be it a link, is removed first."""
+    try:
+        return open_to_write(path, "xb")
+    except (FileExistsError, UserError):
+        remove(path)
+        return open_to_write(path, "xb")
+
+
+def _open_regular(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)  # a pipe without a writer would wait
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise UserError(f"{name} is damaged: it is not a regular file")
+
+
+def check_no_link(path: Path) -> None:
+    """Check that what is to be written in a run directory, if it exists, is a file or a folder.
+
+    Raises:
+        UserError: for a link, a pipe or a device.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISLNK(mode):
+        raise UserError(f"{path} is a link, and nothing is written through a link in a run directory: remove it")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UserError(f"{path} is damaged: it is not a regular file")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it leads to), or a folder with its content; nothing if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file in one step: readers see the old content or the new, also after a power cut. Text is UTF-8."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(TEMPORARY.format(path.name))
     try:
         with name_in_errors(path):
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            with create(temporary) as file:
+                file.write(content.encode() if isinstance(content, str) else content)
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)
@@ -31,44 +104,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder in one step: `write` makes and fills a folder of another name, which is synced and renamed.
-
-    Args:
-        path: the folder; it does not exist, or is empty.
-        write: makes the folder that it is given, and writes its files.
-
-    Raises:
-        RunFailed: when the disk is full, or a library fails to write.
-        UserError: when the folder cannot be made there.
-    """
-    new = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_new_folder(new, write)
-        os.rename(new, path)
-        sync(path.parent)
-    except (UserError, RunFailed):
-        raise
-    except Exception as error:  # a full disk raises different errors in each library
-        raise write_error(path, error) from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def check_new_folder(path: Path, option: str = "--out") -> None:
-    """Check that `write_folder` may make a folder.
-
-    Raises:
-        UserError: when it is a file or not empty; `option` names the argument of the command line.
-    """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{option} {path}: it exists and is not an empty folder")
-
-
 def write_new_folder(new: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a folder, in place of what an earlier process left there, and sync it with all its files."""
-    shutil.rmtree(new, ignore_errors=True)
+    """Make a folder in place of what has its name, let `write` fill it, and sync it with all its files."""
+    remove(new)
+    new.mkdir()
     write(new)
     for folder, _, names in os.walk(new):
         for name in names:
@@ -122,7 +161,7 @@ def is_below(path: Path, folder: Path) -> bool:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -133,7 +172,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: when the file is missing or damaged.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bytes(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (ValueError, OSError, RecursionError) as error:

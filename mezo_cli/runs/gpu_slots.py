@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mezo_cli.errors import UserError
+from mezo_cli.runs.files import check_no_link, open_to_write
 
 FOLDER = ".gpus"
 POLL_SECONDS = 0.5
@@ -40,10 +41,11 @@ def claim(folder: Path, values: Sequence[str]) -> str:
         return _held[folder][1]
     locks = folder / FOLDER
     try:
+        check_no_link(locks)
         locks.mkdir(exist_ok=True)
         while True:
             for number, value in enumerate(values):
-                file = open(locks / f"{number}.lock", "ab")  # noqa: SIM115 (it stays open as long as the process)
+                file = open_to_write(locks / f"{number}.lock", "ab")  # it stays open as long as the process
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _held[folder] = file, value

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from mezo_cli.runs.files import open_to_read, open_to_write
+
 RETRY_SECONDS = 5.0  # how long a lock is retried that only readers hold; each holds it for microseconds
 
 
@@ -28,7 +30,7 @@ class RunLock:
         """Lock the file, creating it if needed; return False if another process holds the lock."""
         if _is_held(self._earlier):
             return False
-        file = open(self.path, "ab")  # noqa: SIM115 (closed by release)
+        file = open_to_write(self.path, "ab")  # closed by release
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             try:
@@ -58,7 +60,7 @@ class RunLock:
 
 def _is_held(path: Path) -> bool | None:
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError) as error:
         return isinstance(error, BlockingIOError)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.files import name_in_errors, sync, write_atomically
+from mezo_cli.runs.files import name_in_errors, open_to_read, open_to_write, read_bytes, sync, write_atomically
 
 TAIL_BYTES = 65536  # at the end of the file; the last two lines are in them
 TRAIN_LINE = b'{"kind": "train", "step": '
@@ -38,8 +38,8 @@ class MetricsLog:
             self.read()
         line = add_checksum({"kind": kind, "step": step, **values}, self._last_crc or 0)
         is_new = not self.path.exists()
-        with name_in_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with name_in_errors(self.path), open_to_write(self.path, "ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
         if is_new:
             sync(self.path.parent)
         self._last_crc, self._synced = int(line["crc"], 16), False
@@ -78,7 +78,7 @@ class MetricsLog:
         """
         if not self.path.exists():
             return None
-        with open(self.path, "rb") as file:
+        with open_to_read(self.path) as file:
             size = file.seek(0, os.SEEK_END)
             start = max(0, size - TAIL_BYTES)
             file.seek(start)
@@ -96,7 +96,7 @@ class MetricsLog:
         Raises:
             UserError: when one of them is damaged.
         """
-        rows = _rows(self.path.read_bytes()) if self.path.exists() else []
+        rows = _rows(read_bytes(self.path)) if self.path.exists() else []
         is_train = [row.startswith(TRAIN_LINE) and b'"eval"' not in row for row in rows]
         last_train = max((number for number, is_one in enumerate(is_train) if is_one), default=-1)
         wanted = [n for n, is_one in enumerate(is_train) if not is_one or n in (last_train, len(rows) - 1)]
@@ -128,7 +128,7 @@ class MetricsLog:
         """As `read_prefix`, with each line also as text."""
         self._last_crc = 0
         found: list[tuple[dict[str, Any], str]] = []
-        rows = _rows(self.path.read_bytes()) if self.path.exists() else []
+        rows = _rows(read_bytes(self.path)) if self.path.exists() else []
         for number, raw in enumerate(rows, 1):
             line, crc, problem = None, None, "it, or a line before it, was changed"
             try:

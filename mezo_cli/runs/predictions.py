@@ -12,7 +12,7 @@ from typing import Any
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.files import write_atomically
+from mezo_cli.runs.files import read_bytes, write_atomically
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -36,7 +36,7 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
         UserError: when the file is damaged; the line names it.
     """
     found, crc = [], 0
-    *lines, rest = path.read_bytes().split(b"\n")
+    *lines, rest = read_bytes(path).split(b"\n")
     for number, raw in enumerate(lines, 1):
         try:
             line = json.loads(raw)

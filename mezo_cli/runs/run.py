@@ -15,13 +15,37 @@ from mezo_cli.console import LogFormatter
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, predictions, sweep_record
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.files import name_in_errors, read_json, sync, write_atomically, write_error
+from mezo_cli.runs.files import (
+    TEMPORARY,
+    check_no_link,
+    name_in_errors,
+    open_to_write,
+    read_bytes,
+    read_json,
+    remove,
+    sync,
+    write_atomically,
+    write_error,
+)
 from mezo_cli.runs.lock import RunLock
 from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.runs.run_json import STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
+
+# What is written in a run directory; a logger's folder has its name.
+REPLACED = (  # by a new file
+    "config.yaml",
+    "run.json",
+    "summary.json",
+    "predictions.jsonl",
+    "untrained.json",
+    "start.safetensors",
+)
+APPENDED = ("metrics.jsonl", "trajectory.bin")  # and kept under another name if they are damaged
+DAMAGED = "{}.damaged"
+OTHERS = (".lock", "train.log", "data", "checkpoints", "checkpoints/best", "checkpoints/last")
 
 
 class Run:
@@ -66,7 +90,7 @@ class Run:
             raise _is_a_file(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if not run._is_free() or not run._lock.acquire():
+            if not run._is_free() or not run._acquire():
                 raise run._taken()
             run._write_first_files(config_yaml, initial_run_json(config_yaml, argv))
         except OSError as error:
@@ -132,7 +156,7 @@ class Run:
                 f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
                 f"go on with; start it by `mezo train` with hydra.run.dir={path}"
             )
-        run._check_config(run.info(), (path / "config.yaml").read_bytes())
+        run._check_config(run.info(), read_bytes(path / "config.yaml"))
         if run.status() != "running":
             checkpoints.repair_interrupted_swap(run.checkpoints)
         return run
@@ -145,7 +169,7 @@ class Run:
         """
         info, path = self.info(), self.path / "config.yaml"
         try:
-            content = path.read_bytes()
+            content = read_bytes(path)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
         self._check_config(info, content)
@@ -164,13 +188,38 @@ class Run:
             RunFailed: when the disk is full.
         """
         try:
-            if self.status() == "running" or not self._lock.acquire():
+            if self.status() == "running" or not self._acquire():
                 info = self.info()
                 raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
             self.update(pid=os.getpid(), host=socket.gethostname())
         except OSError as error:
             self._lock.release()
             raise write_error(self.path, error) from error
+
+    def _acquire(self) -> bool:
+        """Lock the directory, and remove what a process that was killed left there; False if another has the lock.
+
+        Raises:
+            UserError: when a file to be written is a link, or no regular file; nothing was written then.
+        """
+        for name in (*OTHERS, *REPLACED, *APPENDED):
+            check_no_link(self.path / name)
+        if not self._lock.acquire():
+            return False
+        try:
+            self._remove_leftovers()
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
+
+    def _remove_leftovers(self) -> None:
+        for name in (*REPLACED, *APPENDED, *map(DAMAGED.format, APPENDED)):
+            remove(self.path / TEMPORARY.format(name))
+        for left in (self.path / "data").glob(TEMPORARY.format("*.jsonl")):
+            remove(left)
+        is_stored = (self.path / "run.json").exists()
+        checkpoints.remove_leftovers(self.checkpoints, is_stored and "pruned" in self.info())
 
     def _is_free(self) -> bool:
         """Whether a new run may use the directory: it holds no run, or one that ended before training began."""
@@ -240,7 +289,7 @@ class Run:
         Raises:
             UserError: when another process is training in it.
         """
-        if self.status() == "running" or not self._lock.acquire():
+        if self.status() == "running" or not self._acquire():
             raise UserError(f"{self.path} is running")
         try:
             yield
@@ -261,7 +310,8 @@ class Run:
         log.addHandler(handler)
         try:
             with termination_as_keyboard_interrupt():
-                self.update(status="running", end=None, error=None, stopped=None)
+                failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
+                self.update(status="running", end=None, error=None, stopped=None, **failed)
                 yield
             self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:
@@ -333,7 +383,7 @@ class Run:
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
         """Open trajectory.bin to append after its first `keep` bytes; the rest is cut."""
-        file = open(self.trajectory, "r+b" if keep else "wb")  # noqa: SIM115 (the caller closes it)
+        file = open_to_write(self.trajectory, "r+b" if keep else "wb")
         file.truncate(keep)
         file.seek(keep)
         sync(self.path)
@@ -345,8 +395,9 @@ class Run:
         Raises:
             RunFailed: when it cannot be written.
         """
-        temporary = self.path / f".{self.initial_state_file.name}.tmp"
+        temporary = self.path / TEMPORARY.format(self.initial_state_file.name)
         try:
+            remove(temporary)
             write(temporary)
             if temporary.exists():
                 sync(temporary)
@@ -386,6 +437,21 @@ class Run:
         except UserError as error:
             raise UserError(f"{error}; without this file the run goes on, compared with no untrained model") from error
 
+    def set_results_aside(self) -> None:
+        """Rename the summary and predictions, if there are any, to summary-STEPS.json and predictions-STEPS.jsonl."""
+        summary, predicted = self.path / "summary.json", self.path / "predictions.jsonl"
+        if summary.exists():
+            steps = self.read_summary()["steps"]
+            if predicted.exists():  # first: after a crash in between, the summary says that both are to be renamed
+                os.replace(predicted, self.path / f"predictions-{steps}.jsonl")
+            os.replace(summary, self.path / f"summary-{steps}.json")
+
+    def keep_damaged(self) -> None:
+        """Copy metrics.jsonl and trajectory.bin, which are damaged and will be cut, to NAME.damaged."""
+        for name in APPENDED:
+            if (self.path / name).exists():
+                write_atomically(self.path / DAMAGED.format(name), read_bytes(self.path / name))
+
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""
         predictions.write(self.path / "predictions.jsonl", rows)
@@ -418,6 +484,27 @@ class Run:
         """Save checkpoint `name` (best, last) of `step`; `write` writes its files into a folder."""
         checkpoints.save(self.checkpoints, name, step, write)
 
+    def remove_checkpoints(self, steps: Mapping[str, int]) -> int:
+        """Remove all checkpoints, whose steps are given, and record it; return the bytes that this frees."""
+        size = checkpoints.set_aside(self.checkpoints)
+        self.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": dict(steps)})
+        checkpoints.remove_leftovers(self.checkpoints, is_pruned=True)
+        return size
+
+    def make_logger_folder(self, name: str) -> Path:
+        """Make the folder that a logger writes in, or check the one that is there.
+
+        Raises:
+            UserError: when it is a link, or has a link that leads out of it. Packages make links inside of it.
+        """
+        folder = self.path / name
+        check_no_link(folder)
+        folder.mkdir(exist_ok=True)
+        for path in folder.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise UserError(f"{path} is a link that leads out of {folder}, where a logger writes: remove it")
+        return folder
+
     def checkpoint_step(self, name: str) -> int | None:
         """Return the step of checkpoint `name`; None if there is none."""
         return checkpoints.read_step(self.checkpoints, name)
@@ -431,11 +518,8 @@ class _LogFile(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        with (
-            contextlib.suppress(OSError),
-            open(self._path, "a", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            file.write(self.format(record) + "\n")
+        with contextlib.suppress(OSError, UserError), open_to_write(self._path, "ab") as file:
+            file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
 
 
 def find_runs(root: Path) -> list[Run]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import UserError, without_credentials
-from mezo_cli.runs.files import is_below, read_json, write_atomically
+from mezo_cli.runs.files import is_below, read_json
+from mezo_cli.runs.output import write_file
 
 NAME = "sweep.json"
 
@@ -52,7 +53,7 @@ class SweepRecord:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+            write_file(folder / NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{folder}: the sweep's directory cannot be written: {error.strerror}") from error
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError, first_line, join
-from mezo_cli.runs.files import name_in_errors, sync
+from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
 
 MAGIC = b"MEZOTRAJ"
 VERSIONS = (1, 2)
@@ -198,7 +198,7 @@ def read_prefix(path: Path) -> Trajectory:
         UserError: when the file is missing, or its header is damaged.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
@@ -232,8 +232,25 @@ def count_steps(path: Path) -> int:
     Raises:
         UserError: when the file is missing, or its header is damaged.
     """
+    return _length(path)[0]
+
+
+def check_length(path: Path, steps: int) -> None:
+    """Check that a trajectory file has the records of `steps` steps, by its size: no record is read.
+
+    Raises:
+        UserError: when it is missing, is longer or shorter, or its header is damaged.
+    """
+    found, rest = _length(path)
+    if (found, rest) != (steps, 0):
+        more = f" and {rest} bytes more" if rest else ""
+        raise UserError(f"{path} is damaged: it holds {found} of the run's {steps} steps{more}")
+
+
+def _length(path: Path) -> tuple[int, int]:
+    """Return the number of complete records, and of bytes behind them."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             data = file.read(_FIXED.size)
             if len(data) == _FIXED.size:
                 data += file.read(_FIXED.unpack(data)[2])
@@ -241,7 +258,7 @@ def count_steps(path: Path) -> int:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, _ = _read_header(path, data)
-    return (size - start) // (_record(header.samples).size + 4)
+    return divmod(size - start, _record(header.samples).size + 4)
 
 
 def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:

@@ -52,6 +52,7 @@ RUN_FIELDS = (
     "rows",
     "probe",
     "stopped",
+    "stop_on_divergence",
 )
 
 
@@ -77,7 +78,7 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
     """Rebuild the weights of best and last from the base model, and make the folder.
 
     Args:
-        folder: does not exist yet.
+        folder: an empty one.
         run: a finished run.
         config: its config.
         repo: the hub id that the folder will have; None if it will not be uploaded.
@@ -92,7 +93,6 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
         last = session
     weights = {name: {"step": step, "sha256": sums[step]} for name, step in steps.items()}
     revision = last.loaded.revision
-    folder.mkdir()
     portable = to_yaml(_portable(config, run, revision))
     write_atomically(folder / "config.yaml", portable)
     info = {"status": "finished", **{key: run.info()[key] for key in RUN_FIELDS if key in run.info()}}

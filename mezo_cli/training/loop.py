@@ -33,7 +33,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
 
     Raises:
         UserError: before training, for whatever the user can correct.
-        RunStopped: when the training has taken `max_seconds`.
+        RunStopped: when the training has taken `max_seconds`, with `at_limit=stop`.
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     system.reset_peak_memory()
@@ -83,8 +83,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 progress.report_step(state.step, result.loss)
                 state.evaluate_and_save(session, dev_rows, progress)
                 stop_reason = state.find_stop_reason()
-        if stop_reason is not None:
-            state.stop(session, stop_reason)
+            if stop_reason is not None:
+                state.stop(session, stop_reason, dev_rows, progress)
 
         if ranks is not None:
             ranks.from_first("trained")  # the others read the files that rank 0 has written

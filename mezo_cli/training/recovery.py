@@ -6,7 +6,6 @@ more than that is damage.
 """
 
 import logging
-import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +67,8 @@ def cut_to_sound_prefix(config: Config, run: Run) -> None:
     sound = find_sound_step(config, run)
     if sound is None or sound.damage is None:
         return
-    for path in (run.trajectory, run.path / "metrics.jsonl"):
-        if path.exists():
-            shutil.copy2(path, path.with_name(f"{path.name}.damaged"))
+    run.keep_damaged()
+    run.set_results_aside()
     log.warning("going back to step %d, because of damage: %s", sound.step, sound.damage)
     run.truncate_metrics(sound.step)  # first: a trajectory that is ahead of it is cut at the next try
     run.open_trajectory(trajectory.read_prefix(run.trajectory).bytes_until(sound.step)).close()

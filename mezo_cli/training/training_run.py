@@ -37,6 +37,7 @@ from mezo_cli.training.evaluation import (
 from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
 from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.setup import Session
+from mezo_cli.training.verdict import DIVERGED, Divergence, verdict
 
 log = logging.getLogger("mezo")
 
@@ -73,6 +74,7 @@ class TrainingRun:
     Attributes:
         step: steps done.
         dev_scores: step -> the task's metric on dev, for every evaluation so far.
+        best_step: the step of the best of them; of equal scores the earliest.
     """
 
     def __init__(self, config: Config, run: Run, ranks: Ranks | None = None) -> None:
@@ -80,6 +82,11 @@ class TrainingRun:
         self._optimizer_class = optimizer_class(config.optimizer)
         self.step = 0
         self.dev_scores: dict[int, float] = {}
+        self.best_step, self._since_best = 0, 0  # evaluations since then, for patience
+        self._divergence, self._warned = Divergence(), False
+        asked = config.stop_on_divergence  # null: how the run was started decides, which run.json says
+        self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if asked is None else asked)
+        self._stop_reason: str | None = None
         self._loggers = ActiveLoggers(config, run)
         self._summary: dict[str, Any] | None = None
         self._trajectory: trajectory.Writer | None = None
@@ -87,7 +94,7 @@ class TrainingRun:
         self._kernels_recorded = False
         self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
         self._last_sync = self._start_time
-        self._created, self._stepped = time.perf_counter(), False  # of this process, for max_seconds
+        self._first_stepped: float | None = None  # when the first step of this process ended, for max_seconds
         self._seconds_before = 0.0  # training time before the run was interrupted
         self._first_step = 0  # of this process
         self._exchanged_before = 0 if ranks is None else ranks.exchanged["step"]
@@ -115,11 +122,6 @@ class TrainingRun:
     @property
     def _setting_names(self) -> list[str]:
         return [name for name in type_hints(type(self.config.optimizer)) if name != "name"]
-
-    @property
-    def best_step(self) -> int:
-        """The step of the best evaluation on dev so far."""
-        return best_step(self.dev_scores)
 
     def seconds(self) -> float:
         """Return the training time so far, without the time between an interruption and the resumption."""
@@ -167,7 +169,13 @@ class TrainingRun:
         if self._ranks is not None:
             self._ranks.from_first("truncated")
         self.dev_scores = read_dev_scores(self.config, self.run, stop=step)
-        self._seconds_before = max((float(line["seconds"]) for line in self.run.metrics()), default=0.0)
+        if self.dev_scores:
+            self.best_step = best_step(self.dev_scores)
+            self._since_best = sum(at > self.best_step for at in self.dev_scores)
+        for line in self.run.metrics():
+            self._seconds_before = max(self._seconds_before, float(line["seconds"]))
+            self._divergence.add(line)
+            self._warned = self._warned or self._divergence.reason is not None
         log.info("resumed at step %d of %d", step, self.config.steps)
         if self._optimizer_class.replayable:
             past = trajectory.read(self.run.trajectory)
@@ -198,10 +206,13 @@ class TrainingRun:
         if self.config.logs_at(step):
             values = {**result.scalars(), "seconds": round(self.seconds(), 3)}
             self.run.log_metrics("train", step, **values)
+            self._divergence.add({"kind": "train", **values})
             self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
         if self._trajectory is not None:
             self._trajectory.append(self.step, result.projected_grads, result.lr)
-        self.step, self._stepped = step, True
+        self.step = step
+        if self._first_stepped is None:
+            self._first_stepped = time.perf_counter()
         if time.perf_counter() - self._last_sync >= SYNC_SECONDS:
             self._sync()
 
@@ -214,6 +225,7 @@ class TrainingRun:
     def _check_finite(self, step: int, result: StepResult) -> None:
         wrong, optimizer = not_finite(result), self.config.optimizer
         if wrong:
+            self.run.update(verdict=DIVERGED)
             other = ""
             if isinstance(optimizer, ZerothOrderConfig):
                 other = f" or another optimizer.eps (now {optimizer.eps:g})"
@@ -222,46 +234,59 @@ class TrainingRun:
             )
 
     def find_stop_reason(self) -> str | None:
-        """Return `patience` or `max_seconds` if that setting ends the run before its last step, else None.
+        """Return `divergence`, `patience` or `max_seconds` if that ends the run before its last step, else None.
 
         Every process takes one step at least, however low max_seconds is.
         """
         config = self.config
         if self.step >= config.steps:
             return None
-        if config.patience is not None and sum(step > self.best_step for step in self.dev_scores) >= config.patience:
+        if self._stops_on_divergence and self._divergence.reason is not None:
+            return "divergence"
+        if config.patience is not None and self._since_best >= config.patience:
             return "patience"
-        if config.max_seconds is None or not self._stepped:
+        if config.max_seconds is None or self._first_stepped is None:
             return None
-        is_over = time.perf_counter() - self._created >= config.max_seconds
+        is_over = time.perf_counter() - self._first_stepped >= config.max_seconds
         if self._ranks is not None:
             is_over = self._ranks.first_says(is_over)
         return "max_seconds" if is_over else None
 
-    def stop(self, session: Session, reason: str) -> None:
-        """End the run before its last step: save the weights and record the reason.
+    def stop(self, session: Session, reason: str, rows: list[TokenizedExample], progress: ProgressReporter) -> None:
+        """End the run before its last step: evaluate on dev if it finishes now, save the weights, record the reason.
 
         Raises:
-            RunStopped: for max_seconds; the run is not finished.
+            RunStopped: for max_seconds with at_limit=stop; the run is not finished.
         """
+        finishes = reason != "max_seconds" or self.config.at_limit == "finish"
+        if finishes:
+            self.evaluate_and_save(session, rows, progress, is_last=True)
         self._save_checkpoint(session, "last")
         self.run.update(stopped={"by": reason, "step": self.step})
-        text = f"stopped by {reason}={getattr(self.config, reason):g} at step {self.step} of {self.config.steps}"
-        if reason == "max_seconds":
+        how = {
+            "divergence": "because it diverged",
+            "patience": f"by patience={self.config.patience}",
+            "max_seconds": f"after max_seconds={self.config.max_seconds:g}" if self.config.max_seconds else "",
+        }
+        text = f"stopped {how[reason]} at step {self.step} of {self.config.steps}"
+        if not finishes:
             raise RunStopped(text)
+        self._stop_reason = reason
         log.info("%s: the best dev score is that of step %d", text, self.best_step)
 
     # --- evaluations and checkpoints ---
 
-    def evaluate_and_save(self, session: Session, rows: list[TokenizedExample], progress: ProgressReporter) -> None:
-        """Evaluate on dev and save checkpoints, if they are due at the current step.
+    def evaluate_and_save(
+        self, session: Session, rows: list[TokenizedExample], progress: ProgressReporter, is_last: bool = False
+    ) -> None:
+        """Evaluate on dev and save checkpoints, if they are due at the current step, or the run ends with it.
 
         The steps before are on the disk before the checkpoints are, and these before the evaluation's line: where the
         line is, they are complete. The line is on the disk before the next step.
         """
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
-        if config.evaluates_at(step) and step not in self.dev_scores:
+        if (is_last or config.evaluates_at(step)) and step not in self.dev_scores:
             if self._ranks is not None:
                 agreement.repair_weights(session, self.run, step, self._ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
@@ -275,12 +300,24 @@ class TrainingRun:
             if is_best:
                 self._save_checkpoint(session, "best")
             self._log_evaluation("dev", step, evaluation)
+            self._divergence.add({"kind": "eval", "split": "dev", **evaluation.metrics()})
             self.run.sync_metrics()
             self._loggers.log(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
             progress.report_dev(step, evaluation.accuracy, evaluation.summary())
         elif save_due:
             self._sync()
             self._save_checkpoint(session, "last")
+        self._warn_of_divergence()
+
+    def _warn_of_divergence(self) -> None:
+        """Say once that the run has diverged."""
+        if self._warned or self._divergence.reason is None:
+            return
+        self._warned = True
+        log.warning(
+            "warning: step %d: the run has diverged: %s; try a lower optimizer.lr (now %g)",
+            *(self.step, self._divergence.reason, self.config.optimizer.lr),
+        )
 
     def score_untrained(self, session: Session, rows: EvaluatedRows, console: Console) -> None:
         """Before the first step, score the rows that the result will be compared on, and store the scores.
@@ -319,6 +356,7 @@ class TrainingRun:
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
         if not evaluation.is_finite:
+            self.run.update(verdict=DIVERGED)
             raise RunFailed(
                 f"step {self.step}: the loss of the evaluation is not finite: the weights have diverged; try a lower "
                 f"optimizer.lr (now {self.config.optimizer.lr:g})"
@@ -327,8 +365,12 @@ class TrainingRun:
 
     def _update_best(self, score: float) -> bool:
         """Add the score of the current step; return whether it is the best so far."""
+        is_best = not self.dev_scores or score > self.dev_scores[self.best_step]
         self.dev_scores[self.step] = score
-        return self.best_step == self.step
+        if is_best:
+            self.best_step = self.step
+        self._since_best = 0 if is_best else self._since_best + 1
+        return is_best
 
     def _log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
         self.run.log_metrics("eval", step, split=split, **evaluation.metrics(), seconds=round(self.seconds(), 3))
@@ -396,13 +438,14 @@ class TrainingRun:
             "steps": self.step,
             **passes,
             "seconds": round(seconds, 3),
+            "verdict": verdict(self._divergence.reason is not None, best, self.step),
             "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
             **scores,
             "projected_grad": trajectory.projected_grad_stats(grads),
             "peak_memory_bytes": system.peak_memory(session.loaded.device),
         } | ({"probe": probe} if probe else {})
-        if self.step < self.config.steps:
-            summary["stopped"] = "patience"
+        if self._stop_reason is not None:
+            summary["stopped"] = self._stop_reason
         if self._ranks is not None:
             summary["distributed"] = self._describe_ranks(self._ranks)
         self.run.write_summary(summary)

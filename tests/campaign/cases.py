@@ -91,13 +91,19 @@ def build(server: ForkServer, folder: Path, names: tuple[str, ...]) -> Lab:
 
 
 def bits(run: Path) -> dict[str, str]:
-    """Return what of a run must not depend on where it was stopped: every file, times left out."""
+    """Return what of a run, or of a folder with `run`, must not depend on a stop: every file, times left out."""
     found = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
-        if path.is_file() and name not in NOT_COMPARED:
-            found[name] = _facts(path) if name in ("metrics.jsonl", "summary.json") else _digest(path.read_bytes())
+        own = name.removeprefix("run/")
+        if path.is_file() and own not in NOT_COMPARED:
+            found[name] = _facts(path) if own in ("metrics.jsonl", "summary.json") else _digest(path.read_bytes())
     return found
+
+
+def only_times_differ(path: Path, other: Path) -> bool:
+    """Whether two files of metrics are JSON that differs in times alone."""
+    return path.name in ("metrics.jsonl", "summary.json") and _facts(path) == _facts(other)
 
 
 def _facts(path: Path) -> str:
@@ -148,7 +154,13 @@ def go_on(lab: Lab, case: str, run: Path, server: ForkServer) -> tuple[str, list
     elif complaint(ended):
         return f"resume: {complaint(ended)}", ends
     other = differing(bits(run), lab.bits[case])
-    return f"other bits: {other}" if other else "", ends
+    return f"other bits: {other}" if other else leftovers(run), ends
+
+
+def leftovers(folder: Path) -> str:
+    """Name what a command that was killed has left in a folder, "" when there is nothing."""
+    left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != ".lock"]
+    return f"left behind: {', '.join(sorted(left))}" if left else ""
 
 
 def copy(run: Path, to: Path) -> Path:

@@ -246,7 +246,7 @@ class Watch:
             name = None if plain else self.relative(file)
             if name is None:
                 return _OPEN(file, mode, buffering, encoding, errors, newline, closefd, opener)
-            kind = "" if isinstance(file, int) else _opening(file, bool(set(mode) & set("wax")), "w" in mode)
+            kind = "" if isinstance(file, int) or opener else _opening(file, bool(set(mode) & set("wax")), "w" in mode)
             with self.operation(kind, name if kind else None, 0 if kind == "truncate" else None):
                 raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
             if buffering == 0:

@@ -4,17 +4,24 @@ import random
 import signal
 from pathlib import Path
 
-from tests.campaign.cases import Job, Lab, Outcome, complaint, go_on
+from tests.campaign.cases import Job, Lab, Outcome, bits, complaint, copy, differing, go_on, leftovers
 from tests.campaign.server import ForkServer
 
 KIND = "kills"
+WRITING = (
+    ["replay", "run", "--step", "2", "--out", "out"],
+    ["export", "run", "--out", "out"],
+    ["export", "run", "--trajectory", "--out", "out"],
+    ["report", "run", "--out", "out.html"],
+    ["prune", "run"],
+)
 
 
 def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
     """Return `count` kills: two of three just before a file operation, the others at a random moment.
 
-    A third of the former kill the resumed run once more. The operations of each case are drawn without repetition as
-    long as there are any.
+    Some of the former are kills of commands that write a folder or remove one; of the others a third kill the resumed
+    run once more. The operations of each case are drawn without repetition as long as there are any.
     """
     rng = random.Random(f"{KIND} {seed}")
     cases = sorted(lab.count)
@@ -24,6 +31,9 @@ def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
         case = cases[number % len(cases)]
         if number % 3 == 2:
             made.append(_at_random(lab, case, rng.uniform(0.0, 1.2)))
+            continue
+        if number % 5 == 3:
+            made.append(_writing(lab, case, rng.choice(WRITING), rng.randrange(1, 40), rng.random() < 0.5))
             continue
         if not left[case]:
             left[case] = rng.sample(range(1, lab.count[case] + 1), lab.count[case])
@@ -45,6 +55,28 @@ def _before(lab: Lab, case: str, operation: int, half: bool, again: int) -> Job:
         if ended.code not in (0, -signal.SIGKILL):  # 0: there were fewer operations than in the recorded run
             wrong = f"ended before it was killed: {complaint(ended)}"
         return Outcome(KIND, name, not wrong, wrong or "same bits")
+
+    return job
+
+
+def _writing(lab: Lab, case: str, words: list[str], operation: int, half: bool) -> Job:
+    """Kill a command that writes, and repeat it: what it makes is whole, the run as before, and nothing is left."""
+
+    def job(server: ForkServer, folder: Path) -> Outcome:
+        (folder / "plain").mkdir()
+        (folder / "killed").mkdir()
+        for place in ("plain", "killed"):
+            copy(lab.finished(case), folder / place / "run")
+        (plain,) = server.run(words, cwd=folder / "plain")
+        here = folder / "killed"
+        watch = {"root": str(here), "kill_at": operation, "half": half}
+        (ended,) = server.run(words, cwd=here, watch=watch)
+        whole = not differing(bits(here), bits(folder / "plain"))  # it was killed when all was done
+        again = server.run(words, cwd=here)[0] if ended.code < 0 else ended
+        wrong = "" if whole else complaint(again, (0, plain.code))
+        wrong = wrong or differing(bits(here), bits(folder / "plain")) or leftovers(here)
+        name = f"{case}: `mezo {' '.join(words)}` killed before file operation {operation}"
+        return Outcome(KIND, name, not wrong, wrong or "whole, nothing left")
 
     return job
 

@@ -45,11 +45,12 @@ class ForkServer:
             cwd: the working directory.
             how: `watch`, the arguments of `file_operations.Watch`; `after`, a signal's number and the seconds from the
                 start at which it comes (at the earliest when the command begins); `ignore`, the numbers of ignored
-                signals; `powerless`, True to run without root's rights; `cwd_gone`, True to remove the working
-                directory first; `env`, environment variables; `timeout` in seconds.
+                signals; `copies`, how many children run the commands at once; `powerless`, True to run without root's
+                rights; `cwd_gone`, True to remove the working directory first; `env`, environment variables; `timeout`
+                in seconds.
 
         Returns:
-            Exit status (minus the signal's number when one ended it), output and errors of each.
+            Exit status (minus the signal's number when one ended it), output and errors of each; of each child in turn.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -87,7 +88,10 @@ def _warm_up() -> None:
     """Import what commands import late, by running them."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["model=demo", "data=demo", "steps=1", "batch_size=2", "data.eval_limit=2", f"hydra.run.dir={folder}/r"]
-        for command in (["train", *words], ["runs", folder], ["compare", folder], ["eval", f"{folder}/r"]):
+        run, page = f"{folder}/r", f"{folder}/page.html"
+        reading = (["runs", folder], ["compare", folder], ["show", run], ["report", run, "--out", page])
+        using = (["eval", run], ["predict", run, "--text", "a film"], ["export", run, "--out", f"{folder}/out"])
+        for command in (["train", *words], *reading, *using):
             result = mezo(*command)
             assert result.code == 0, result
     import peft
@@ -99,8 +103,12 @@ def _warm_up() -> None:
 
 
 def _answer(request: dict[str, Any]) -> list[tuple[int, str, str]]:
-    folder = Path(tempfile.mkdtemp(prefix="campaign"))
-    began = time.monotonic()
+    folders = [Path(tempfile.mkdtemp(prefix="campaign")) for _ in range(request.get("copies", 1))]
+    children = [(_fork(request, folder), folder) for folder in folders]
+    return [result for pid, folder in children for result in _results(pid, folder, request)]
+
+
+def _fork(request: dict[str, Any], folder: Path) -> int:
     pid = os.fork()
     if pid == 0:
         try:
@@ -110,7 +118,11 @@ def _answer(request: dict[str, Any]) -> list[tuple[int, str, str]]:
 
             (folder / "broken").write_text(traceback.format_exc())
         os._exit(70)
-    status = _wait(pid, request, began)
+    return pid
+
+
+def _results(pid: int, folder: Path, request: dict[str, Any]) -> list[tuple[int, str, str]]:
+    status = _wait(pid, request, time.monotonic())
     if (folder / "broken").exists():
         sys.exit((folder / "broken").read_text())
     results = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import flips, full_disk, kills, mistakes, power_cut, received, signals
+from tests.campaign import flips, full_disk, kills, links, mistakes, power_cut, received, signals
 from tests.campaign.cases import CASES, SMALL, Job, Lab, build
 from tests.campaign.power_cut import Disk, promised
 from tests.campaign.server import ForkServer
@@ -47,6 +47,12 @@ def test_a_flipped_byte_is_noticed_or_has_no_effect(lab: Lab, server: ForkServer
     check(flips.jobs(lab, SEED, 12), server, tmp_path)
 
 
+def test_links_and_two_at_once_change_nothing_outside_and_lose_nothing(
+    lab: Lab, server: ForkServer, tmp_path: Path
+) -> None:
+    check(links.jobs(lab, SEED, 6), server, tmp_path)
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
     check(full_disk.jobs(lab, SEED, 4), server, tmp_path)
 
@@ -72,6 +78,7 @@ def test_every_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServ
 def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path) -> None:
     lab = build(server, tmp_path / "lab", tuple(CASES))
     jobs = [*kills.jobs(lab, SEED, 40), *flips.jobs(lab, SEED, 200), *signals.jobs(lab, SEED, 16, real=0)]
+    jobs += links.jobs(lab, SEED, 60)
     check(jobs, server, tmp_path)
 
 

@@ -211,7 +211,7 @@ opened: list[str] | None = None
 
 
 def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and opened is not None:
+    if event == "open" and arguments[1] is not None and opened is not None:  # not `os.open`, by which `open` opens
         opened.append(str(arguments[0]))
 
 
@@ -235,9 +235,10 @@ def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str
     result = mezo("runs", tmp_path)
     assert result.out.count("finished") == result.out.count("interrupted  ") == 5
     inside = [path for path in files_opened if str(tmp_path) in path and Path(path).suffix]
-    assert len(inside) == 10 * 5  # run.json twice, config.yaml, metrics.jsonl, summary.json or the trajectory's header
+    # run.json twice, config.yaml, metrics.jsonl, the trajectory's header, and of those that have finished summary.json
+    assert len(inside) == 10 * 5 + 5
     assert not [path for path in files_opened if "checkpoints" in path]
-    assert sum("trajectory.bin" in path for path in inside) == 5
+    assert sum("trajectory.bin" in path for path in inside) == 10
 
 
 def test_the_end_of_a_long_metrics_file_is_enough(tmp_path: Path) -> None:

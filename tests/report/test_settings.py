@@ -9,6 +9,7 @@ from mezo_cli.config.keys import all_keys
 from mezo_cli.report.read import read_runs
 from mezo_cli.report.settings import (
     IN_OTHER_COLUMNS,
+    LIMIT,
     WITHOUT_EFFECT,
     flatten,
     grid_settings,
@@ -31,7 +32,7 @@ def test_every_key_of_the_schema_has_exactly_one_part(tmp_path: Path) -> None:
     apart, grid = set(group_settings(entry)), set(grid_settings(entry.config))
     assert not apart & grid
     silent = set(all_keys()) - apart - grid
-    named = (*WITHOUT_EFFECT, *IN_OTHER_COLUMNS, "task.hub.")
+    named = (*WITHOUT_EFFECT, *LIMIT, *IN_OTHER_COLUMNS, "task.hub.")
     of_others = set(all_keys()) - set(flatten(entry.config))  # of choices that the run has not made
     assert {key for key in silent if not key.startswith(named)} == of_others
 

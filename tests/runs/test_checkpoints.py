@@ -13,7 +13,7 @@ from tests.runs.test_run import new_run
 
 def write(content: str) -> object:
     def files(folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(content)
         (folder / "config.json").write_text("{}")
 
@@ -36,7 +36,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Pat
     run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
 
     def full(folder: Path) -> None:
-        folder.mkdir()
         (folder / "model.safetensors").write_text("half")
         raise OSError(28, "No space left on device")
 

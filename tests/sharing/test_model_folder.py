@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(shutil, "copyfile", full)
     result = mezo("export", run, "--trajectory", "--out", tmp_path / "out")
     assert result.code == 1
-    assert f"error: {tmp_path / 'out'}: cannot be written: No space left on device" in result.err
+    assert f"error: --out {tmp_path / 'out'}: cannot be written: No space left on device" in result.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
-"""When a run ends: more steps than it began with, `max_seconds`, `patience`; full checkpoints that are pruned."""
+"""When a run ends: more steps, `max_seconds`, `patience`, divergence; full checkpoints that are pruned."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from mezo_cli.commands.change_end import with_new_end
 from mezo_cli.config.stored import read_config
+from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, config_change, trajectory
+from mezo_cli.training import training_run
 from tests import tiny
 from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
 from tests.training.test_resume import state
 
 MODES = {
@@ -145,7 +149,7 @@ def test_patience_ends_a_run(train: Train) -> None:
     assert (
         "stopped by patience=2 at step 2 of 6: the best dev score is that of step 0" in (run / "train.log").read_text()
     )
-    assert "2/6" in mezo("runs", run).out
+    assert (summary["verdict"], "2/6" in mezo("runs", run).out) == ("not_improved", True)
     assert "is finished (stopped by patience at step 2): there is nothing" in mezo("resume", run).out
     assert "was stopped by patience=2: give patience=null, or a higher" in error_line(mezo("resume", run, "patience=1"))
     shutil.rmtree(run / "checkpoints")  # the last step is known without them
@@ -181,10 +185,97 @@ def test_max_seconds_stops_a_run_that_goes_on_later(mode: str, train: Train) -> 
     while Run(run).status() == "interrupted" and len(ends) < 6:
         ends.append(mezo("resume", run))
     assert [end.code for end in ends] == [130, 130, 130, 130, 0]
-    assert ends[0].err == "error: stopped by max_seconds=1e-09 at step 2 of 6\n"
+    assert ends[0].err == "stopped after max_seconds=1e-09 at step 2 of 6\n"
     assert "resume with: mezo resume" in ends[0].out
     assert Run(run).info()["stopped"] is None
     assert result(run) == result(whole)
+
+
+@pytest.mark.parametrize("mode", ["trajectory", "adamw"])
+def test_a_limit_may_end_a_run_with_a_result(mode: str, train: Train) -> None:
+    words = [*MODES[mode], "eval_every=3"]
+    run, whole = train(*words, "max_seconds=1e-9", "at_limit=finish", copy=f"finished {mode}"), train(*words)
+    summary = Run(run).read_summary()
+    assert (Run(run).status(), summary["steps"], summary["stopped"]) == ("finished", 1, "max_seconds")
+    assert [line["step"] for line in Run(run).evaluations("dev")] == [0, 1]  # one more than eval_every asks for
+    assert (summary["test"] is not None, summary["best"]["step"] in (0, 1)) == (True, True)
+    assert mezo("eval", run, "--checkpoint", "last").code == 0
+    assert "is finished (stopped by max_seconds at step 1): there is nothing" in mezo("resume", run).out
+    assert mezo("resume", run, "max_seconds=1e-9").code == 0  # the same again: each process has its own
+    assert (Run(run).read_summary()["steps"], (run / "summary-1.json").exists()) == (2, True)
+    assert mezo("resume", run, "at_limit=stop").code == 130
+    assert mezo("resume", run, "max_seconds=null").code == 0
+    assert [line["step"] for line in Run(run).evaluations("dev")] == [0, 1, 2, 3, 6]
+    for name in ("trajectory.bin",) if mode == "trajectory" else ("checkpoints/last/model.safetensors",):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    assert mezo("compare", run, whole).code == 0
+
+
+def test_the_first_step_of_a_process_does_not_count(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, now = Mezo.step, [0.0]
+    took = iter([100.0, *[1.0] * 5])
+
+    def step(*words: Any) -> Any:
+        now[0] += next(took)
+        return plain(*words)
+
+    monkeypatch.setattr(Mezo, "step", step)
+    monkeypatch.setattr(training_run.time, "perf_counter", lambda: now[0])
+    assert Run(train("max_seconds=3", "at_limit=finish")).read_summary()["steps"] == 4
+
+
+# --- divergence ---
+
+DIVERGES = ["optimizer.lr=1", "log_every=1", "steps=8", "eval_every=4"]  # at step 3: 0.75, 6.3, 14,000
+
+
+def test_a_run_that_diverged_says_so_and_may_end_there(train: Train, roberta: Path, home: Path) -> None:
+    whole = train(*DIVERGES)
+    log = (whole / "train.log").read_text()
+    assert log.count("the run has diverged") == log.count("warning: step 3: the run has diverged") == 1
+    assert "verdict  diverged: " in log.splitlines()[-1]
+    assert (Run(whole).read_summary()["verdict"], Run(whole).read_summary()["steps"]) == ("diverged", 8)
+    assert Run(whole).info()["stop_on_divergence"] is False
+    run = train(*DIVERGES, "stop_on_divergence=true", copy="diverged")
+    summary = Run(run).read_summary()
+    assert (summary["steps"], summary["stopped"], summary["verdict"]) == (3, "divergence", "diverged")
+    assert Run(run).info()["stopped"] == {"by": "divergence", "step": 3}
+    assert [line["step"] for line in Run(run).evaluations("dev")] == [0, 3]
+    assert summary["test"] is not None
+    assert "diverged: give stop_on_divergence=false" in error_line(mezo("resume", run, "steps=9"))
+    cut = home / "cut"
+    with pytest.MonkeyPatch.context() as patch:  # between the line of step 3 and the evaluation that ends the run
+        interrupt_at(patch, training_run, "evaluate", 2)
+        assert mezo("train", *small(roberta, home / "movies", cut, *DIVERGES, "stop_on_divergence=true")).code == 130
+    assert mezo("resume", cut).code == 0
+    assert result(cut) == result(run)
+    assert (cut / "train.log").read_text().count("the run has diverged") == 1
+    assert mezo("resume", run, "stop_on_divergence=false").code == 0
+    assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
+
+
+def test_a_sweep_ends_what_diverges_and_a_loss_that_is_not_finite_fails(roberta: Path, home: Path) -> None:
+    folder = home / "sweep"
+    words = small(roberta, home / "movies", folder, *DIVERGES, "optimizer.lr=0,1")
+    done = mezo("train", "-m", *[word.replace("hydra.run.dir", "hydra.sweep.dir") for word in words])
+    assert done.code == 0, done
+    still, wild = (Run(folder / name) for name in "01")
+    assert (still.read_summary()["verdict"], wild.read_summary()["verdict"]) == ("not_improved", "diverged")
+    assert wild.info()["stop_on_divergence"] is True
+    marks = mezo("runs", folder).out
+    assert "@0: step 0 was picked, the model before training" in marks
+    assert "1: it diverged" in marks
+    shown = json.loads(mezo("runs", folder, "--json").out)
+    assert [run["verdict"] for run in shown] == ["not_improved", "diverged"]
+    assert "1 of 2 runs diverged" in mezo("compare", folder).out
+    for command in ("show", "compare"):
+        assert "@0" in mezo(command, still.path).out
+    assert "@0" in done.out
+
+    failed = mezo("train", *small(roberta, home / "movies", home / "failed", "optimizer.lr=1e30"))
+    assert failed.code == 1
+    assert Run(home / "failed").info()["verdict"] == "diverged"
+    assert Run(home / "failed").status() == "failed"
 
 
 # --- prune ---
@@ -211,7 +302,8 @@ def test_only_what_a_replay_gives_is_pruned(train: Train, home: Path) -> None:
     stopped = train("max_seconds=1e-9", code=130, copy="all/stopped")
 
     def change(new: Path) -> None:
-        shutil.copytree(folder / "good" / "checkpoints" / "last", new, ignore=shutil.ignore_patterns("mezo.json"))
+        no_sums = shutil.ignore_patterns("mezo.json")
+        shutil.copytree(folder / "good" / "checkpoints" / "last", new, ignore=no_sums, dirs_exist_ok=True)
         tensors = load_file(new / "model.safetensors")
         next(iter(tensors.values())).view(-1)[0] += 1
         save_file(tensors, new / "model.safetensors", {"format": "pt"})

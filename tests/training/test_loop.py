@@ -151,6 +151,7 @@ def test_summary(done: Path) -> None:
         "forwards",
         "backwards",
         "seconds",
+        "verdict",
         "best",
         "dev",
         "train",
@@ -211,6 +212,7 @@ def test_the_log_and_the_last_lines(done: Path) -> None:
     assert rows["dev best"][0] == f"{100 * made['dev']['accuracy']:.1f}%"
     assert rows["test at best"][0] == f"{100 * made['test']['accuracy']:.1f}%"
     assert f"mezo eval {done}" in said
+    assert said.splitlines()[-1].startswith(f"verdict  {made['verdict']}: ")
 
 
 def test_training_changes_the_trained_tensors_alone(done: Path, roberta: Path) -> None:
@@ -230,10 +232,11 @@ def test_the_same_directory_again_is_refused_and_names_resume(done: Path) -> Non
 
 def test_the_list_shows_it(done: Path) -> None:
     said = mezo("runs", done.parent)
-    best, test = summary(done)["best"]["accuracy"], summary(done)["test"]["accuracy"]
-    row = said.out.splitlines()[1].split()
+    best, test = summary(done)["best"], summary(done)["test"]["accuracy"]
+    row = said.out.splitlines()[1].replace(" @0", "@0").split()
+    mark = "" if best["step"] else "@0"  # step 0 was picked
     assert row[:2] == ["run", "finished"]
-    assert row[-3:] == ["6/6", f"{100 * best:.1f}", f"{100 * test:.1f}"]
+    assert row[-3:] == ["6/6", f"{100 * best['accuracy']:.1f}{mark}", f"{100 * test:.1f}{mark}"]
 
 
 # --- counts ---

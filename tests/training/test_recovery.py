@@ -161,7 +161,7 @@ def test_going_back_to_before_the_damage(run: Run, name: str) -> None:
 
 def test_without_a_trajectory_the_lines_until_the_checkpoint_are_needed(run: Run) -> None:
     config = build_config(["steps=20", "eval_every=5", "log_every=2", "optimizer=adamw"])
-    run.save_checkpoint("last", 10, lambda folder: folder.mkdir())
+    run.save_checkpoint("last", 10, lambda folder: None)
     assert recovery.find_sound_step(config, run) == recovery.SoundStep(10, [], None)
     cut_lines(run, 2)
     assert recovery.find_sound_step(config, run) == recovery.SoundStep(10, [], None)  # the evaluation is repeated

@@ -1,9 +1,11 @@
 """An interrupted run, wherever it was interrupted, resumes to the same bits as one that was not."""
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,24 @@ def test_a_damaged_last_record_is_named_by_every_reader(roberta: Path, movies: P
     assert len(trajectory.read(finished)) == 8
 
 
+@pytest.mark.parametrize("lost", ["the last record", "the summary"])
+def test_a_finished_run_that_has_lost_something_is_trained_to_its_end_again(
+    whole: Callable[[str], Path], tmp_path: Path, lost: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole("full"), run)
+    if lost == "the summary":
+        (run / "summary.json").unlink()
+    else:
+        os.truncate(run / "trajectory.bin", (run / "trajectory.bin").stat().st_size - 16)
+    assert "--from-sound-prefix" in error_line(mezo("resume", run))
+    said = mezo("resume", "--from-sound-prefix", run)
+    assert said.code == 0, said
+    for kept in [*run.glob("*.damaged"), *run.glob("*-6.json*")]:
+        kept.unlink()
+    assert state(run) == state(whole("full"))
+
+
 def test_damage_is_refused_until_the_user_asks_for_the_sound_prefix(
     whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
@@ -277,7 +297,8 @@ def test_stored_moments_are_not_rebuilt(
         mezo("train", *words)
     shutil.copytree(run, old)
     held = old / "checkpoints" / "last" / restore.OPTIMIZER_STATE
-    Run(old).save_checkpoint("last", 3, lambda new: shutil.copytree(held.parent, new, ignore=only_weights))
+    copied = partial(shutil.copytree, held.parent, ignore=only_weights, dirs_exist_ok=True)
+    Run(old).save_checkpoint("last", 3, copied)
     assert not held.exists()
 
     rebuilt: list[int] = []

@@ -47,8 +47,7 @@ class ActiveLoggers:
 
     def _start(self, name: str, resumed_at: int | None, logged: Mapping[str, int]) -> None:
         check_installed([name])
-        folder = self._run.path / name
-        folder.mkdir(exist_ok=True)
+        folder = self._run.make_logger_folder(name)
         identity, config = self._identity(), self._config
         run = LoggedRun(
             **identity,

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mezo_cli.runs.files import open_to_write
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd
 
 log = logging.getLogger("mezo")
@@ -42,7 +43,7 @@ class ProcessLogger:
         self._errors = Path(run.folder) / "process.log"
         package_root = str(Path(__file__).resolve().parents[3])
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        with open(self._errors, "ab") as errors:
+        with open_to_write(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, name],
                 stdin=subprocess.PIPE,
