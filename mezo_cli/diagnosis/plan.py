@@ -52,7 +52,8 @@ class Plan:
         first = flatten(self.config)
         found: dict[str, None] = {}
         for job in self.jobs[1:]:
-            found |= {key: None for key, value in flatten(job).items() if value != first[key] and _is_costly(key)}
+            own = flatten(job)
+            found |= {key: None for key in (own | first) if own.get(key) != first.get(key) and _is_costly(key)}
         return list(found)
 
 

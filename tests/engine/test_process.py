@@ -36,7 +36,7 @@ def test_an_engine_that_ends_says_with_which_status_and_last_line(tmp_path: Path
 
 
 def test_another_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
-    assert "speaks version 99 of the protocol, not 1" in failure(fake_python(tmp_path, "other version"))
+    assert "speaks version 99 of the protocol, not 2" in failure(fake_python(tmp_path, "other version"))
 
 
 def test_what_is_not_a_program_is_refused(tmp_path: Path) -> None:

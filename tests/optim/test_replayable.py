@@ -293,5 +293,5 @@ def test_what_has_no_window_is_refused() -> None:
         with pytest.raises(UserError, match=r"optimizer.window=8: optimizer=mezo_adam has one number") as refusal:
             build_config(["optimizer=mezo_adam", "optimizer.window=8", *words])
         assert "\n" not in str(refusal.value)
-    with pytest.raises(UserError, match=r"optimizer.window=8: optimizer=mezo does not read it"):
+    with pytest.raises(UserError, match=r"'optimizer.window=8': optimizer=mezo does not read it"):
         build_config(["optimizer.window=8"])

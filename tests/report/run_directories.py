@@ -65,7 +65,8 @@ def make_run(
         ended: `finished`, `interrupted`, `running` (held by this process), or the error of a failed run.
         rows: the data fingerprint follows from it and the data seed.
         start: the start time in run.json.
-        grads: the projected gradient of each step, or of each sample of each step.
+        grads: the projected gradient of each step that the trajectory has, or of each sample of each step. A finished
+            run has taken these steps alone, whatever its config says: 100,000 records would be slow to read.
         predicted: the number of rows predicted as each of the first two labels.
     """
     config = make_config(settings or {})
@@ -94,14 +95,14 @@ def make_run(
                 raise KeyboardInterrupt
             if ended != "finished":
                 raise RunFailed(ended)
-            _finish(run, config, dev, dev_loss, test, labels)
+            _finish(run, config, dev, dev_loss, test, labels, len(grads))
     except (KeyboardInterrupt, RunFailed):
         pass
     return run
 
 
 def _finish(
-    run: Run, config: Config, dev: float, dev_loss: float, test: float | None, labels: Mapping[str, int]
+    run: Run, config: Config, dev: float, dev_loss: float, test: float | None, labels: Mapping[str, int], recorded: int
 ) -> None:
     metric, steps = config.task.metric, config.steps
     scores = {
@@ -111,7 +112,7 @@ def _finish(
     for split, seen in scores.items():
         if seen is not None:
             run.log_metrics("eval", steps, split=split, **seen, predicted=dict(labels), seconds=9.0)
-    run.write_summary({"steps": steps, "forwards": 2 * steps, "backwards": 0, "seconds": 9.0, **scores})
+    run.write_summary({"steps": recorded, "forwards": 2 * steps, "backwards": 0, "seconds": 9.0, **scores})
 
 
 def make_grid(root: Path, settings: Mapping[str, Any], lrs: Mapping[float, Mapping[int, tuple[float, float]]]) -> None:

@@ -101,6 +101,8 @@ def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, t
         else:
             assert said.code == 0, (what, said)
             assert same(model_at(hurt, "last"), finished), what
+            if "untrained.json" in said.err:  # lost: there is nothing to compare the result with, and a warning
+                continue
             assert summary(hurt) == summary(runs / "cls"), what
     assert reported > 5
 
@@ -114,7 +116,7 @@ def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path
     run = tmp_path / "run"
     shutil.copytree(runs / "trajectory", run)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    for number in (0, 2):
+    for number in (0, 3):
         line = json.loads(lines[number])
         line["accuracy"] = 1.0 - line["accuracy"]
         edited = [*lines[:number], json.dumps(line), *lines[number + 1 :]]
@@ -122,14 +124,14 @@ def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path
         assert f"metrics.jsonl:{number + 1} is damaged" in error_line(mezo("eval", run))
 
 
-@pytest.mark.parametrize("kept", range(6))
+@pytest.mark.parametrize("kept", range(7))
 def test_truncated_metrics_do_not_either(kept: int, runs: Path, tmp_path: Path) -> None:
     """Without an evaluation on dev, nobody can say which was best."""
     run = tmp_path / "run"
     shutil.copytree(runs / "trajectory", run)
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line).get("split", "train") for line in lines]
-    assert kinds == ["dev", "train", "dev", "train", "train", "dev", "train", "test"]
+    assert kinds == ["dev", "test_before", "train", "dev", "train", "train", "dev", "train", "test"]
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:kept]))
     assert "lacks the evaluation of step" in error_line(mezo("eval", run))
 
@@ -141,7 +143,7 @@ def test_a_truncated_trajectory_is_reported(runs: Path, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-32])
     for name in ("best", "last"):
         assert "holds 4 of the run's 6 steps" in error_line(mezo("eval", run, "--checkpoint", name))
-    assert "holds steps 0 to 4" in error_line(mezo("eval", run, "--checkpoint", "5"))
+    assert "holds 4 of the run's 6 steps" in error_line(mezo("eval", run, "--checkpoint", "5"))
 
 
 def test_a_damaged_checkpoint_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
