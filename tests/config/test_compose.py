@@ -165,7 +165,7 @@ def test_every_key_can_be_overridden() -> None:
     other |= {"model.dtype=float16": "model.dtype=float32", "micro_batch_size=3": "micro_batch_size=null"}
     other |= {"engine.name=vllm": "engine.name=none", "engine.python=word": "engine.python=null"}
     other |= {"distributed.shard=full": "distributed.shard=none"}
-    other |= {"stop_on_divergence=word": "stop_on_divergence=true"}
+    other |= {f"{key}=word": f"{key}=true" for key in ("stop_on_divergence", "test_at_start")}
     words = [other.get(word, word) for word in words]
     common = [word for word in words if not word.startswith(("optimizer.", "checkpoint="))]
     kinds = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in}
