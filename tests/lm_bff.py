@@ -2,7 +2,9 @@
 
 import re
 import string
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -46,12 +48,11 @@ ODD_TEXTS = [
 ]
 
 
-def load_task(name: str, **changes: object) -> TaskConfig:
+def load_task(name: str, **changes: Any) -> TaskConfig:
     values: dict[str, object] = yaml.safe_load((ROOT / f"conf/task/{name}.yaml").read_text(encoding="utf-8"))
-    for key, value in changes.items():
-        inner = values.get(key)
-        values[key] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
-    return check(TaskConfig, values, "task.")
+    task = check(TaskConfig, values, "task.")
+    nested = {key: replace(getattr(task, key), **value) for key, value in changes.items() if isinstance(value, dict)}
+    return replace(task, **{**changes, **nested})
 
 
 ALL_WORDS = sorted({word for name in LM_BFF for word in load_task(name).label_words})
