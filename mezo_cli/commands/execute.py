@@ -27,6 +27,7 @@ def execute(
     console: Console,
     prepare: Callable[[], None] = lambda: None,
     of_many: bool = False,
+    prunes: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
@@ -37,6 +38,7 @@ def execute(
         prepare: called first; if it raises, the run is recorded as failed.
         of_many: whether the run is one of a sweep or a search, which by default ends it if it has diverged. run.json
             keeps that for when the run is resumed by itself.
+        prunes: of a search, see `loop.train`.
     """
     with run.tracked():
         prepare()
@@ -49,7 +51,7 @@ def execute(
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
-        summary = loop.train(config, run, console)
+        summary = loop.train(config, run, console, prunes)
         if run.writes:
             _log_results(run, summary, config.task.metric)
     return summary

@@ -2,10 +2,12 @@
 
 The study is SWEEP/study.journal, Optuna's journal: one JSON object per line. `sweep.json` has each trial's job before
 it starts. A trial's number seeds the sampler, so a search that was interrupted goes on as if it had not been.
+Evaluations are reported to the study from a trial's metrics.jsonl, so that what a kill kept from it is reported later.
 """
 
 import dataclasses
 import logging
+import math
 import shlex
 import sys
 import warnings
@@ -25,10 +27,13 @@ from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
-from mezo_cli.errors import UserError, one_line
+from mezo_cli.errors import RunFailed, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import check_no_link
+from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
+from mezo_cli.training import trials as trial_results
+from mezo_cli.training.verdict import DIVERGED
 
 if TYPE_CHECKING:
     import optuna
@@ -54,8 +59,8 @@ def tune(
         config_dir: the user's config folder.
         ranges: `KEY=LOW:HIGH` each; without any, learning rate and eps.
         trials: how many trainings there are in the end, those of an earlier call included.
-        goal: `score`: the task's metric at the best checkpoint; `loss`: the lowest loss.
-        quiet: print the directory, warnings and errors only.
+        goal: `score`: the highest value of the task's metric after step 0; `loss`: the lowest loss after step 0.
+        quiet: print the directory, the best values, warnings and errors only.
 
     Raises:
         UserError: for a setting or a range that is not valid; nothing is started then.
@@ -69,7 +74,10 @@ def tune(
     folder, searched = plan.directory, parse_ranges(ranges, base)
     overrides, _ = split_python(overrides)
     for end in ("low", "high"):
-        _compose_trial(overrides, config_dir, [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched])
+        values = [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched]
+        config = compose.build_config([*_settings(overrides), *values], config_dir)
+        if not config.steps and config.init == "none":
+            raise UserError("steps=0: every trial would be the model before training, which is no result of a trial")
     search = {"ranges": [str(one) for one in searched], "trials": trials, "goal": goal}
     record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
@@ -111,12 +119,10 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
     return base, plan
 
 
-def _compose_trial(overrides: Sequence[str], config_dir: str | None, values: Sequence[str]) -> Config:
-    return compose.build_config([*_settings(overrides), *values], config_dir)
-
-
 def _settings(overrides: Sequence[str]) -> list[str]:
-    return [text for text in overrides if not text.startswith("hydra.")]
+    """Return the overrides of every trial: test before training would be the same in each, so it is left out."""
+    found = [text for text in overrides if not text.startswith("hydra.")]
+    return found if any("test_at_start=" in text for text in found) else ["test_at_start=false", *found]
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
@@ -173,7 +179,13 @@ def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
             storage = JournalStorage(JournalFileBackend(str(path)))
-            study = optuna.create_study(storage=storage, study_name="mezo", direction=GOALS[goal], load_if_exists=True)
+            study = optuna.create_study(
+                storage=storage,
+                study_name="mezo",
+                direction=GOALS[goal],
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(),
+            )
         known = len(study.get_trials(deepcopy=False))
     except Exception as error:  # whatever it finds in a file that is damaged
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
@@ -219,77 +231,119 @@ def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number:
 
     assert record.jobs is not None
     assert record.tune is not None
-    job = record.jobs[number]
-    path = folder / job.directory
-    status = job_status(path)
-    if status == "running":
-        raise UserError(f"{path} is running: another process is at this search")
     log.info("trial %d of %d  %s", number + 1, record.tune["trials"], _format(study.trials[number].params))
+    path, goal = folder / record.jobs[number].directory, record.tune["goal"]
+    if job_status(path) == "running":
+        raise UserError(f"{path} is running: another process is at this search")
+    trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
     try:
-        config = compose.build_config(job.overrides, record.config_dir)
-        run = Run.create(path, to_yaml(config), record.argv) if status == "missing" else Run.open(path)
-        if read_config(path / "config.yaml") != config:
-            raise UserError(f"{path} contains a run with other settings than this trial's")
-        if status == "interrupted":
-            run.claim()
-        if status in ("missing", "interrupted"):
-            execute(run, config, console, of_many=True)
-        value = _result(Run(path), config, record.tune["goal"])
+        config = compose.build_config(record.jobs[number].overrides, record.config_dir)
+        _train(path, config, record, trial, console)
+        _report(trial, Run(path), config, goal)
+        state, value, text = _result(Run(path), config, goal)
     except Exception as error:
         log.error("trial %d failed: %s", number + 1, one_line(error))
         study.tell(number, state=optuna.trial.TrialState.FAIL)
         return
-    study.tell(number, value)
-    best = study.best_trial
-    log.info(
-        "trial %d: %s %.4f; best so far %.4f, trial %d",
-        number + 1,
-        record.tune["goal"],
-        value,
-        best.value,
-        best.number + 1,
-    )
+    study.tell(number, value, state=optuna.trial.TrialState[state])
+    best = _best(study)
+    so_far = "" if best is None else f"; best so far {best.values[0]:.4f}, trial {best.number + 1}"
+    log.info("trial %d: %s%s", number + 1, text, so_far)
     log.info("")
+
+
+def _train(path: Path, config: Config, record: SweepRecord, trial: "optuna.Trial", console: Any) -> None:
+    """Train in the directory of a trial, unless that has ended already.
+
+    Raises:
+        UserError, RunFailed: when it cannot be trained, or fails for another reason than a loss that is not finite.
+    """
+    assert record.tune is not None
+    goal, status = record.tune["goal"], job_status(path)
+    run = Run.create(path, to_yaml(config), record.argv) if status == "missing" else Run.open(path)
+    if read_config(path / "config.yaml") != config:
+        raise UserError(f"{path} contains a run with other settings than this trial's")
+    if status == "interrupted":
+        run.claim()
+    if status in ("missing", "interrupted"):
+        try:
+            execute(run, config, console, of_many=True, prunes=lambda: _prunes(trial, run, config, goal))
+        except RunFailed as error:
+            if trial_results.end_of(Run(path)) != DIVERGED:
+                raise
+            log.error("%s", error)
+
+
+def _report(trial: "optuna.Trial", run: Run, config: Config, goal: str) -> int | None:
+    """Report the evaluations that the study does not have yet; return the step of the last one that it has."""
+    known = dict(trial.study.trials[trial.number].intermediate_values)
+    for line in trial_results.trained_evaluations(run, config.steps):
+        if line["step"] not in known:
+            known[line["step"]] = trial_results.value_of(line, config.task.metric, goal)
+            trial.report(known[line["step"]], line["step"])
+    return max(known, default=None)
+
+
+def _prunes(trial: "optuna.Trial", run: Run, config: Config, goal: str) -> bool:
+    """Report the evaluation that a trial has just done; return whether its training ends.
+
+    An evaluation that is repeated after a crash, because later steps were lost, was not the end then and is not now.
+    """
+    is_newest = _report(trial, run, config, goal) == run.evaluations("dev")[-1]["step"]
+    return is_newest and trial.should_prune()
 
 
 def _format(params: Mapping[str, float]) -> str:
     return " ".join(f"{key}={value:.4g}" for key, value in params.items())
 
 
-def _result(run: Run, config: Config, goal: str) -> float:
-    """Return what a finished run has reached on dev.
+def _result(run: Run, config: Config, goal: str) -> tuple[str, float | None, str]:
+    """Return the state of a trial that has ended, its value for the study, and both in words.
 
     Raises:
-        UserError: when it did not finish.
+        UserError: when it has failed for another reason than a loss that is not finite, or was not trained.
     """
-    if run.status() != "finished":
-        raise UserError(why_not_finished(run.path, run.status()))
-    if goal == "loss":
-        return min(float(one["loss"]) for one in run.evaluations("dev"))
-    return float(run.read_summary()["dev"][config.task.metric])
+    end, metric = trial_results.end_of(run), config.task.metric
+    if end == DIVERGED:
+        return "COMPLETE", math.inf if goal == "loss" else -math.inf, "diverged, which counts as the worst result"
+    best = trial_results.best_evaluation(run, config.steps, metric, goal)
+    if end not in ("finished", "pruned") or best is None:
+        raise UserError(why_not_finished(run.path, end))
+    mark = f" {MARK}" if picked_start(run.read_summary()) else ""
+    text = f"{goal} {best['loss' if goal == 'loss' else metric]:.4f}{mark}"
+    if end == "pruned":
+        return "PRUNED", None, f"pruned at step {run.steps_at_end(config.steps)} of {config.steps}, {text}"
+    return "COMPLETE", trial_results.value_of(best, metric, goal), text
+
+
+def _best(study: "optuna.Study") -> "optuna.trial.FrozenTrial | None":
+    """Return the best trial, None if each has failed or diverged or was pruned."""
+    try:
+        best = study.best_trial
+    except ValueError:  # none is complete
+        return None
+    return best if math.isfinite(best.values[0]) else None
 
 
 def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console: Any) -> int:
     """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
-    assert record.tune is not None
     jobs = record.jobs or []
     statuses = [(folder / job.directory, job_status(folder / job.directory)) for job in jobs]
-    finished = sum(status == "finished" for _, status in statuses)
-    log.info("%d of %d trials finished", finished, len(jobs))
-    if finished:
-        if not record.quiet:
-            report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
-        best = study.best_trial
-        values = _format(best.params)
-        log.info(
-            "best: trial %d  %s  %.4f  %s",
-            best.number + 1,
-            values,
-            best.value,
-            relative_path(folder / str(best.number)),
-        )
+    finished = [Run(path) for path, status in statuses if status == "finished"]
+    ends = [trial_results.end_of(run) for run in finished]
+    counts = "".join(f", {ends.count(end)} of them {end}" for end in ("pruned", DIVERGED) if end in ends)
+    log.info("%d of %d trials finished%s", len(finished), len(jobs), counts)
+    if finished and not record.quiet:
+        report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
+    best = _best(study)
+    if best is None:
+        text = "best: none, no trial has ended with a result"
+    else:
+        where = relative_path(folder / str(best.number))
+        text = f"best: trial {best.number + 1}  {_format(best.params)}  {best.values[0]:.4f}  {where}"
+    (print_line if record.quiet else log.info)(text)
     for number, (path, status) in enumerate(statuses):
         if status != "finished":
             reason = why_not_finished(path, status)
             print_line(f"failed: trial {number + 1} ({job_label(record, number)}): {reason}", sys.stderr)
-    return 0 if finished == len(jobs) else 1
+    return 0 if len(finished) == len(jobs) else 1

@@ -12,6 +12,7 @@ from mezo_cli.report.curves import Panel, panels
 from mezo_cli.report.details import RunDetails, read_details
 from mezo_cli.report.read import read_runs
 from mezo_cli.report.render import write_output
+from mezo_cli.report.searches import Search, read_searches
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -19,11 +20,13 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: the runs, oldest first, the groups that they form, their curves, and what was left out."""
+    """What is reported: the runs, oldest first, the groups that they form, their curves, the searches that they
+    are trials of, and what was left out."""
 
     runs: Sequence[RunDetails]
     groups: Sequence[Group]
     panels: Sequence[Panel]
+    searches: Sequence[Search]
     warnings: Sequence[str]
 
     def write_page(self, path: Path, progress: Progress) -> None:
@@ -33,7 +36,7 @@ class Report:
             UserError: when the file cannot be written.
         """
         with progress("runs drawn", len(self.runs)) as done:
-            text = page.render(self.runs, self.groups, self.panels, self.warnings, done)
+            text = page.render(self.runs, self.groups, self.panels, self.searches, self.warnings, done)
         write_output(path, text)
 
     def write_figure(self, path: Path) -> None:
@@ -64,4 +67,5 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
         why = f": {warnings[0]}" if warnings else ""
         raise UserError(f"no runs under {join(map(str, folders))}{' that can be read' if warnings else ''}{why}")
     groups = group_runs(run.entry for run in runs)
-    return Report(runs, groups, panels(groups, {run.name: run for run in runs}), warnings)
+    searches = read_searches([run.entry for run in runs], warnings.append)
+    return Report(runs, groups, panels(groups, {run.name: run for run in runs}), searches, warnings)

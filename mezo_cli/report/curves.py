@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,15 +140,20 @@ def _label(group: Group, members: Sequence[Group]) -> str:
 # --- grids ---
 
 
-def heat_maps(groups: Iterable[Group]) -> list[HeatMap]:
-    """Return the heat map of every group whose finished runs lie at several points of the grid."""
-    return [found for group in groups if (found := _heat_map(group)) is not None]
+def heat_maps(groups: Iterable[Group], trials: Collection[str] = ()) -> list[HeatMap]:
+    """Return the heat map of every group whose finished runs lie at several points of the grid.
+
+    Args:
+        groups: the groups of runs.
+        trials: the locations of runs that are left out: trials of a search lie at no grid.
+    """
+    return [found for group in groups if (found := _heat_map(group, trials)) is not None]
 
 
-def _heat_map(group: Group) -> HeatMap | None:
+def _heat_map(group: Group, trials: Collection[str]) -> HeatMap | None:
     scores: dict[Point, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in group.entries:
-        if entry.finished and entry.dev is not None:
+        if entry.finished and entry.dev is not None and entry.location not in trials:
             scores[tuple(grid_settings(entry.config).items())][entry.data_seed].append(entry.dev.score)
     values = {
         key: sorted({dict(point)[key] for point in scores}) for key in dict.fromkeys(k for p in scores for k, _ in p)

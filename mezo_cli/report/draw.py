@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mezo_cli.config.search_ranges import Range
 from mezo_cli.console import printable
 from mezo_cli.report.curves import Line
 from mezo_cli.report.details import Evaluations
+from mezo_cli.report.searches import Search
 from mezo_cli.report.series import CURVE_POINTS, Curve, Histogram, extremes, thin_indices
 from mezo_cli.report.svg import SERIES, colour
 
@@ -52,16 +54,60 @@ def draw_histogram(axes: "Axes", found: Histogram, name: str) -> None:
     """Draw the counts of |g| as bars on a logarithmic axis."""
     widths = np.diff(found.edges)
     axes.bar(found.edges[:-1], found.counts, widths, align="edge", color=colour(name), edgecolor=colour("page"), lw=0.8)
+    log_axis(axes, found.edges[0], found.edges[-1])
+    axes.set_xlabel("|g|", loc="right")
+    count_axis(axes)
+
+
+def draw_trials(axes: "Axes", search: Search, searched: Range) -> None:
+    """Draw the score of each trial of a search against one of the searched numbers.
+
+    Each trial that was the best so far is filled, the best of all ringed; pruned ones are grey; diverged ones are
+    crosses at the lower edge, where the axis of a loss is reversed: better is higher.
+    """
+    is_loss = search.goal == "loss"
+    if searched.is_log:
+        log_axis(axes, searched.low, searched.high)
+    axes.set_xlim(*_padded(searched))
+    for trial in search.trials:
+        x, done = trial.values[searched.key], trial.end == "finished"
+        if trial.end == "diverged":
+            axes.plot([x], [0.03], "x", color=colour("c2"), markersize=6, transform=axes.get_xaxis_transform())
+        elif trial.score is not None:
+            y = trial.score if is_loss else 100 * trial.score
+            name = "c1" if done else "quiet"
+            inside = colour(name if trial.is_record else "page")
+            axes.plot([x], [y], "o", markersize=6 if done else 4, mec=colour(name), mfc=inside, mew=1.5)
+    records = [trial for trial in search.trials if trial.is_record]
+    if records:
+        best, y = records[-1], records[-1].score or 0.0
+        at = best.values[searched.key], y if is_loss else 100 * y
+        axes.plot(*at, "o", markersize=13, mec=colour("c1"), mfc="none", mew=1.5)
+    axes.margins(y=0.16)
+    axes.set_xlabel(label_text(searched.key), loc="right", parse_math=False)
+    if is_loss:
+        axes.invert_yaxis()
+    else:
+        percent_axis(axes)
+
+
+def _padded(searched: Range) -> tuple[float, float]:
+    """Return the ends of the axis of a range: a little beyond, so that no mark is cut."""
+    low, high = searched.low, searched.high
+    if searched.is_log:
+        return low * (low / high) ** 0.04, high * (high / low) ** 0.04
+    return low - 0.04 * (high - low), high + 0.04 * (high - low)
+
+
+def log_axis(axes: "Axes", low: float, high: float) -> None:
+    """Make the horizontal axis logarithmic, with ticks at the powers of ten from `low` to `high`, or at three values."""
     axes.set_xscale("log")
-    low, high = found.edges[0], found.edges[-1]
     ticks = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
     ticks = [tick for tick in ticks if low <= tick <= high]
     if len(ticks) < 2:
         ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(low, high, 3)})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("|g|", loc="right")
-    count_axis(axes)
 
 
 def draw_shares(axes: "Axes", steps: Sequence[int], shares: Mapping[str, Sequence[float]]) -> None:

@@ -21,10 +21,12 @@ from mezo_cli.report.draw import (
     draw_histogram,
     draw_lines,
     draw_shares,
+    draw_trials,
     label_text,
     series_name,
 )
 from mezo_cli.report.render import Table, write_output
+from mezo_cli.report.searches import Search, Trial
 from mezo_cli.report.series import TABLE_ROWS, Curve, thin_indices
 from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes
 
@@ -222,6 +224,39 @@ def panel_legend(lines: Sequence[Line]) -> list[tuple[str, str]]:
         legend.append((series_name(number), f"{line.label}{test}{spread}{paper}"))
     rest = len(lines) - SHOWN_LINES
     return legend + ([("quiet", f"{rest} more, in the table")] if rest > 0 else [])
+
+
+# --- searches ---
+
+
+def search_figures(search: Search, name: str) -> list[Figure]:
+    """Return one figure per searched number: the score of every trial against it. `name` is unique in the page."""
+    what = "lowest loss" if search.goal == "loss" else search.goal
+    note = (
+        f"The {what} on dev after step 0. Filled: the best trial so far; ringed: the best. Hollow: another that "
+        "finished. Small and grey: pruned, or not finished. Cross: diverged."
+    )
+    found = []
+    for number, searched in enumerate(search.ranges):
+        rows = [
+            [str(trial.number), f"{trial.values[searched.key]:.3g}", _trial_score(trial, search.goal), trial.end]
+            for trial in search.trials
+        ]
+        title = f"{search.name}: {search.goal} against {searched.key}"
+        with drawing():
+            axes = new_axes((440, 280))
+            draw_trials(axes, search, searched)
+            svg = inline_svg(axes, f"{name}{number}", f"{title}, one mark per trial")
+        unit = "" if search.goal == "loss" else " %"
+        table = Table("", ("trial", searched.key, f"{search.goal}{unit}", "ended"), rows, left=0)
+        found.append(Figure(title, note, svg, table))
+    return found
+
+
+def _trial_score(trial: Trial, goal: str) -> str:
+    if trial.score is None:
+        return "-"
+    return f"{trial.score if goal == 'loss' else 100 * trial.score:.3g}{' (best so far)' if trial.is_record else ''}"
 
 
 # --- for a paper ---

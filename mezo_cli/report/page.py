@@ -15,9 +15,10 @@ from mezo_cli.report.aggregate import Group
 from mezo_cli.report.curves import HeatMap, Panel, heat_maps
 from mezo_cli.report.details import Prediction, RunDetails
 from mezo_cli.report.draw import series_name
-from mezo_cli.report.figures import panel_figure, run_figures
+from mezo_cli.report.figures import panel_figure, run_figures, search_figures
 from mezo_cli.report.paper import paper
 from mezo_cli.report.render import Comparison, Table
+from mezo_cli.report.searches import Search
 from mezo_cli.report.settings import format_value
 from mezo_cli.report.svg import COLOURS, SERIES
 from mezo_cli.report.views import PROTOCOL, group_view
@@ -39,6 +40,7 @@ def render(
     runs: Sequence[RunDetails],
     groups: Sequence[Group],
     panels: Sequence[Panel],
+    searches: Sequence[Search],
     warnings: Sequence[str],
     progress: Callable[[int], None],
 ) -> str:
@@ -48,6 +50,7 @@ def render(
         runs: the runs; if it is one, the page is about that run alone.
         groups: the groups that they form.
         panels: the curves of the groups.
+        searches: the searches that runs are trials of, which have no heat map.
         warnings: one line per directory that is left out.
         progress: called with the number of runs that are drawn.
     """
@@ -57,6 +60,7 @@ def render(
     for number, run in enumerate([] if single else runs):
         numbered.append(_run(run, f"r{number}", longest))
         progress(number + 1)
+    trials = {path for search in searches for path in search.locations}
     compared = group_view(groups, seeds=False) if groups else Comparison([])
     return (
         _environment()
@@ -71,7 +75,8 @@ def render(
             groups=compared,
             protocol=f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
             panels=[] if single else [panel_figure(panel, f"p{number}") for number, panel in enumerate(panels)],
-            heat_maps=[] if single else [_heat_map(found) for found in heat_maps(groups)],
+            searches=[] if single else [search_figures(one, f"s{number}_") for number, one in enumerate(searches)],
+            heat_maps=[] if single else [_heat_map(found) for found in heat_maps(groups, trials)],
             runs=[{**run, "body": _body(run, "h3")} for run in numbered],
             paper=paper().source if any(group.paper_number for group in groups) else "",
             version=package_version(),

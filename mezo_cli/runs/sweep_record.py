@@ -118,5 +118,10 @@ def _check_texts(record: SweepRecord) -> None:
         raise TypeError("its overrides are no lists")
     if not all(isinstance(text, str) for texts in (*lists, one_by_one) for text in texts):
         raise TypeError("its overrides and folders are no texts")
+    search = record.tune or {"ranges": [], "goal": "score", "trials": 0}
+    if not all(isinstance(text, str) for text in (search["goal"], *search["ranges"])):
+        raise TypeError("its ranges and its goal are no texts")
+    if not isinstance(search["trials"], int):
+        raise TypeError("the number of its trials is no number")
     if not all(isinstance(job.number, int) for job in record.jobs or ()):
         raise TypeError("the number of a job is no number")

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,8 +29,14 @@ log = logging.getLogger("mezo")
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
+def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool] | None = None) -> dict[str, Any]:
     """Train and evaluate, write the run directory, and return the summary. An interrupted run is resumed.
+
+    Args:
+        config: of the run.
+        run: the run directory, which this process has claimed.
+        console: where progress is shown.
+        prunes: called after each evaluation on dev after step 0, once its line is written; if it is true the run ends.
 
     Raises:
         UserError: before training, for whatever the user can correct.
@@ -62,7 +69,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
 
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     started = running_engine(config, session, train_rows, dev_rows, test_rows or [])
-    with failures, started as engine, TrainingRun(config, run, ranks) as state, torch.no_grad():
+    with failures, started as engine, TrainingRun(config, run, ranks, prunes) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)
         else:

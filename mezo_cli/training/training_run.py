@@ -77,8 +77,10 @@ class TrainingRun:
         best_step: the step of the best of them; of equal scores the earliest.
     """
 
-    def __init__(self, config: Config, run: Run, ranks: Ranks | None = None) -> None:
-        self.config, self.run, self._ranks = config, run, ranks
+    def __init__(
+        self, config: Config, run: Run, ranks: Ranks | None = None, prunes: Callable[[], bool] | None = None
+    ) -> None:
+        self.config, self.run, self._ranks, self._prunes = config, run, ranks, prunes
         self._optimizer_class = optimizer_class(config.optimizer)
         self.step = 0
         self.dev_scores: dict[int, float] = {}
@@ -234,7 +236,7 @@ class TrainingRun:
             )
 
     def find_stop_reason(self) -> str | None:
-        """Return `divergence`, `patience` or `max_seconds` if that ends the run before its last step, else None.
+        """Return what ends the run before its last step: `divergence`, `patience`, `pruned`, `max_seconds`, or None.
 
         Every process takes one step at least, however low max_seconds is.
         """
@@ -245,6 +247,8 @@ class TrainingRun:
             return "divergence"
         if config.patience is not None and self._since_best >= config.patience:
             return "patience"
+        if self._prunes is not None and self.step and self.step in self.dev_scores and self._prunes():
+            return "pruned"
         if config.max_seconds is None or self._first_stepped is None:
             return None
         is_over = time.perf_counter() - self._first_stepped >= config.max_seconds
@@ -266,6 +270,7 @@ class TrainingRun:
         how = {
             "divergence": "because it diverged",
             "patience": f"by patience={self.config.patience}",
+            "pruned": "by the pruner of its search",
             "max_seconds": f"after max_seconds={self.config.max_seconds:g}" if self.config.max_seconds else "",
         }
         text = f"stopped {how[reason]} at step {self.step} of {self.config.steps}"
