@@ -123,7 +123,8 @@ def _claim(
     longer = finished and goes_on(run, config, new, overrides)
     if finished and damage is None and not longer:
         stopped = run.info().get("stopped")
-        how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
+        by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""
+        how = f" (stopped by {by} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     if run.info().get("own_engine_python") and not has_own_python(started):

@@ -100,7 +100,7 @@ def _padded(searched: Range) -> tuple[float, float]:
 
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:
-    """Make the horizontal axis logarithmic, with ticks at the powers of ten from `low` to `high`, or at three values."""
+    """Make the horizontal axis logarithmic from `low` to `high`: ticks at the powers of ten, or at three values."""
     axes.set_xscale("log")
     ticks = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
     ticks = [tick for tick in ticks if low <= tick <= high]

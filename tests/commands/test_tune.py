@@ -4,12 +4,15 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mezo_cli import runs
+from mezo_cli.commands import tune
 from mezo_cli.training import loop
+from mezo_cli.training.trials import best_evaluation
 from tests.command_line import Result, error_line, mezo, small
 
 optuna = pytest.importorskip("optuna")
@@ -53,17 +56,20 @@ def searched(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 def test_each_trial_is_a_job_of_a_sweep(searched: tuple[Path, Result]) -> None:
     folder, said = searched[0] / "search", searched[1]
     assert (said.code, said.err) == (0, ""), said
-    found = trials(folder)
-    assert len(found) == len(jobs(folder)) == 3
-    for trial, job in zip(found, jobs(folder), strict=True):
+    done = trials(folder)
+    assert len(done) == len(jobs(folder)) == 3
+    for trial, job in zip(done, jobs(folder), strict=True):
         assert 1e-3 <= trial.params["optimizer.lr"] <= 1e-1
         assert trial.params["optimizer.samples"] in (1, 2, 3)
         lines = [f"{key}={value!r}" for key, value in trial.params.items()]
         assert job["overrides"][-2:] == lines
         run = runs.Run(folder / job["directory"])
-        assert trial.value == min(one["loss"] for one in run.evaluations("dev"))
+        found = {one["step"]: one["loss"] for one in run.evaluations("dev") if one["step"]}
+        assert trial.value == min(found.values())
+        assert trial.intermediate_values == found
+        assert "test_before" not in run.read_summary()
         assert f"lr: {trial.params['optimizer.lr']!r}" in (run.path / "config.yaml").read_text()
-    best = min(found, key=lambda trial: trial.value)
+    best = min(done, key=lambda trial: trial.value)
     assert f"best: trial {best.number + 1}  optimizer.lr=" in said.out
     assert "3 of 3 trials finished" in said.out
     assert "MeZO" in said.out
@@ -87,7 +93,9 @@ def test_more_trials_go_on_and_another_search_is_refused(searched: tuple[Path, R
     for other in (ranges[:2], (*ranges[:-1], "score"), (*ranges, "seed=3")):
         assert "with other settings or ranges" in error_line(mezo(*words, *other))
     said = mezo(*words, *ranges, "--trials", "4", "-q")
-    assert (said.code, said.out.count("\n"), said.err) == (0, 1, ""), said
+    assert (said.code, said.err) == (0, ""), said
+    _, best = said.out.splitlines()
+    assert best.startswith("best: trial ")
     assert [job["number"] for job in jobs(folder)] == [0, 1, 2, 3]
     assert "a search of `mezo tune`" in error_line(mezo("train", "-m", *words[1:]))
     assert "does not repeat a failed trial" in error_line(mezo("resume", folder, "--retry-failed"))
@@ -134,18 +142,72 @@ def test_a_trial_that_was_asked_for_only_is_completed(
     assert job["overrides"][-1] in {f"optimizer.samples={n}" for n in (1, 2, 3)}
 
 
-def test_a_trial_that_fails_has_no_result(roberta: Path, movies: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([(0.9, 0.1), (0.5, 0.5), (0.6, 0.7), (0.6, 0.6), (0.6, 0.6)], 3),  # step 0 is not the trial's; ties by loss
+        ([(0.9, 0.1), (0.5, 1e9), (0.500001, 1e10)], 2),  # the loss never outweighs the score
+        ([(0.9, 0.1)], None),
+    ],
+)
+def test_the_best_evaluation_of_a_trial(scores: list[tuple[float, float]], best: int | None) -> None:
+    lines = [{"step": step, "accuracy": score, "loss": loss} for step, (score, loss) in enumerate(scores)]
+    run: Any = SimpleNamespace(evaluations=lambda _: lines)
+    found = best_evaluation(run, 4, "accuracy", "score")
+    assert (found and found["step"]) == best
+
+
+@pytest.mark.slow
+def test_a_search_prunes_and_a_killed_one_ends_alike(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before an evaluation is reported, and again after that, before the pruner is asked."""
+    more = ("steps=3", "eval_every=1", "--range", "optimizer.lr=1e-4:1", "--goal", "loss", "--trials")
+    assert mezo(*search(roberta, movies, tmp_path / "cut", *more, "5")).code == 0
+    shutil.copytree(tmp_path / "cut", tmp_path / "whole")
+    said = mezo(*search(roberta, movies, tmp_path / "whole", *more, "7"))
+    whole = trials(tmp_path / "whole")
+    pruned = next(trial for trial in whole if trial.state.name == "PRUNED")
+    path = tmp_path / "whole" / str(pruned.number)
+    assert runs.Run(path).read_summary()["stopped"] == "pruned"
+    assert runs.Run(path).info()["stopped"] == {"by": "pruned", "step": pruned.last_step}
+    assert f"trial {pruned.number + 1}: pruned at step {pruned.last_step} of 3, loss " in said.out
+    assert "stopped by the pruner of its search" in mezo("resume", path).out
+
+    def killed(trial: Any, *_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    words = search(roberta, movies, tmp_path / "cut", *more, "7")
+    for owner, name in ((tune, "_report"), (optuna.trial.Trial, "should_prune")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, killed)
+            assert mezo(*words).code == 130
+    assert mezo(*words).code == 0
+    for mine, other in zip(trials(tmp_path / "cut"), whole, strict=True):
+        for name in ("state", "values", "params", "intermediate_values"):
+            assert getattr(mine, name) == getattr(other, name), name
+
+    page = tmp_path / "page.html"
+    assert mezo("report", tmp_path / "whole", "--out", page).code == 0
+    text = page.read_text()
+    assert "whole: loss against optimizer.lr" in text
+    assert text.count("(best so far)") >= 1
+    assert 'scope="col">lr' not in text  # the corner of a heat map
+
+
+def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = search(roberta, movies, tmp_path / "search", "--range", "optimizer.lr=1e29:1e30", "--trials", "1")
     said = mezo(*words)
     assert said.code == 1, said
     assert said.err.startswith("failed: trial 1 (")
     assert said.err.count("\n") == 1
-    assert [trial.state.name for trial in trials(tmp_path / "search")] == ["FAIL"]
-    assert mezo("resume", tmp_path / "search").code == 1
+    (trial,) = trials(tmp_path / "search")
+    assert (trial.state.name, trial.value) == ("COMPLETE", float("-inf"))
+    assert "best: none" in mezo("resume", tmp_path / "search").out
 
 
 def test_without_ranges_learning_rate_and_eps_are_searched(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    said = mezo(*search(roberta, movies, tmp_path / "search", "--trials", "1", "steps=0"))
+    said = mezo(*search(roberta, movies, tmp_path / "search", "--trials", "1", "steps=1"))
     assert said.code == 0, said
     stored = json.loads((tmp_path / "search" / "sweep.json").read_text())["tune"]
     assert stored["ranges"] == ["optimizer.lr=0.001:0.1", "optimizer.eps=0.0001:0.01"]
@@ -169,6 +231,7 @@ def test_without_ranges_learning_rate_and_eps_are_searched(roberta: Path, movies
         (["hydra/launcher=basic"], ["one trial after the other"]),
         (["experiment=paper/mezo"], ["grid"]),
         (["max_seconds=5"], ["max_seconds"]),
+        (["steps=0"], ["model before training"]),
         (["--trials", "0"], ["--trials 0"]),
         (["--goal", "test"], ["allowed are score, loss"]),
         (["optimizer.lr=x"], ["optimizer.lr"]),
