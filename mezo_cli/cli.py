@@ -164,7 +164,8 @@ def tune(
     ] = None,
     trials: Annotated[int, typer.Option("--trials", help="How many trainings, those done before included.")] = 20,
     goal: Annotated[
-        str, typer.Option("--goal", help="score: the best metric on dev; loss: the lowest loss on dev.")
+        str,
+        typer.Option("--goal", help="score: the best metric on dev; loss: the lowest loss on dev; both after step 0."),
     ] = "score",
     config_dir: ConfigDir = None,
     quiet: QuietTraining = False,
