@@ -114,6 +114,7 @@ def test_every_label_word_of_the_built_in_tasks_is_one_token() -> None:
         assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1, word
 
 
+@pytest.mark.slow
 def test_the_model_hears_the_difference() -> None:
     """Zero-shot, positive sentences lean to ` great` more than negative ones do: AUC well above one half."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")

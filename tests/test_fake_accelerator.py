@@ -48,6 +48,7 @@ def check(name: str, result: dict[str, Any]) -> None:
     check_case(name, result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDINARY)
 def test_a_step_waits_for_the_device_once(name: str, ordinary: dict[str, Any]) -> None:
     check(name, ordinary[name])

@@ -179,7 +179,7 @@ def test_fetch_is_enough_for_a_run_without_a_network(then: str, root: Path, tmp_
         assert offline.returncode == 0, offline.stderr
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["data set", "model"])
 def test_no_network_and_no_copy_is_one_line_and_quick(missing: str, movies: Path, tmp_path: Path) -> None:
     words = [] if missing == "data set" else ["data=files", f"data.dir={movies}"]

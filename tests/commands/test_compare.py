@@ -85,6 +85,7 @@ def test_json_and_quiet(runs: Path, tmp_path: Path) -> None:
     assert "\n- " not in quiet.out
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_transformers_is_loaded(runs: Path) -> None:
     for flags in ([], ["--paper"], ["--objectives"]):
         code = (

@@ -47,6 +47,7 @@ def from_stdin(monkeypatch: pytest.MonkeyPatch, stream: Any, *words: object) -> 
 # --- its start ---
 
 
+@pytest.mark.slow
 def test_it_imports_no_more_than_the_model_needs(run: Path) -> None:
     """Each of these takes a tenth of a second or more, and `import transformers` needs none of them."""
     code = (

@@ -172,6 +172,7 @@ def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_p
             assert one == other, (number, name)
 
 
+@pytest.mark.slow
 def test_failed_jobs_run_again_only_when_asked(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_another_grid_is_refused(roberta: Path, movies: Path, tmp_path: Path) ->
     assert mezo("train", *same).code == 0
 
 
+@pytest.mark.slow
 def test_settings_that_changed_in_a_file_are_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     file = tmp_path / "conf" / "experiment" / "mine.yaml"
@@ -222,6 +224,7 @@ def test_settings_that_changed_in_a_file_are_refused(roberta: Path, movies: Path
     assert "sweep/0 contains a run with other settings" in error_line(mezo("resume", tmp_path / "sweep"))
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_another_working_directory(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def wait_until_it_trains(folder: Path, running: "subprocess.Popen[str]") -> dict
 # --- processes of their own ---
 
 
+@pytest.mark.slow
 @joblib_is_there
 def test_jobs_run_in_processes_of_their_own_and_fail_alone(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: None
@@ -111,6 +112,7 @@ def test_submitit_runs_each_job_in_a_process_of_its_own(
     assert len(results.relative_to(tmp_path / "all" / ".submitit").parts) == 3
 
 
+@pytest.mark.slow
 @joblib_is_there
 def test_a_sweep_goes_on_with_another_launcher_in_the_same_bits(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

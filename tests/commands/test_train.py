@@ -25,6 +25,7 @@ def test_run_directories_have_a_name_of_their_own(roberta: Path, movies: Path, t
     assert {p.name for p in tmp_path.iterdir()} == {"outputs", "movies"}
 
 
+@pytest.mark.slow
 def test_a_reader_that_went_away_does_not_stop_a_run(roberta: Path, movies: Path, tmp_path: Path) -> None:
     process = start("train", *small(roberta, movies, tmp_path / "run"), cwd=tmp_path)
     assert process.stdout is not None

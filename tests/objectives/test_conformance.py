@@ -33,6 +33,10 @@ def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestMlm(objectives.Conformance):
     name = "mlm"
 
+    @pytest.fixture
+    def settings(self, roberta: Path) -> list[str]:
+        return [f"model.path={roberta}", "task.first_limit=40"]
+
 
 class TestMlmPadded(objectives.Conformance):
     """A model family that is not packed."""
@@ -46,6 +50,10 @@ class TestMlmPadded(objectives.Conformance):
 
 class TestCls(objectives.Conformance):
     name = "cls"
+
+    @pytest.fixture
+    def settings(self, roberta: Path) -> list[str]:
+        return [f"model.path={roberta}", "task.first_limit=40"]
 
 
 class TestLm(objectives.Conformance):

@@ -74,7 +74,7 @@ def same(ours: torch.Tensor, full: torch.Tensor, **close: float) -> None:
     torch.testing.assert_close(ours.log_softmax(-1), full.log_softmax(-1), **(close or {"rtol": 1e-5, "atol": 1e-4}))
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("task", ["sst2", "rte"])
 def test_scores_are_the_log_probabilities_by_hand(family: Path, task: str, words: str) -> None:
@@ -256,6 +256,7 @@ def test_no_padding_token_is_needed_or_added(gpt2: Path, tmp_path: Path) -> None
 # --- a run ---
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
 def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
     folder, run = tiny.decoder(tmp_path / "model", kind), tmp_path / "run"
@@ -316,7 +317,7 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
         ready(folder, "init=linear_probe", label_words(WORDS["mixed"])).objective.output_layer()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["lora", "prefix", "head", "bias"])
 def test_adapters_on_every_family(kind: str, family: Path) -> None:
     """The adapter changes the scores, a paired forward is used where possible, and frozen tensors keep their bits."""

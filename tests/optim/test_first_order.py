@@ -32,6 +32,7 @@ def steps(session: Session, number: int) -> list[Any]:
         return [session.step(rows, step) for step in range(number)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("limit", ["0.5", "null"])
 @pytest.mark.parametrize(
     ("name", "words", "make"),

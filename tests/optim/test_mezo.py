@@ -55,7 +55,7 @@ def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> f
     return float(F.cross_entropy(logits, batch.labels))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("task", "rows", "weight_decay", "loss", "lr", "eps"),
     [
@@ -98,6 +98,7 @@ def test_a_hundred_steps_agree_with_the_reference(
     assert moved > (10 if loss == "accuracy" else 90)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("samples", [1, 3])

@@ -100,7 +100,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @every_case
 def test_replay_and_resume_end_in_the_bits_of_training(words: list[str], roberta: Path) -> None:
     ours = tuned(roberta, words)
@@ -149,7 +149,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {"mezo": mezo, "mezo_momentum": mom
 with_formula = [case for case in cases() if case.values[0][0].removeprefix("optimizer=") in FORMULAS]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("words", with_formula)
 def test_it_is_the_formula_in_float64(words: list[str], roberta: Path) -> None:
     ours = tuned(roberta, words)
@@ -268,6 +268,7 @@ def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
         train(ours, 3, 4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", [["optimizer=mezo_momentum"], ["optimizer=mezo_adam", "optimizer.noise=rademacher"]])
 def test_a_window_is_short_by_beta_to_its_length(words: list[str], roberta: Path) -> None:
     """Random gradients, no loss: the last step's moment, exact and by a window."""

@@ -27,6 +27,7 @@ def noise(request: pytest.FixtureRequest) -> Noise:
     return make_noise(request.param)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("n", [1, 256, 5000, CHUNK + 5])
 def test_eager_and_compiled_give_the_same_bits(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-6, 3, n)
@@ -58,6 +59,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(noise: Noise) -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.sample(1)
 def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
     noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def perturb_in_place(stock: nn.Module, params: Params, c: float) -> None:
             p += c * params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
 def test_a_perturbed_forward_equals_a_forward_of_perturbed_weights(kind: str, noise: str, request: Any) -> None:
@@ -180,6 +181,7 @@ def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> N
             assert ours.forward.scratch.used == 0
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "objective"), [("roberta", "mlm"), ("untied", "mlm"), ("bert", "mlm"), ("roberta", "cls"), ("bert", "cls")]

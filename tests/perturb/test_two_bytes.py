@@ -42,6 +42,7 @@ def update_in_float64(made: Params, theta: Tensor, terms: Terms, decay: float = 
     return theta
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_mean_of_many_updates_is_that_of_float64_within_its_standard_error(kind: str, dtype: torch.dtype) -> None:

@@ -46,6 +46,7 @@ def check(works: dict[str, Any]) -> None:
     assert 0 < works[STEP]["kernels"] < works[STEP]["launches"]
 
 
+@pytest.mark.slow
 def test_a_step_of_24_layers_by_counts_of_one_and_two() -> None:
     """Every further layer adds as much as the second; the update is counted in the next test."""
     found = counts(1, 2)

@@ -15,6 +15,7 @@ def script() -> ModuleType:
     return load_script("measure_moments")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["mezo_momentum", "mezo_adam"])
 def test_a_window_over_all_steps_has_no_error_and_a_short_window_that_of_the_missing_terms(
     name: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "model", done.stdout
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_model_knows_the_text(made: tuple[Path, str]) -> None:
     folder, printed = made
     losses = [float(value) for value in re.findall(r"loss ([\d.]+)", printed)]

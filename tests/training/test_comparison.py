@@ -55,6 +55,7 @@ def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline() -> None
         assert beyond["intervals"]["accuracy"][0] < 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["mezo", "adamw"])
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_resumed_run_has_the_same_comparison(

@@ -44,6 +44,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Excep
     monkeypatch.setattr(owner, name, fail)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -103,6 +103,7 @@ def stock_features(model: Any, layer: nn.Module, batch: Any) -> torch.Tensor:
     return seen[0] if seen[0].dim() == 2 else seen[0][torch.arange(len(batch.positions)), batch.positions]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
 @pytest.mark.parametrize("objective", ["mlm", "cls"])
 def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(

@@ -242,6 +242,7 @@ def test_the_list_shows_it(done: Path) -> None:
 # --- counts ---
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("more", "evals", "trains"),
     [
@@ -349,6 +350,7 @@ def test_a_task_of_two_sentences_and_another_metric(roberta: Path, tmp_path: Pat
     assert "f1" in mezo("eval", run, "--split", "train").out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loss", ["accuracy", "f1"])
 @pytest.mark.parametrize("objective", ["mlm", "cls"])
 def test_the_discrete_losses(loss: str, objective: str, roberta: Path, movies: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loss", ["cross_entropy", "accuracy", "f1"])
 @pytest.mark.parametrize("objective", ["mlm", "cls"])
 def test_the_loss_is_that_of_the_whole_batch(objective: str, loss: str, roberta: Path) -> None:

@@ -19,6 +19,7 @@ EXPECTED: dict[str, dict[str, str]] = json.loads((RUNS / "expected.json").read_t
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "step"), [(name, step) for name in EXPECTED for step in ("5", "12")])
 def test_replay_gives_the_same_bits(name: str, step: str, tmp_path: Path) -> None:
     result = mezo("replay", RUNS / name, "--step", step, "--out", tmp_path / "out")
@@ -27,6 +28,7 @@ def test_replay_gives_the_same_bits(name: str, step: str, tmp_path: Path) -> Non
     assert hashlib.sha256(weights).hexdigest() == EXPECTED[name][step]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_resumed_run_goes_on_as_it_began(name: str, tmp_path: Path) -> None:
     """Its trajectory still says nothing of float64, so a replay of it uses the factor that the test above checks."""

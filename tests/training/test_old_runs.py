@@ -106,6 +106,7 @@ def test_all_are_listed(runs: Path) -> None:
         assert rows[f"{name}-interrupted"][1] == "interrupted"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_best_last_and_a_step_are_evaluated_as_then(name: str, runs: Path) -> None:
     """The scores in metrics.jsonl are another machine's: accuracies agree, losses nearly."""
@@ -120,6 +121,7 @@ def test_best_last_and_a_step_are_evaluated_as_then(name: str, runs: Path) -> No
         assert loss == pytest.approx(dev[step]["loss"], abs=1e-3)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "step"), [(name, step) for name in EXPECTED for step in EXPECTED[name]])
 def test_replay_gives_the_same_bits(name: str, step: str, runs: Path, tmp_path: Path) -> None:
     result = mezo("replay", runs / name, "--step", step, "--out", tmp_path / "out")
@@ -128,6 +130,7 @@ def test_replay_gives_the_same_bits(name: str, step: str, runs: Path, tmp_path: 
     assert hashlib.sha256(weights).hexdigest() == EXPECTED[name][step]
 
 
+@pytest.mark.sample(1)
 def test_an_interrupted_run_is_resumed_and_what_it_had_stays(resumed: Resumed) -> None:
     before, after = RUNS / f"{resumed.name}-interrupted", resumed.run
     trajectory = (before / "trajectory.bin").read_bytes()
@@ -141,11 +144,13 @@ def test_an_interrupted_run_is_resumed_and_what_it_had_stays(resumed: Resumed) -
     assert [line["step"] for line in run.evaluations("dev")] == [0, 4, 8, 12]
 
 
+@pytest.mark.sample(1)
 def test_its_last_step_before_the_interruption_has_the_finished_runs_weights(resumed: Resumed) -> None:
     for step in ("5", str(INTERRUPTED_AT)):
         assert trained_weights(resumed.run, step) == trained_weights(RUNS / resumed.name, step)
 
 
+@pytest.mark.sample(1)
 def test_a_resumed_run_replays_to_the_weights_it_ended_with(resumed: Resumed) -> None:
     assert list(resumed.live) == list(range(INTERRUPTED_AT, STEPS + 1))
     for step in (INTERRUPTED_AT, 10, STEPS):

@@ -68,7 +68,7 @@ def damaged(run: Path, seed: int) -> Iterator[str]:
             path.write_bytes(whole)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("name", ["best", "last", "4"])
 def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, tmp_path: Path) -> None:

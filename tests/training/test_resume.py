@@ -102,7 +102,7 @@ OTHERS += [("momentum", 5), ("adam", 5), ("adam", 9), ("scalar", 7), ("scalar", 
 OTHERS += [("adamw", i) for i in (1, 4, 7, 8, 11)] + [("sgd", i) for i in (2, 7, 8)]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
 def test_a_run_cut_anywhere_ends_in_the_same_bits(
     mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
@@ -123,6 +123,7 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(
     assert state(run) == state(whole(mode))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["lp", "lp trajectory"])
 @pytest.mark.parametrize("evaluation", [1, 2, 3])
 def test_linear_probing_goes_on_after_any_evaluation(
@@ -140,6 +141,7 @@ def test_linear_probing_goes_on_after_any_evaluation(
     assert state(run) == state(whole(mode))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("mode", "step"), [("full", 2), ("adamw", 4), ("sgd", 3)])
 def test_a_run_cut_again_and_again(
     mode: str, step: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
@@ -316,6 +318,7 @@ def test_stored_moments_are_not_rebuilt(
     assert state(run) == state(old) == state(whole(mode))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("words", [["checkpoint=trajectory"], ["optimizer=mezo_momentum"], ["model.dtype=bfloat16"]])
 def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
     words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -485,6 +488,7 @@ def test_a_growing_number_of_samples_is_counted_exactly(whole: Callable[[str], P
     assert summary["projected_grad"]["min_abs"] > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
 def test_replay_writes_the_same_bits(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"

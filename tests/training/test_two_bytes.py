@@ -49,6 +49,7 @@ def weights(folder: Path, mode: str) -> bytes:
     return (folder / WEIGHTS.get(mode, "model.safetensors")).read_bytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["mezo", "momentum", "lora"])
 def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     mode: str, train: Callable[[str], Path], tmp_path: Path
@@ -77,6 +78,7 @@ def test_a_run_without_checkpoints_has_the_same_scalars_and_scores(train: Callab
         assert Run(full).read_summary()[name] == Run(lean).read_summary()[name]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["mezo", "momentum"])
 def test_an_interrupted_run_ends_in_the_same_bits(
     mode: str, train: Callable[[str], Path], roberta: Path, tmp_path: Path
