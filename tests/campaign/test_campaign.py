@@ -134,6 +134,7 @@ def test_an_evaluation_is_promised_once_the_run_goes_on() -> None:
     assert promised([*log, ("write", "trajectory.bin", (0, b"x"))]) == 3
 
 
+@pytest.mark.slow
 def test_the_harness_sees_every_file_that_a_run_writes(lab: Lab, tmp_path: Path) -> None:
     """Replaying the recorded operations gives the run directory back, byte for byte."""
     for case in SMALL:
