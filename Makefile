@@ -42,7 +42,7 @@ check: $(VENV)/.dev ## install, then ruff and mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## install, then time the step against the reference's and against bare forwards
-	$(BIN)/python scripts/bench_step.py
+	$(BIN)/python scripts/bench/bench_step.py
 
 clean: ## remove the virtual environment
 	rm -rf $(VENV) $(OLDEST)

@@ -26,7 +26,7 @@ from mezo_cli.errors import first_line, without_credentials
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Large blocks in huge pages: activations are allocated and freed at every layer (docs/step.md).
+    # Large blocks in huge pages: activations are allocated and freed at every layer (docs/measurements/step.md).
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 
@@ -142,7 +142,7 @@ def trim_malloc() -> None:
     """Return freed memory to the system with glibc's malloc_trim; do nothing with other C libraries.
 
     glibc keeps freed memory, in pieces too small for the next tensor. Without this call a run uses up to a fifth more
-    memory, and the excess grows as batches change their lengths (docs/step.md). It takes 2 to 4 ms for a model of 355M
+    memory, and the excess grows as batches change their lengths (docs/measurements/step.md). It takes 2 to 4 ms for a model of 355M
     parameters.
     """
     trim = _malloc_trim()

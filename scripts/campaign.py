@@ -5,7 +5,7 @@
 
 What is damaged are runs of a tiny model with random weights, made anew. Exit status 1 when anything fell short;
 what did is listed at once and below the table, with the command or the damage. Ctrl-C ends it with the table of the
-cases so far. docs/reliability.md says what is promised.
+cases so far. docs/concepts/reliability.md says what is promised.
 """
 
 import argparse

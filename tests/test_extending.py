@@ -1,4 +1,4 @@
-"""docs/extending.md: its task runs, its two packages install, pass their conformance tests, and train."""
+"""docs/how-to/extending.md: its task runs, its two packages install, pass their conformance tests, and train."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.command_line import environment, mezo, small
 from tests.doc_blocks import files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "how-to" / "extending.md"
 DEMO = ["model=demo", "data=demo", "model.device=cpu", "steps=4", "batch_size=4", "data.eval_limit=20", "log_every=1"]
 
 

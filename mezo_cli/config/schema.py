@@ -224,7 +224,7 @@ class ModelConfig(Settings):
         name: the model's name in tables; chosen by `model=`.
         path: a hub id, a local folder, or `demo`.
         revision: a branch, tag or commit on the hub; null: the newest.
-        dtype: how the weights are stored. In two bytes, updates are rounded stochastically (docs/storage.md).
+        dtype: how the weights are stored. In two bytes, updates are rounded stochastically (docs/measurements/storage.md).
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
@@ -369,14 +369,14 @@ class Config(Settings):
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
         log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
         test_at_start: evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared
-            with the untrained model's (docs/compare.md).
+            with the untrained model's (docs/reference/compare.md).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
         max_seconds: seconds from a process's second step on after which it stops (the first compiles); null: no limit.
         at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
             tests it at its best step and ends it.
         patience: evaluations without a better dev score after which the run ends; null: any number.
-        stop_on_divergence: end a run that has diverged (docs/reliability.md), and test it at its best step; null: true
+        stop_on_divergence: end a run that has diverged (docs/concepts/reliability.md), and test it at its best step; null: true
             in a sweep and in `mezo tune`, else false.
     """
 

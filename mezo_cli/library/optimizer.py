@@ -1,4 +1,4 @@
-"""MeZO as a `torch.optim.Optimizer`, for a training loop of one's own (docs/library.md)."""
+"""MeZO as a `torch.optim.Optimizer`, for a training loop of one's own (docs/how-to/library.md)."""
 
 import logging
 import math

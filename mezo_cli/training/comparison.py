@@ -1,6 +1,6 @@
 """Compare the trained model with the untrained one on the same rows: intervals, paired differences, baselines.
 
-What `summary.json` says about a result besides the result (docs/compare.md).
+What `summary.json` says about a result besides the result (docs/reference/compare.md).
 """
 
 from collections.abc import Mapping

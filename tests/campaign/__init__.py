@@ -1,1 +1,1 @@
-"""Seeded campaigns of damage to runs, and of mistakes (docs/reliability.md)."""
+"""Seeded campaigns of damage to runs, and of mistakes (docs/concepts/reliability.md)."""

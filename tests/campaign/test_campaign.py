@@ -1,4 +1,4 @@
-"""A small campaign of each kind; `make campaign` runs the large one (docs/reliability.md)."""
+"""A small campaign of each kind; `make campaign` runs the large one (docs/concepts/reliability.md)."""
 
 import itertools
 from collections.abc import Iterator, Sequence

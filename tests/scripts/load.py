@@ -9,10 +9,11 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def load_script(name: str) -> ModuleType:
-    """Return scripts/NAME.py as a module. It can import the scripts beside it, as when it is run."""
-    if str(SCRIPTS) not in sys.path:
-        sys.path.append(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    """Return the script of that name as a module. It can import the scripts beside it, as when it is run."""
+    (path,) = SCRIPTS.rglob(f"{name}.py")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module there

@@ -1,4 +1,4 @@
-"""scripts/bench_runs.py: runs are listed, and the times are printed."""
+"""scripts/bench/bench_runs.py: runs are listed, and the times are printed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""scripts/bench_step.py and the records of docs/machines/, from which the tables of docs/step.md are made."""
+"""scripts/bench/bench_step.py and the records of docs/measurements/machines/, from which the tables of docs/measurements/step.md are made."""
 
 import json
 import re
@@ -46,13 +46,15 @@ def one_result(batch: str = "16x32", seconds: float = 2.0) -> dict[str, Any]:
     known = {"shape": "large", "batch": batch, "tokens": 512, "rounds": 3, "rows": rows, "threads": 1, "device": "cpu"}
     peaks = {"floor fp32": 1_000_000, "ours fp32 gaussian": 1_250_000}
     origin = {"commit": "0123456789", "dirty": False, "versions": {"torch": "2.13"}, "date": "2026-11-22"}
-    return {**known, **origin, "load": [1.0, 2.0], "command": "python scripts/bench_step.py", "peaks": peaks}
+    return {**known, **origin, "load": [1.0, 2.0], "command": "python scripts/bench/bench_step.py", "peaks": peaks}
 
 
 def test_the_page_has_the_tables_of_the_records(tables: ModuleType) -> None:
     page = tables.PAGE.read_text(encoding="utf-8")
-    assert tables.load_records(), "docs/machines/ is empty"
-    assert tables.updated(page) == page, f"docs/step.md is out of date: run `{tables.COMMAND}` and commit it"
+    assert tables.load_records(), "docs/measurements/machines/ is empty"
+    assert tables.updated(page) == page, (
+        f"docs/measurements/step.md is out of date: run `{tables.COMMAND}` and commit it"
+    )
 
 
 def test_readme_names_the_range_of_the_records(tables: ModuleType) -> None:
@@ -103,7 +105,7 @@ def test_a_table_has_the_spread_of_each_ratio_and_the_peak(tables: ModuleType) -
 @pytest.mark.slow
 def test_the_bench_shows_progress_and_writes_a_record(tmp_path: Path, machine_record: ModuleType) -> None:
     words = ["--shapes", "tiny", "--batches", "2x8", "--rounds", "2", "--only", "ours fp32 gaussian"]
-    command = [sys.executable, "scripts/bench_step.py", *words, "--memory", "--out", str(tmp_path / "here.json")]
+    command = [sys.executable, "scripts/bench/bench_step.py", *words, "--memory", "--out", str(tmp_path / "here.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "round 2 of 2, 2 of 2: ours fp32 gaussian" in done.stderr

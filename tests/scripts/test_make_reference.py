@@ -1,4 +1,4 @@
-"""docs/reference/ is what scripts/make_reference.py makes of the commands and the schema, and nothing is left out."""
+"""docs/reference/ is what make_reference.py makes of the commands and the schema, and nothing is left out."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,6 @@ from mezo_cli.config.keys import all_keys
 from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "make_reference.py"
 
 
 @pytest.fixture(scope="module")

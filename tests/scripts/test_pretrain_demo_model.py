@@ -18,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.scripts.load import load_script
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "pretrain_demo_model.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model" / "pretrain_demo_model.py"
 SMALL = ["--vocab-size", "512", "--layers", "1", "--width", "32", "--heads", "2", "--positions", "34", "--length", "16"]
 SMALL += ["--long-length", "32", "--steps", "60", "--warmup", "5", "--batch-tokens", "512", "--log-every", "20"]
 

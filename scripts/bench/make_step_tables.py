@@ -1,0 +1,91 @@
+"""Write the tables of docs/measurements/step.md from the records of docs/measurements/machines/, one file per machine (bench_step.py --out).
+
+python scripts/bench/make_step_tables.py
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from machine_record import load_records
+from step_works import floor_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "step.md"
+COMMAND = "python scripts/bench/make_step_tables.py"
+BEGIN, END = f"<!-- machines: made by `{COMMAND}` -->", "<!-- machines: end -->"
+
+
+def spread(values: dict[str, float] | None, digits: int = 2) -> str:
+    """Return `1.18 (1.10 to 1.30)`, `1.18` if all rounds agree to these digits, or nothing."""
+    if values is None:
+        return ""
+    least, median, most = (f"{values[name]:.{digits}f}" for name in ("min", "median", "max"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
+def peak(result: dict[str, Any], name: str) -> str:
+    """Return the peak memory of a work, over that of a plain forward."""
+    peaks = result.get("peaks", {})
+    return f"{peaks[name] / peaks[floor_of(name)]:.2f}" if name in peaks else ""
+
+
+def result_lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the Markdown of one shape and batch."""
+    rounds, threads = (
+        f"{result[key]} {key.removesuffix('s') if result[key] == 1 else key}" for key in ("rounds", "threads")
+    )
+    load = " to ".join(map(str, result["load"]))
+    commit = (result["commit"] or "unknown")[:7] + (", changed" if result["dirty"] else "")
+    yield (
+        f"RoBERTa-{result['shape']}'s shape, {result['batch'].replace('x', ' x ')}, {result['tokens']} tokens: "
+        f"{rounds}, {threads}, {result['device']}, load {load}, torch {result['versions']['torch']}, commit {commit}, "
+        f"{result['date']}."
+    )
+    yield ""
+    yield "| | seconds | reference / this | this / floor | peak / floor |"
+    yield "|---|---|---|---|---|"
+    for row in result["rows"]:
+        cells = [
+            row["name"],
+            spread(row["seconds"]),
+            spread(row["reference_over_this"]),
+            spread(row["this_over_floor"]),
+            peak(result, row["name"]),
+        ]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def machine_lines(name: str, record: dict[str, Any]) -> Iterator[str]:
+    """Yield the Markdown of one machine."""
+    machine = record["machine"]
+    device = f"{machine['gpu']}, " if machine["gpu"] else ""
+    yield f"### {name}"
+    yield (
+        f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}. "
+        f"Instruction sets: {', '.join(machine['instruction_sets'])}."
+    )
+    for result in record["results"]:
+        yield ""
+        yield from result_lines(result)
+
+
+def tables() -> str:
+    """Return the Markdown of all machines."""
+    parts = ["\n".join(machine_lines(name, record)) for name, record in load_records().items()]
+    return "\n\n".join(parts)
+
+
+def updated(page: str) -> str:
+    """Return the page with the tables between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def main() -> None:
+    """Write the tables."""
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Write docs/reference/: every command from the Typer app, every config key from the schema and conf/.
+
+    python scripts/reference/make_reference.py
+
+The meaning of a key is written once: under `Attributes` in the docstring of its class (mezo_cli/config/schema.py, or
+the module of an optimizer). The help of a command is its function's docstring in mezo_cli/cli.py.
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from mezo_cli.cli import app
+from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.keys import children, groups, is_group, type_hints
+from mezo_cli.config.overrides import HYDRA_CHOICES
+from mezo_cli.config.registry import CHOICES, NAMES, classes
+from mezo_cli.config.schema import MISSING, Config
+from mezo_cli.config.validation import default_of
+from mezo_cli.config.values import Allowed, allowed, plain_type
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "reference"
+COMMAND = "python scripts/reference/make_reference.py"
+MADE = f"<!-- made by `{COMMAND}`: change mezo_cli/ and run it again -->"
+OPTIMIZER_FILES = "optimizer"  # the group whose files only set values of settings that several optimizers share
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One row of the page: a config key, its type and range, its default and its meaning."""
+
+    name: str
+    type: str
+    allowed: str
+    default: str
+    meaning: str
+
+
+# --- the keys ---
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """Return the meaning of each field of a class of settings, from `Attributes:` in its docstring or a base's."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        rows = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.M)
+        found |= {name: " ".join(text.split()) for name, text in rows}
+    return found
+
+
+def keys_of(kind: type, prefix: str = "") -> list[Key]:
+    """Return the keys of a class of settings that take a value; those of a group inside it follow.
+
+    Raises:
+        KeyError: for a field without a meaning.
+    """
+    if kind in CHOICES:
+        return _keys_of_choices(kind, prefix)
+    own, inner, meanings = [], [], attributes(kind)
+    for name, hint in type_hints(kind).items():
+        if is_group(plain_type(hint)):
+            inner += [] if prefix == "" else keys_of(plain_type(hint), f"{prefix}{name}.")
+        else:
+            own.append(_key(f"{prefix}{name}", hint, _default(default_of(kind, name), prefix), meanings[name]))
+    return own + inner
+
+
+def _keys_of_choices(base: type, prefix: str) -> list[Key]:
+    """Return the keys of a group whose settings depend on the choice, with the choices that have each."""
+    kinds = {name: kind for name, kind in classes(base).items() if name in CHOICES[base].built_in}
+    found = []
+    for name in children(base):
+        having = {choice: kind for choice, kind in kinds.items() if name in type_hints(kind)}
+        if not having:  # of a plug-in
+            continue
+        kind = next(iter(having.values()))
+        defaults = {_default(default_of(one, name), prefix) for one in having.values()}
+        shared = len(having) == len(kinds)
+        where = "" if shared else f" Only with `{prefix[:-1]}=` {_names(having)}."
+        meaning = attributes(kind)[name].rstrip(".") + "."
+        found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
+    return found
+
+
+def _default(value: Any, prefix: str) -> str:
+    return f"of the file of `{prefix[:-1]}=`" if value == MISSING else _value(value)
+
+
+def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
+    takes = allowed(hint)
+    choices = NAMES[name].built_in if name in NAMES else takes.choices
+    return Key(name, _type(takes), _allowed(takes, choices), default, meaning)
+
+
+def _type(takes: Allowed) -> str:
+    base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+    base |= {list: "list of texts", dict: "texts by name"}
+    return base[takes.kind] + (" or null" if takes.optional else "")
+
+
+def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
+    """Return the choices, or the range in interval notation."""
+    if choices:
+        return _names(choices)
+    if takes.kind not in (int, float):
+        return ""
+    low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
+    return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value}" if isinstance(value, int) else f"{value:g}"
+
+
+def _value(value: Any) -> str:
+    return "empty" if value in ([], {}) else f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    """Return a value as it is written on the command line: `null`, `false`, `1e-5`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# --- the files of conf/ ---
+
+
+def _file(group: str, choice: str) -> dict[str, Any]:
+    """Return the content of the file of a choice."""
+    content = yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    return dict(content or {})
+
+
+def choices_of(group: str) -> list[tuple[str, str]]:
+    """Return each choice of a group and the first sentence of its file's comment."""
+    folder = conf_dir() / group
+    paths = sorted(folder.rglob("*.yaml"))
+    return [(path.relative_to(folder).with_suffix("").as_posix(), _first_sentence(path)) for path in paths]
+
+
+def _first_sentence(path: Path) -> str:
+    """Return the first sentence of a file's comment, which ends before the first command at the latest."""
+    comment = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#   ") or not line.startswith("#"):
+            break
+        comment += [] if "@package" in line else [line[1:].strip()]
+    return re.match(r"(.+?\?|.+?)(?:(?<!et al)(?<!\.)\. |[.:]?$|(?<=\?) )", " ".join(comment))[1]  # type: ignore[index]
+
+
+def default_choices() -> dict[str, str]:
+    """Return the choice of each group that conf/config.yaml makes."""
+    entries = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}
+
+
+# --- the page of keys ---
+
+
+def config_page() -> str:
+    """Return docs/reference/config.md."""
+    lines = [
+        MADE,
+        "# Config keys",
+        *_paragraph(
+            "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
+            " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. An unknown"
+            " key, a wrong type and a value out of range end in one line and exit status 2."
+        ),
+        "A range `[1, )` begins at 1 and has no end; `(0, )` leaves 0 out. nan and inf are outside every range.",
+        "",
+        "## Choices",
+        *_paragraph(
+            "A choice is a file, and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line"
+            " a choice wins over that of an experiment, and a key over both."
+        ),
+        *_table(("choice", "default", "values"), _choice_rows()),
+        "",
+    ]
+    hints = type_hints(Config)
+    lines += ["## The run", *_keys(keys_of(Config)), ""]
+    for name, kind in hints.items():
+        if is_group(kind):
+            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys_of(kind, f"{name}.")), ""]
+            lines += _files(name) if name in groups() else []
+    lines += ["## `experiment`", "A file that sets keys and choices of a whole run, or of a sweep.", ""]
+    return "\n".join([*lines, *_files("experiment"), *_hydra()]).rstrip() + "\n"
+
+
+def _choice_rows() -> Iterator[Sequence[str]]:
+    for group in groups():
+        chosen = default_choices()[group]
+        yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(name for name, _ in choices_of(group))
+
+
+def _summary(kind: type) -> str:
+    """Return the first paragraph of a class's docstring."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+
+
+def _keys(keys: Iterable[Key]) -> list[str]:
+    rows = [(f"`{key.name}`", key.type, key.allowed, key.default, key.meaning) for key in keys]
+    return _table(("key", "type", "allowed", "default", "meaning"), rows)
+
+
+def _files(group: str) -> list[str]:
+    """Return the table of a group's files, with the values that an optimizer's file sets."""
+    rows = []
+    for name, text in choices_of(group):
+        values = {key: value for key, value in _file(group, name).items() if not isinstance(value, dict | list)}
+        shown = ", ".join(f"`{key}={_plain(value)}`" for key, value in values.items() if key != "name")
+        rows.append((f"`{group}={name}`", text, *([shown] if group == OPTIMIZER_FILES else [])))
+    return [*_table(("choice", "what it is", *(["sets"] if group == OPTIMIZER_FILES else [])), rows), ""]
+
+
+def _hydra() -> list[str]:
+    """Return the section on Hydra's own keys."""
+    rows = [
+        ("`hydra.run.dir`", "the run directory"),
+        ("`hydra.sweep.dir`", "the directory of a sweep"),
+        ("`hydra.sweep.subdir`", "the directory of a job inside it"),
+        *((f"`{group}=`", f"with `-m`: {_names(choices)}") for group, choices in HYDRA_CHOICES.items()),
+        ("`hydra.launcher.*`, `hydra.sweeper.*`", "with `-m`: settings of the launcher or sweeper that was chosen"),
+    ]
+    intro = "Of Hydra's own keys these can be set, on the command line only:"
+    return ["## Hydra's keys", intro, "", *_table(("key", "meaning"), rows)]
+
+
+def _paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph, and the empty line after it. Words with hyphens and code are kept whole."""
+    return [*textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False), ""]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table; a `|` inside a cell is escaped."""
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *body]
+
+
+# --- the page of commands ---
+
+
+def commands_page() -> str:
+    """Return docs/reference/commands.md."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    lines = [
+        MADE,
+        "# Commands",
+        *_paragraph(
+            "`mezo COMMAND --help` prints the same. Exit status: 0 done; 2 a mistake of the user's, in one line; 1 a"
+            " failure after training began, or a job of a sweep that failed; 130 interrupted. `mezo --version` prints"
+            " the version."
+        ),
+        *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
+    ]
+    for name, command in commands.items():
+        lines += [f"## mezo {name}", *_command(name, command), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(name: str, command: Any) -> list[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
+    words = ["mezo", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])]
+    rows = [(f"`{_metavar(param)}`", _help(param)) for param in arguments]
+    rows += [(f"`{_option(param)}`", _help(param)) for param in options]
+    table = ["", *_table(("argument or option", "meaning"), rows)] if rows else []
+    return ["```text", " ".join(words), "```", " ".join((command.help or "").split()), *table]
+
+
+def _metavar(param: Any) -> str:
+    shown = param.metavar or param.name.upper()
+    if not param.required and not shown.startswith("["):
+        shown = f"[{shown}]"
+    return f"{shown}..." if param.nargs == -1 and not shown.endswith("...") else shown
+
+
+def _option(param: Any) -> str:
+    names = ", ".join([*param.opts, *param.secondary_opts])
+    return names if param.is_flag else f"{names} {param.metavar or param.opts[0].strip('-').upper()}"
+
+
+def _help(param: Any) -> str:
+    text = " ".join((param.help or "").split())
+    if param.required and param.param_type_name == "option":
+        return f"{text} Required."
+    shown = isinstance(param.default, (str, int, float, Path)) and not getattr(param, "is_flag", False)
+    return f"{text} Default: `{param.default}`." if shown else text
+
+
+# --- writing ---
+
+
+def pages() -> dict[str, str]:
+    """Return the name and the text of each page."""
+    return {"commands.md": commands_page(), "config.md": config_page()}
+
+
+def main() -> None:
+    """Write the pages."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        print(f"wrote {(FOLDER / name).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
