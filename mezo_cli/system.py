@@ -142,8 +142,8 @@ def trim_malloc() -> None:
     """Return freed memory to the system with glibc's malloc_trim; do nothing with other C libraries.
 
     glibc keeps freed memory, in pieces too small for the next tensor. Without this call a run uses up to a fifth more
-    memory, and the excess grows as batches change their lengths (docs/measurements/step.md). It takes 2 to 4 ms for a model of 355M
-    parameters.
+    memory, and the excess grows as batches change their lengths (docs/measurements/step.md). It takes 2 to 4 ms
+    for a model of 355M parameters.
     """
     trim = _malloc_trim()
     if trim is not None:

@@ -1,4 +1,4 @@
-"""The layers of docs/concepts/design.md: which package may import which, and what is imported only when it is needed."""
+"""The layers of docs/concepts/design.md: which package may import which, and what is imported only when needed."""
 
 import ast
 import functools

@@ -224,7 +224,8 @@ class ModelConfig(Settings):
         name: the model's name in tables; chosen by `model=`.
         path: a hub id, a local folder, or `demo`.
         revision: a branch, tag or commit on the hub; null: the newest.
-        dtype: how the weights are stored. In two bytes, updates are rounded stochastically (docs/measurements/storage.md).
+        dtype: how the weights are stored. In two bytes, updates are rounded stochastically
+            (docs/measurements/storage.md).
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
@@ -376,8 +377,8 @@ class Config(Settings):
         at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
             tests it at its best step and ends it.
         patience: evaluations without a better dev score after which the run ends; null: any number.
-        stop_on_divergence: end a run that has diverged (docs/concepts/reliability.md), and test it at its best step; null: true
-            in a sweep and in `mezo tune`, else false.
+        stop_on_divergence: end a run that has diverged (docs/concepts/reliability.md), and test it at its best step;
+            null: true in a sweep and in `mezo tune`, else false.
     """
 
     task: TaskConfig = field(default_factory=TaskConfig)

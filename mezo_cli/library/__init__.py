@@ -1,1 +1,1 @@
-"""The MeZO step for a training loop of one's own: `MezoOptimizer`, and `replay` of its file (docs/how-to/library.md)."""
+"""The MeZO step for one's own training loop: `MezoOptimizer`, and `replay` of its file (docs/how-to/library.md)."""

@@ -9,8 +9,8 @@ follows from the scalars of the trajectory alone. It is computed, and deferred b
 `window: null` keeps m, a buffer of theta's size, and draws z once per step and sample, as MeZO does. The checkpoint
 `last` stores m. Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
 `window: W` keeps no buffer: every step draws the last W directions again and sums them block by block, so W draws per
-step. m then lacks the steps before, momentum^W of it (docs/concepts/methods.md has a table). A resumed run needs the last W - 1
-records.
+step. m then lacks the steps before, momentum^W of it (docs/concepts/methods.md has a table). A resumed run needs the
+last W - 1 records.
 """
 
 from collections import deque

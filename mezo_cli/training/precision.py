@@ -1,8 +1,8 @@
 """Check that the compute dtype resolves the difference of losses that MeZO's gradient estimate is made of.
 
 The losses at theta + eps z and theta - eps z differ in the third or fourth digit, and bfloat16 has three. The error of
-the projected gradients depends on the model, on eps and on the batch (docs/measurements/step.md has a table), so it is measured on
-the run's own first batch. `mezo doctor` measures more of it, by the same functions.
+the projected gradients depends on the model, on eps and on the batch (docs/measurements/step.md has a table), so it is
+measured on the run's own first batch. `mezo doctor` measures more of it, by the same functions.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Write the tables of docs/measurements/step.md from the records of docs/measurements/machines/, one file per machine (bench_step.py --out).
+"""Write the tables of docs/measurements/step.md from the records in machines/, one per machine (bench_step.py --out).
 
 python scripts/bench/make_step_tables.py
 """

@@ -1,4 +1,4 @@
-"""scripts/bench/bench_step.py and the records of docs/measurements/machines/, from which the tables of docs/measurements/step.md are made."""
+"""scripts/bench/bench_step.py and the records from which the tables of docs/measurements/step.md are made."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_the_page_has_the_tables_of_the_records(tables: ModuleType) -> None:
     page = tables.PAGE.read_text(encoding="utf-8")
     assert tables.load_records(), "docs/measurements/machines/ is empty"
     assert tables.updated(page) == page, (
-        f"docs/measurements/step.md is out of date: run `{tables.COMMAND}` and commit it"
+        f"{tables.PAGE} is out of date: run `{tables.COMMAND}` and commit it"
     )
 
 
