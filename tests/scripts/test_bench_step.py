@@ -52,9 +52,7 @@ def one_result(batch: str = "16x32", seconds: float = 2.0) -> dict[str, Any]:
 def test_the_page_has_the_tables_of_the_records(tables: ModuleType) -> None:
     page = tables.PAGE.read_text(encoding="utf-8")
     assert tables.load_records(), "docs/measurements/machines/ is empty"
-    assert tables.updated(page) == page, (
-        f"{tables.PAGE} is out of date: run `{tables.COMMAND}` and commit it"
-    )
+    assert tables.updated(page) == page, f"{tables.PAGE} is out of date: run `{tables.COMMAND}` and commit it"
 
 
 def test_readme_names_the_range_of_the_records(tables: ModuleType) -> None:
