@@ -2,7 +2,7 @@
 
 Every package may import this module; it imports neither Hydra nor torch. Type, range and choices of a field are its
 annotation, which config/validation.py lets pydantic enforce. The meaning of a field is under `Attributes` in its
-class's docstring; scripts/make_reference.py makes docs/reference/config.md of it.
+class's docstring; scripts/reference/make_reference.py makes docs/reference/config.md of it.
 
 A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base class here, and one class per choice.
 `registry.settings_class` finds the class by the name of the choice.
@@ -252,7 +252,7 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class EngineConfig(Settings):
-    """The inference engine that computes the forwards (docs/engines.md).
+    """The inference engine that computes the forwards (docs/how-to/engines.md).
 
     Attributes:
         name: none: the model's own forwards; vllm: vLLM's, for objective lm; chosen by `engine=`.
@@ -340,7 +340,7 @@ class LoggerConfig(Settings):
 
 @dataclass(frozen=True)
 class DistributedConfig(Settings):
-    """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/scaling.md).
+    """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/how-to/scaling.md).
 
     Attributes:
         split: directions gives each rank whole directions of a step, rows gives it rows of the batch. null: directions
