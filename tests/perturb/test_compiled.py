@@ -77,21 +77,25 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
 
 
-@pytest.fixture
-def no_native(noise: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile the kernels anew, from their tensor operations."""
-    monkeypatch.setattr(Kernel, "native_error", "not wanted here")
-    for kernel in vars(KERNELS[noise.kind]).values():
-        if isinstance(kernel, Kernel):
-            monkeypatch.setattr(kernel, "compiled", {})
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_native")
-def test_tensor_operations_give_the_bits_of_the_eager_form(noise: Noise, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_eager_and_compiled_give_the_same_bits(noise, CHUNK + 5, monkeypatch)
+def test_tensor_operations_give_the_bits_of_the_eager_form(noise: Noise) -> None:
+    """In a process of its own: on a Zen 5, Inductor's code after a training in one process ends in a broken heap.
+
+    There the kernels' own C++ replaces it; c322d5d has the same.
+    """
+    code = f"from tests.perturb.test_compiled import compare_tensor_operations as c; c({noise.kind!r})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def compare_tensor_operations(kind: str) -> None:
+    """Compare the kernels that Inductor compiles with their eager form."""
+    Kernel.native_error = "not wanted here"
+    with pytest.MonkeyPatch.context() as patch:
+        test_eager_and_compiled_give_the_same_bits(make_noise(kind), CHUNK + 5, patch)
     assert Kernel.compiler_error is None
-    assert KERNELS[noise.kind].perturb_pair.compiled
+    assert KERNELS[kind].perturb_pair.compiled
 
 
 has_avx512 = pytest.mark.skipif(
