@@ -1,4 +1,4 @@
-"""Take steps on a device that computes nothing: `python -m tests.fake_accelerator FOLDER CASE ...`.
+"""Take steps on a device that computes nothing: `MEZO_EAGER=1 python -m tests.fake_accelerator FOLDER CASE ...`.
 
 torch calls the device `fakegpu`. Its tensors have a shape, a dtype and a device, but no values; mixing
 them with tensors of the CPU is an error. Each case prints one line of JSON: its error, or where the host waited for
@@ -8,7 +8,6 @@ the device and what it copied to it. Reading values returns made-up numbers; che
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-os.environ["MEZO_EAGER"] = "1"
 
 import numpy as np
 import torch

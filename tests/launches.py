@@ -26,10 +26,8 @@ from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 from tests.fake_accelerator import DEVICE, fake_device, made_up, to_fake
 from tests.host_waits import HostWaits
+from tests.large import LARGE, ROWS
 
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-LARGE |= {"vocab_size": 50265, "max_position_embeddings": 514}
-ROWS = (16, 64)  # of 32 tokens: a paired forward, and a forward per sign
 PAIRED_TOKENS = 1024
 
 

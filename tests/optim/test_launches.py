@@ -17,7 +17,7 @@ from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.params import Params
-from tests.launches import LARGE, ROWS
+from tests.large import LARGE, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST, MOST_OF_UPDATE = 1.3, 30
