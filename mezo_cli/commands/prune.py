@@ -63,6 +63,8 @@ def _prune(run: Run, config: Config) -> int:
 
     with run.locked(), console_logging(make_console()):
         steps = _stored_steps(run)  # the lock restores what a prune left that was killed, or removes the rest of it
+        if not steps:
+            return int(run.info().get("pruned", {}).get("bytes", 0))
         stored = {}
         for name in steps:
             stored[name] = models.fingerprint(restore.load_verified(config, run, name).loaded.model)

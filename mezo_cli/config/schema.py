@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from mezo_cli.config.values import Flag, Number, Text, Whole
+from mezo_cli.config.values import Entry, Flag, Number, Text, Whole
 from mezo_cli.errors import UserError
 
 MISSING = "???"  # as in OmegaConf: a value has to be given
@@ -65,7 +65,7 @@ class HubSource(Settings):
     train: Text = "train"
     dev: Text | None = None  # null: a part of train
     test: str | None = "validation"
-    labels: list[Text] = field(default_factory=list)
+    labels: list[Entry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class FileSource(Settings):
     """
 
     folder: Text | None = None
-    columns: list[Text] = field(default_factory=list)
-    labels: list[Text] = field(default_factory=list)
+    columns: list[Entry] = field(default_factory=list)
+    labels: list[Entry] = field(default_factory=list)
     dev: Text = "dev"
     test: Text = "test"
 
@@ -98,7 +98,7 @@ class LmPrompt(Settings):
     """
 
     template: Text | None = None
-    label_words: list[Text] = field(default_factory=list)
+    label_words: list[Entry] = field(default_factory=list)
     max_length: Annotated[Whole, Field(ge=8)] | None = None
 
 
@@ -125,12 +125,12 @@ class TaskConfig(Settings):
     name: Text = MISSING
     version: Positive = 1
     template: Text = MISSING
-    labels: list[Text] = field(default_factory=list)
-    label_words: list[Text] = field(default_factory=list)
-    columns: list[Text] = field(default_factory=list)
-    rename: dict[Text, Text] = field(default_factory=dict)
+    labels: list[Entry] = field(default_factory=list)
+    label_words: list[Entry] = field(default_factory=list)
+    columns: list[Entry] = field(default_factory=list)
+    rename: dict[Entry, Entry] = field(default_factory=dict)
     label_column: Text = "label"
-    skip_labels: list[Text] = field(default_factory=list)
+    skip_labels: list[Entry] = field(default_factory=list)
     max_length: Annotated[Whole, Field(ge=8)] = 128
     first_limit: Positive | None = None
     other_limit: Positive | None = None
@@ -333,9 +333,9 @@ class LoggerConfig(Settings):
         tags: tags of the run, besides its task, objective, optimizer, peft, model and data.
     """
 
-    names: list[Text] = field(default_factory=list)
+    names: list[Entry] = field(default_factory=list)
     project: Text = "mezo"
-    tags: list[Text] = field(default_factory=list)
+    tags: list[Entry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,13 @@ SHOWN = "shown"  # the type of an error whose text needs only the key before it
 
 
 def _text(value: Any) -> str:
+    if value == "":
+        raise PydanticCustomError(SHOWN, "{why}", {"why": " is empty: give a value, or leave it out"})
+    return _entry(value)
+
+
+def _entry(value: Any) -> str:
+    """Return a text of a list or of pairs; what may not be empty there is checked where it is used."""
     if value == "???":  # OmegaConf's sign of a value that has to be given
         why = " is not set: give it a value"
     elif isinstance(value, bool):
@@ -28,8 +35,6 @@ def _text(value: Any) -> str:
         why = f" holds the number {value}: expected a text, so quote it"
     elif not isinstance(value, (str, int)):
         why = f" holds {show(value)}: expected a text"
-    elif value == "":
-        why = " is empty: give a value, or leave it out"
     else:
         return str(value)
     raise PydanticCustomError(SHOWN, "{why}", {"why": why})
@@ -67,6 +72,7 @@ def _flag(value: Any) -> bool:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+Entry = Annotated[str, BeforeValidator(_entry)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
