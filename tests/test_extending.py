@@ -78,7 +78,7 @@ def test_the_optimizer_passes_its_conformance_tests_and_trains(installed: Path) 
     assert "MeZO-RMS" in run(installed, "mezo_cli", "compare", "rms").stdout
     for words, line in {
         ("optimizer=mezo_rms", "optimizer.decay=2"): "optimizer.decay=2: out of range, allowed is a finite number",
-        ("optimizer=mezo_rms", "optimizer.momentum=0.5"): "'optimizer.momentum=0.5': optimizer=mezo_rms does not read it",
+        ("optimizer=mezo_rms", "optimizer.momentum=0.5"): "optimizer=mezo_rms does not read it",
         ("optimizer=mezo_rsm",): "no such optimizer (did you mean 'mezo_rms'?)",
     }.items():
         refused = run(installed, "mezo_cli", "train", *words)
