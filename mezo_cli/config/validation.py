@@ -7,7 +7,7 @@ knows Hydra or YAML.
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -79,7 +79,7 @@ def check(kind: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
             check_key(f"{prefix}{key}")
     unset = {name: MISSING for name in fields if name not in given and default_of(kind, name) == MISSING}
     try:
-        made: T = _adapter(kind).validate_python({**given, **unset})
+        made: T = _adapter(cast("Any", kind)).validate_python({**given, **unset})
     except ValidationError as error:
         raise _explain(kind, error, prefix) from error
     for name in fields:
@@ -136,12 +136,8 @@ def default_of(kind: Any, name: str) -> Any:
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
 
 
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return _cached_adapter(kind)
-
-
 @cache
-def _cached_adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -164,7 +160,7 @@ def _explain(kind: Any, error: ValidationError, prefix: str) -> SettingError:
     if value == MISSING:
         return SettingError(key, f"{key} is not set: give {key}=...")
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return _unknown_key(f"{prefix}{'.'.join(map(str, first['loc']))}")
+        check_key(f"{prefix}{'.'.join(map(str, first['loc']))}")
     return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
 
 
@@ -186,11 +182,3 @@ def _reason(node: Any, kind: str, value: Any, key: str, context: Mapping[str, An
         return f"={show(value)}: expected pairs, e.g. {key}={{one:two}}"
     outside = "" if kind == "number" else "out of range, "
     return f"={show(value)}: {outside}allowed is {takes.describe()}"
-
-
-def _unknown_key(key: str) -> SettingError:
-    try:
-        check_key(key)
-    except SettingError as error:
-        return error
-    return SettingError(key, f"unknown key '{key}'")
