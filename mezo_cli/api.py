@@ -87,7 +87,7 @@ def finetune(
     from_memory = train_dataset is not None and not isinstance(train_dataset, (str, os.PathLike))
     if train_dataset is not None:
         if eval_dataset is not None and not from_memory:
-            raise UserError("eval_dataset goes with train_dataset rows; a folder has its own dev and test files")
+            raise UserError("eval_dataset needs train_dataset rows; a folder has its own dev and test files")
         where = folder / "data" if from_memory else Path(train_dataset).expanduser().absolute()  # type: ignore[arg-type]
         words += ["data=files", f"data.dir={quote(where)}"]
     given = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
@@ -125,8 +125,9 @@ class LoadedRun:
     def predict(self, rows: Iterable[str | Mapping[str, str] | Sequence[str]]) -> list["Prediction"]:
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
-        Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split in their order get the
-        same bits as in its evaluation. A row that is longer than the model takes is cut, and its `cut` is true.
+        Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split, in their
+        order, get probabilities bitwise identical to those of its evaluation. A row that is longer than the model takes is
+        cut, and its `cut` is true.
 
         Args:
             rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.

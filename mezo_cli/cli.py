@@ -92,9 +92,9 @@ def train(
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
     if retry_failed and not multirun:
-        raise UserError("--retry-failed goes with a sweep: add -m")
+        raise UserError("--retry-failed needs a sweep: add -m")
     if gpus_per_job is not None and not multirun:
-        raise UserError("--gpus-per-job goes with a sweep: add -m")
+        raise UserError("--gpus-per-job needs a sweep: add -m")
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
@@ -233,7 +233,7 @@ def export(
 
 @app.command()
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
-    """Remove full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
+    """Remove full checkpoints of finished runs, after a replay that was bitwise identical to them."""
     from mezo_cli.commands import prune as command
 
     command.prune(folder)

@@ -57,7 +57,7 @@ def no_wait_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture
 def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the noise without compiling it: the bits are the same, and for tiny tensors it takes less time."""
+    """Run the noise without compiling it: bitwise identical, and for tiny tensors it takes less time."""
     monkeypatch.setenv("MEZO_EAGER", "1")
 
 

@@ -114,12 +114,12 @@ def _find_run_dir(
     if run_dir is None and not any(text.startswith("task=") for text in overrides):
         raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
     if run_dir is None and base is not None:
-        raise UserError(f"--base {base}: it goes with a trajectory folder; {path} is a plain model folder")
+        raise UserError(f"--base {base} needs a trajectory folder; {path} is a plain model folder")
     if run_dir is not None and overrides and not shared:
-        raise UserError(f"'{overrides[0]}': settings go with a plain model folder; a run has its own")
+        raise UserError(f"'{overrides[0]}': only a plain model folder takes settings; a run has its own")
     if checkpoint is not None and not is_run and not shared:
         what = f"the checkpoint '{path.name}' of {run_dir}" if run_dir is not None else "a plain model folder"
-        raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option goes with a run directory")
+        raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option needs a run directory")
     return run_dir
 
 

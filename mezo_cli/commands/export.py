@@ -36,7 +36,7 @@ def export(
         RunFailed: when the disk is full; nothing is left at `out`.
     """
     if private and repo is None:
-        raise UserError("--private goes with --push")
+        raise UserError("--private needs --push")
     check_new_folder(out)
     if (out.parent / "run.json").exists():
         raise UserError(f"--out {out}: {out.parent} is a run directory; choose another folder")

@@ -84,7 +84,7 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
         wanted = checkpoint or "best"
         return Opened(shared.run, shared.config, wanted, f"{shared.name} {wanted}", shared)
     if base is not None:
-        raise UserError(f"--base {base}: it goes with a trajectory folder; a run has its own model.path")
+        raise UserError(f"--base {base} needs a trajectory folder; a run has its own model.path")
     is_run = (path / "config.yaml").is_file() or not path.is_dir()
     inside = None if is_run else checkpoints.find_run(path)
     if inside is not None and checkpoint is not None:

@@ -1,4 +1,4 @@
-"""`mezo prune`: remove the full checkpoints of finished runs, after a replay of the trajectory has given their bits."""
+"""`mezo prune`: remove the full checkpoints of finished runs, after a replay that was bitwise identical to them."""
 
 import gc
 from pathlib import Path

@@ -158,7 +158,7 @@ def _check_shard(config: Config) -> None:
     if config.distributed.split is not None:
         split = f"distributed.split={config.distributed.split}"
         raise SettingError(
-            key, f"{shown}: every rank computes the whole batch, so it does not go with {split}; leave that null"
+            key, f"{shown}: every rank computes the whole batch, so it cannot be combined with {split}; leave that null"
         )
     if config.peft.name != "none":
         raise SettingError(key, f"{shown} shards the weights that are trained, all of them: use peft=none")

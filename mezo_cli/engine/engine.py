@@ -4,7 +4,7 @@ mezo's own copy of theta is the authoritative one: it is updated by the optimize
 the trajectory come from it. The engine has weights of its own, and only computes scores with them:
 
 - a LoRA's A and B are sent with every request, as the files of an adapter;
-- all parameters are perturbed and updated inside the engine by the same scalars, to the same bits.
+- all parameters are perturbed and updated inside the engine by the same scalars, bitwise identically.
 """
 
 import copy
@@ -186,7 +186,7 @@ class Engine:
             self._clean = []
 
     def check_weights(self, params: Params) -> None:
-        """Check that the engine's weights, where it keeps some, have the bits of the session's `params`.
+        """Check that the engine's weights, where it keeps some, are bitwise identical to `params`.
 
         Raises:
             RunFailed: when they have not.

@@ -3,7 +3,7 @@
 vLLM mixes the class into its worker (`worker_extension_cls`) and calls its methods by name. Each worker draws z for its
 own shards, by the name of the checkpoint's tensor and the number of the element, so nothing of z is sent. The shards of
 theta are held in float32, apart from the weights that the engine computes with: these are written from them, and no
-rounding adds up. The arithmetic is that of `perturb.noise`: the shards keep the bits of mezo's own theta.
+rounding adds up. The arithmetic is that of `perturb.noise`: the shards stay bitwise identical to mezo's own theta.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ output depends neither on z nor on the step. So it is computed once per batch, f
 for rows that `keep` was given once per run.
 
 The bits of a row's states depend on the other rows of the forward that computes them. So rows that are kept are
-computed in groups that do not change, whichever batch asks first: a resumed run gets the same bits.
+computed in groups that do not change, whichever batch asks first: a resumed run gets bitwise identical outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -36,7 +36,7 @@ class Params:
 
     Attributes:
         noise, shards: as given.
-        fuses: whether a step of one term is one kernel where theta has two bytes. The bits are the same.
+        fuses: whether a step of one term is one kernel where theta has two bytes. The result is bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
     """
 

@@ -38,7 +38,7 @@ def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[
         for part in _without_large(list(group), tensors, tile):
             size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in part)
             if _stays(tensors[part[0]], tile):
-                size = SEGMENT  # nothing else goes with it
+                size = SEGMENT  # alone in its piece
             if names and (taken + size > SEGMENT or of_group != kind):
                 yield names
                 names, taken = [], 0

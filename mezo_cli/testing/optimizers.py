@@ -236,7 +236,7 @@ class Conformance:
             assert same(resumed.problem.weights(), whole.problem.weights()), config
 
     def test_a_stored_state_is_the_rebuilt_one(self, tmp_path: Path) -> None:
-        """A replayable optimizer that writes its state to a file goes on from it in the same bits."""
+        """A replayable optimizer that writes its state to a file continues from it bitwise identically."""
         for number, config in enumerate(self.configs()):
             whole, resumed, path = Trial(self.kind, config), Trial(self.kind, config), tmp_path / str(number)
             if not whole.optimizer.replayable or not resumed.optimizer.replayable:
@@ -269,7 +269,7 @@ class Conformance:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_steps_without_a_gradient_leave_their_decay_to_the_next_one(self, dtype: torch.dtype) -> None:
-        """At once, one by one, and resumed among them, the records lead to the same bits."""
+        """At once, one by one, and resumed among them, the records lead to bitwise identical weights."""
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
@@ -441,7 +441,7 @@ def other_values(base: OptimizerConfig, name: str) -> list[Any]:
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Return whether two lists of tensors have the same bits."""
+    """Return whether two lists of tensors are bitwise identical."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 

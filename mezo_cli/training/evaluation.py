@@ -64,8 +64,8 @@ def compute_logits(
     """Return the label scores of rows, in their order: [rows, labels], float32 on the CPU.
 
     Batches of `eval_batch_size` rows are formed by length, to pad little. They go through the model in micro-batches.
-    The same rows in the same order get the same bits; a row in another batch gets the same scores up to rounding. Ranks
-    share the batches, so they change no bit.
+    The same rows in the same order get bitwise identical scores; a row in another batch gets the same scores up to
+    rounding. Ranks share the batches, so they change no bit.
     `report` is called with the number of rows done.
     """
     config, ranks = session.config, session.ranks

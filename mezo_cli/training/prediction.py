@@ -31,7 +31,7 @@ def predict(
 ) -> list[Prediction]:
     """Predict rows, in order, in batches of `eval_batch_size`. `report` is called with the number of rows done.
 
-    The rows of a split in their order get the same bits as in its evaluation.
+    The rows of a split, in their order, give scores bitwise identical to those of its evaluation.
 
     Raises:
         UserError: for a row that cannot be encoded, and for scores that are not finite.

@@ -1,7 +1,7 @@
 """The loss of a batch whose rows are shared among ranks: each computes its rows, and all get the same loss.
 
 What is exchanged per row and sign is what the loss needs: the loss of the row in float64, or, for accuracy and F1, the
-predicted class. The mean over the rows is rounded once (`math.fsum`), so it has the same bits on every machine.
+predicted class. The mean over the rows is rounded once (`math.fsum`), so it is bitwise identical on every machine.
 """
 
 import math

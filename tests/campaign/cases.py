@@ -154,7 +154,7 @@ def go_on(lab: Lab, case: str, run: Path, server: ForkServer) -> tuple[str, list
     elif complaint(ended):
         return f"resume: {complaint(ended)}", ends
     other = differing(bits(run), lab.bits[case])
-    return f"other bits: {other}" if other else leftovers(run), ends
+    return f"not bitwise identical: {other}" if other else leftovers(run), ends
 
 
 def leftovers(folder: Path) -> str:

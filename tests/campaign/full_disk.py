@@ -1,4 +1,4 @@
-"""Let the disk fill during a command: one line that names the path and the cause, and later the same bits."""
+"""Let the disk fill during a command: one line that names the path and the cause, and then a resume that is bitwise identical."""
 
 import json
 import random
@@ -49,7 +49,7 @@ def _training(lab: Lab, case: str, share: float) -> Job:
         if not wrong:
             wrong, _ = go_on(lab, case, run, server)
             wrong = f"once there is room again: {wrong}" if wrong else ""
-        return Outcome(KIND, name, not wrong, wrong or "one line, then the same bits")
+        return Outcome(KIND, name, not wrong, wrong or "one line, then bitwise identical")
 
     return job
 

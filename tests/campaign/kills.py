@@ -54,7 +54,7 @@ def _before(lab: Lab, case: str, operation: int, half: bool, again: int) -> Job:
         wrong, _ = go_on(lab, case, run, server)
         if ended.code not in (0, -signal.SIGKILL):  # 0: there were fewer operations than in the recorded run
             wrong = f"ended before it was killed: {complaint(ended)}"
-        return Outcome(KIND, name, not wrong, wrong or "same bits")
+        return Outcome(KIND, name, not wrong, wrong or "bitwise identical")
 
     return job
 
@@ -86,6 +86,6 @@ def _at_random(lab: Lab, case: str, seconds: float) -> Job:
         run = folder / "run"
         server.run(lab.train(case, run), cwd=folder, after=[int(signal.SIGKILL), seconds])
         wrong, _ = go_on(lab, case, run, server)
-        return Outcome(KIND, f"{case}: killed after {seconds:.3f} s", not wrong, wrong or "same bits")
+        return Outcome(KIND, f"{case}: killed after {seconds:.3f} s", not wrong, wrong or "bitwise identical")
 
     return job

@@ -206,6 +206,6 @@ def _cut(lab: Lab, case: str, moment: int, world: tuple[str, str], seed: int) ->
                 wrong = f"the evaluation of step {step} was lost: {resumed[0] if resumed else 'began anew'}"
         last = f"{log[-1][0]} {log[-1][1]}".strip()
         name = f"{case}: power cut after operation {moment} ({last}); unsynced names: {world[0]}, bytes: {world[1]}"
-        return Outcome(KIND, name, not wrong, wrong or "same bits")
+        return Outcome(KIND, name, not wrong, wrong or "bitwise identical")
 
     return job

@@ -1,4 +1,4 @@
-"""Send SIGINT, SIGTERM or SIGHUP to a training: one line, status 130, and the run can be resumed to the same bits."""
+"""Send SIGINT, SIGTERM or SIGHUP to a training: one line, status 130, and the resumed run is bitwise identical."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def _forked(lab: Lab, case: str, signum: signal.Signals, when: dict[str, object]
             (ended,) = server.run(lab.train(case, run), cwd=folder, **when)
             name = f"{case}: {signum.name} {when['after']}"
         wrong = _judge(lab, case, run, ended, server)
-        return Outcome(KIND, name, not wrong, wrong or f"status {ended.code}, then the same bits")
+        return Outcome(KIND, name, not wrong, wrong or f"status {ended.code}, then bitwise identical")
 
     return job
 
@@ -93,7 +93,7 @@ def _to_process(lab: Lab, case: str, signum: signal.Signals, seconds: float) -> 
         outside = outside or ("Traceback" in err and "mezo_cli" not in err)
         unjudged = outside and _status(run) in ("", "finished")
         wrong = "" if unjudged else _judge(lab, case, run, ended, server)
-        what = "ended outside of the command" if unjudged else f"status {ended.code}, then the same bits"
+        what = "ended outside of the command" if unjudged else f"status {ended.code}, then bitwise identical"
         return Outcome(KIND, name, not wrong, wrong or what)
 
     return job

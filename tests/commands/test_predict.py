@@ -1,4 +1,4 @@
-"""`mezo predict` and `load(run).predict`: the bits of an evaluation, every kind of input and output, mistakes."""
+"""`mezo predict` and `load(run).predict`: bitwise as in an evaluation, every kind of input and output, mistakes."""
 
 import gc
 import io

@@ -196,7 +196,7 @@ def test_failed_jobs_run_again_only_when_asked(
     said = mezo("resume", tmp_path / "sweep", "--retry-failed")
     assert (said.code, said.err) == (0, ""), said
     assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
-    assert "goes with a sweep" in error_line(mezo("train", "--retry-failed", "steps=1"))
+    assert "needs a sweep" in error_line(mezo("train", "--retry-failed", "steps=1"))
     assert "is no sweep" in error_line(mezo("resume", tmp_path / "sweep" / "0", "--retry-failed"))
 
 

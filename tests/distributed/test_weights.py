@@ -123,7 +123,7 @@ def test_an_interrupted_run_goes_on_with_or_without_shards(roberta: Path, movies
 
 @pytest.mark.slow
 def test_one_process_and_ranks_use_what_ranks_have_trained(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    """`eval` and `predict` print the same from whole weights and from shards; a replay has the bits of the ranks."""
+    """`eval` and `predict` print the same from whole weights and from shards; a replay is bitwise identical."""
     run = tmp_path / "run"
     words = ["train", *small(roberta, movies, run, FULL)]
     check(run_ranks(words, words))
@@ -175,7 +175,7 @@ def test_damaged_weights_of_one_rank_are_named_as_such(roberta: Path, movies: Pa
         (["optimizer=adamw"], "distributed.shard=full: optimizer=adamw is not computed part by part"),
         (["optimizer.noise=torch"], "distributed.shard=full: optimizer.noise=torch draws whole tensors"),
         (["init=linear_probe"], "distributed.shard=full: init=linear_probe writes rows"),
-        (["distributed.split=rows"], "does not go with distributed.split=rows; leave that null"),
+        (["distributed.split=rows"], "distributed.split=rows; leave that null"),
         (["distributed.shard=half"], "distributed.shard"),
     ],
 )

@@ -135,7 +135,7 @@ def largest_difference(wanted: list[float], found: list[float]) -> float:
 
 
 def check_replay(run: Path, steps: int, peft: str) -> None:
-    """Check that a replay, without the engine, has the bits of the last checkpoint."""
+    """Check that a replay, without the engine, is bitwise identical to the last checkpoint."""
     out = run.with_name("replayed")
     assert mezo("replay", run, "--step", str(steps), "--out", out).code == 0
     name = "adapter_model.safetensors" if peft == "lora" else "model.safetensors"

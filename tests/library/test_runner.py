@@ -1,4 +1,4 @@
-"""The runner's own objective as closure ends in the runner's bits; transformers' own forward in the runner's losses."""
+"""The runner's objective as closure gives the runner's weights bitwise; transformers' own forward gives its losses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A recorded training is replayed, and goes on, to the same bits."""
+"""A recorded training is replayed, and continued, bitwise identically."""
 
 import copy
 import json

@@ -169,7 +169,7 @@ def test_the_seed_draws_the_initial_adapter(roberta: Path) -> None:
         assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
-# --- runs: saved alone, resumed and replayed to the same bits, loaded by plain `peft` ---
+# --- runs: saved alone, resumed and replayed bitwise identically, loaded by plain `peft` ---
 
 
 @pytest.fixture(scope="module")

@@ -276,7 +276,7 @@ def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
     labels = torch.tensor([int(row["label"] == "positive") for row in rows])
     last = [line for line in lines if line["kind"] == "eval" and line["split"] == "dev"][-1]
     assert last["loss"] == pytest.approx(float(F.cross_entropy(full, labels)), rel=1e-4)
-    # Replay ends in the same bits, and so does a run that was cut.
+    # Replay is bitwise identical, and so is a run that was interrupted and resumed.
     assert command_line.mezo("replay", run, "--step", 6, "--out", tmp_path / "again").code == 0
     weights = [load_file(f / "model.safetensors") for f in (run / "checkpoints/last", tmp_path / "again")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -1,4 +1,4 @@
-"""Every optimizer that leaves a trajectory, with every noise, on a small RoBERTa: replay and resume to the same bits.
+"""Every optimizer that leaves a trajectory, with every noise, on a small RoBERTa: replay and resume, bitwise.
 
 A new one is picked up from the table OPTIMIZERS. If its formula is in FORMULAS, steps are compared with it in float64.
 """

@@ -1,4 +1,4 @@
-"""The compiled kernels: the bits of the eager form, alone and in a whole run; what happens where compiling fails."""
+"""The compiled kernels: bitwise identical to the eager form, alone and in a run; what happens where compiling fails."""
 
 import json
 import logging

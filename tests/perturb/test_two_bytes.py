@@ -1,4 +1,4 @@
-"""Theta in bfloat16 and float16: one rounding per step, right in expectation, the same bits in every replay."""
+"""Theta in bfloat16 and float16: one rounding per step, right in expectation, bitwise identical in every replay."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ KINDS = ["gaussian", "rademacher"]
 DTYPES = [torch.bfloat16, torch.float16]
 Terms = Sequence[tuple[Direction, float]]
 
-# test_rounding.py and test_compiled.py hold compiled code to the same bits.
+# test_rounding.py and test_compiled.py check that compiled code is bitwise identical.
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

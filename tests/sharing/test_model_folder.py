@@ -142,7 +142,7 @@ def test_mistakes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["--out", out, "--checkpoint", "9"], "holds steps 0 to 6"),
         (["--out", out, "--push", "me"], "--push me: give USER/NAME"),
         (["--out", out, "--push", "me/it"], "HF_HUB_OFFLINE is set"),
-        (["--out", out, "--private"], "--private goes with --push"),
+        (["--out", out, "--private"], "--private needs --push"),
         (["--out", run / "out"], "is a run directory; choose another folder"),
     ]
     for words, said in cases:

@@ -1,4 +1,4 @@
-"""Trajectory folders: they rebuild the bits of the run elsewhere, say nothing of this machine, and are not trusted."""
+"""Trajectory folders: they rebuild the run elsewhere bitwise, say nothing of this machine, and are not trusted."""
 
 import json
 import os
@@ -256,7 +256,7 @@ def test_a_sealed_trajectory_of_another_content_is_one_line(shared: Path, robert
 
 
 def test_mistakes(run: Path, shared: Path, roberta: Path, tmp_path: Path) -> None:
-    assert "it goes with a trajectory folder" in error_line(mezo("predict", run, "--base", roberta, "--text", "a"))
+    assert "needs a trajectory folder" in error_line(mezo("predict", run, "--base", roberta, "--text", "a"))
     assert "no such folder" in error_line(mezo("predict", shared, "--base", tmp_path / "none", "--text", "a"))
     assert "holds steps 0 to 6" in error_line(
         mezo("replay", shared, "--base", roberta, "--step", "9", "--out", tmp_path / "out")

@@ -185,7 +185,7 @@ def test_the_trajectory_holds_what_was_logged(done: Path) -> None:
 
 
 def test_config_yaml_is_enough_to_run_again(done: Path, tmp_path: Path) -> None:
-    """Nothing else of the first run is read: a new run directory, the same bits."""
+    """Nothing else of the first run is read: a new run directory, a bitwise identical result."""
     config = read_config(done / "config.yaml")
     assert (config.steps, config.data.seed, config.task.name) == (6, 42, "sst2")
     run = Run.create(tmp_path / "again", (done / "config.yaml").read_text(), ["test"])

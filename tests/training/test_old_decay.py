@@ -1,4 +1,4 @@
-"""Runs with weight decay made by commit c322d5d (tests/fixtures/make_runs.py) replay and resume to the same bits.
+"""Runs with weight decay made by commit c322d5d (tests/fixtures/make_runs.py) replay and resume bitwise identically.
 
 They round 1 - lr wd to float32, which later runs do not.
 """

@@ -1,5 +1,5 @@
-"""Runs made by commit af9a540 (tests/fixtures/make_runs.py) still open, list, evaluate, resume and replay to the same
-bits. What is compared exactly does not depend on the CPU: weights that a replay computes, and lines that were stored.
+"""Runs made by commit af9a540 (tests/fixtures/make_runs.py) still open, list, evaluate, resume and replay, bitwise
+identical. What is compared exactly does not depend on the CPU: weights that a replay computes, and stored lines.
 """
 
 import hashlib

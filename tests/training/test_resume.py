@@ -1,4 +1,4 @@
-"""An interrupted run, wherever it was interrupted, resumes to the same bits as one that was not."""
+"""An interrupted run, wherever it was interrupted, ends bitwise identical to one that was not."""
 
 import json
 import os
@@ -291,7 +291,7 @@ def test_stored_moments_are_not_rebuilt(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt to the same bits."""
+    """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt bitwise identically."""
     run, old = tmp_path / "run", tmp_path / "old"
     words = small(roberta, movies, run, *MODES[mode])
     with pytest.MonkeyPatch.context() as patch:

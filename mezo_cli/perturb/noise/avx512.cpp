@@ -1,4 +1,4 @@
-// The kernels of noise/kernels.py for CPUs with AVX-512: the same bits, in about half the time of compiled tensor
+// The kernels of noise/kernels.py for CPUs with AVX-512: bitwise identical, in about half the time of compiled tensor
 // operations. These look up each element of z alone, and have no instruction for a product of two 32-bit numbers.
 // avx512.py appends the entry point, which calls one of the functions at the end.
 #include <immintrin.h>

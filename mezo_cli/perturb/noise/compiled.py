@@ -21,7 +21,7 @@ log = logging.getLogger("mezo")
 Function = Callable[..., None]
 Native = Callable[[tuple[Tensor, ...]], Function | None]  # arrays -> the compiled function, as `avx512.compile_kernel`
 OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the only index is masked to the length of its table
-CHECKED_TILES = 3  # compiled code must give the right bits on as many tiles before it is used
+CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles before it is used
 # Kernels of all kinds share their code objects, by which torch counts recompilations.
 DYNAMO = {"recompile_limit": 1024}
 
@@ -34,7 +34,7 @@ def no_native_kernel(arrays: tuple[Tensor, ...]) -> Function | None:
 class Kernel:
     """One function over tiles (at least two), compiled at its first call per device, dtype and number of threads.
 
-    MEZO_EAGER=1 in the environment selects the eager form: the same bits, 10 to 30 times slower.
+    MEZO_EAGER=1 in the environment selects the eager form: bitwise identical, 10 to 30 times slower.
 
     Args:
         function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, then the
@@ -98,7 +98,7 @@ class Kernel:
             return None
 
     def _checked(self, compiled: Function, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
-        """Return the compiled function if it gives the bits of the eager one, on a few tiles."""
+        """Return the compiled function if it is bitwise identical to the eager one on a few tiles."""
         actual, expected = self._example(CHECKED_TILES, arrays), self._example(CHECKED_TILES, arrays)
         compiled(*actual, *rest)
         self.function(*expected, *rest)

@@ -157,7 +157,7 @@ class CounterNoise:
     ) -> None:
         """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
 
-        The bits are those of `update_` and `rounding.round_` for each term.
+        Bitwise identical to `update_` and `rounding.round_` for each term.
 
         Args:
             span: where theta is, stored in two bytes.

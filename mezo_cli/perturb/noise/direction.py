@@ -101,7 +101,7 @@ class Noise(Protocol):
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place.
 
-        The bits are those of one call per term. coefficient is rounded to float32, then coefficient z is; its sum with
+        Bitwise identical to one call per term. coefficient is rounded to float32, then coefficient z is; its sum with
         decay theta is taken in float64 and rounded to float32 once. decay theta is the exact product with decay rounded
         to float32; or, with `decay_in_float64`, theta - d theta with d = 1 - decay rounded to float32, so that no decay
         is too weak: a float32 next to 1 is no nearer than 6e-8.

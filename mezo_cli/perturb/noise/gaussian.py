@@ -36,7 +36,7 @@ def gaussian_table() -> Tensor:
 
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
-    # Multiplied on the device: a copy of each scaled table would wait for it. A product has the same bits everywhere.
+    # Multiplied on the device: a copy of each scaled table would wait for it. A product is the same on every device.
     return _table_on(device) * round_to_float32(c)
 
 

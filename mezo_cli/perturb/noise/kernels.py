@@ -88,7 +88,7 @@ def decay_number(decay: float, in_float64: bool) -> float | None:
 
 
 def add_to_decayed(theta: Tensor, term: Tensor, decay: float, in_float64: bool) -> Tensor:
-    """Return decay theta + term with the bits of `Noise.update_`, float32, of any shape, without a kernel."""
+    """Return decay theta + term, bitwise identical to `Noise.update_`, float32, of any shape, without a kernel."""
     number, device = decay_number(decay, in_float64), compute_device(theta.device)
     if number is None:
         return theta + term
