@@ -126,8 +126,8 @@ class LoadedRun:
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
         Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split, in their
-        order, get probabilities bitwise identical to those of its evaluation. A row that is longer than the model takes is
-        cut, and its `cut` is true.
+        order, get probabilities bitwise identical to those of its evaluation. A row that is longer than the model
+        takes is cut, and its `cut` is true.
 
         Args:
             rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.

@@ -1,4 +1,4 @@
-"""Let the disk fill during a command: one line that names the path and the cause, and then a resume that is bitwise identical."""
+"""Let the disk fill during a command: one line that names path and cause, then a resume that is bitwise identical."""
 
 import json
 import random
