@@ -1,7 +1,7 @@
 """What a name in the config stands for: a built-in class or function, or one that another package registers.
 
 A table maps names to `module:attribute`, so that the names are known without importing what they stand for. Packages
-add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, `mezo.losses`).
+add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, ...).
 """
 
 import importlib
@@ -91,7 +91,15 @@ LOSSES = Registry(
     },
     "mezo.losses",
 )
-NOT_DIFFERENTIABLE = ("accuracy", "f1")  # losses for optimizers that need no gradient
+METRICS = Registry(
+    "task.metric",
+    {
+        "accuracy": "mezo_cli.objectives.metrics:Accuracy",
+        "f1": "mezo_cli.objectives.metrics:F1",
+        "matthews": "mezo_cli.objectives.metrics:Matthews",
+    },
+    "mezo.metrics",
+)
 PEFT = Registry(
     "peft",
     {
@@ -141,6 +149,7 @@ CHOICES: dict[type, Registry] = {
 }
 NAMES = {  # keys whose value is a name in a table
     **{f"{registry.kind}.name": registry for registry in CHOICES.values()},
+    "task.metric": METRICS,
     "objective.loss": LOSSES,
     "optimizer.noise": NOISES,
     "logger.names": LOGGERS,

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from mezo_cli.config.registry import LOGGERS, NOT_DIFFERENTIABLE, OBJECTIVES, OPTIMIZERS
+from mezo_cli.config.registry import LOGGERS, LOSSES, OBJECTIVES, OPTIMIZERS
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.errors import UserError, join, without_credentials
 
@@ -58,7 +58,7 @@ def _check_optimizer(config: Config) -> None:
             "micro-batches save memory only with forward passes",
         )
     loss = config.objective.loss
-    if kind.needs_backward and loss in NOT_DIFFERENTIABLE:
+    if kind.needs_backward and not getattr(LOSSES.load(loss), "differentiable", True):
         raise SettingError(
             "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
         )

@@ -119,7 +119,7 @@ class TaskConfig(Settings):
         max_length: tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused.
         first_limit: tokens kept of the first sentence; null: no limit of its own.
         other_limit: tokens kept of every other sentence; null: no limit of its own.
-        metric: the score that picks the best checkpoint.
+        metric: the score that picks the best checkpoint (`registry.METRICS`).
     """
 
     name: Text = MISSING
@@ -134,7 +134,7 @@ class TaskConfig(Settings):
     max_length: Annotated[Whole, Field(ge=8)] = 128
     first_limit: Positive | None = None
     other_limit: Positive | None = None
-    metric: Literal["accuracy", "f1", "matthews"] = "accuracy"
+    metric: Text = "accuracy"
     lm: LmPrompt = field(default_factory=LmPrompt)
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)

@@ -11,6 +11,6 @@ it trains on accuracy with large batches).
 The tables of names are in config/registry.py. Nothing here imports torch.
 """
 
-from mezo_cli.config.registry import LOSSES, NOT_DIFFERENTIABLE, OBJECTIVES
+from mezo_cli.config.registry import LOSSES, METRICS, OBJECTIVES
 
-__all__ = ["LOSSES", "NOT_DIFFERENTIABLE", "OBJECTIVES"]
+__all__ = ["LOSSES", "METRICS", "OBJECTIVES"]

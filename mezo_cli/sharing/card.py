@@ -11,11 +11,11 @@ import yaml
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
+from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.optim import optimizer_class
 from mezo_cli.tasks import InputEncoder
 
 PAPER = "[Malladi et al. 2023](https://arxiv.org/abs/2305.17333)"
-_METRICS = {"accuracy": "accuracy", "f1": "f1", "matthews": "matthews_correlation"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _metadata(card: Card) -> str:
             dataset_config=task.hub.name if on_hub else None,
             dataset_split=_split_name(config, line["split"]),
             dataset_revision=card.info.get("data_revision"),
-            metric_type=_METRICS[name],
+            metric_type=find_metric(name).hub_name or name,
             metric_name=f"{line['split']} {name}",
             metric_value=round(float(line[name]), 6),
         )

@@ -6,10 +6,11 @@ from mezo_cli import models
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, UserError, join
+from mezo_cli.objectives import LOSSES
+from mezo_cli.objectives.losses import find_loss
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.setup import Session
-from mezo_cli.training.shared_loss import ROW_LOSSES
 
 log = logging.getLogger("mezo")
 
@@ -35,10 +36,11 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
     rows = min(config.batch_size, len(splits.train))
     if ranks.split == "rows" and rows < ranks.size:
         raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
-    if ranks.split == "rows" and config.objective.loss not in ROW_LOSSES:
+    if ranks.split == "rows" and not find_loss(config.objective.loss).can_split_rows:
+        allowed = join(name for name in LOSSES.built_in if find_loss(name).can_split_rows)
         raise UserError(
             f"distributed.split=rows: objective.loss={config.objective.loss} is not put together from rows; "
-            f"allowed are {join(ROW_LOSSES)}; use distributed.split=directions"
+            f"allowed are {allowed}; use distributed.split=directions"
         )
 
 

@@ -5,6 +5,7 @@ What `summary.json` says about a result besides the result (docs/reference/compa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import Config
-from mezo_cli.objectives import LOSSES
+from mezo_cli.objectives.losses import find_loss
+from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.training.baselines import remove_bias
 from mezo_cli.training.evaluation import assess
 from mezo_cli.training.intervals import Interval, Score, paired_difference, percentile, resample, wilson
@@ -120,49 +122,15 @@ def judge(config: Config, logits: Tensor, labels: Tensor, *, with_loss: bool = T
     values, metric = assess(config, logits, labels).scores(), config.task.metric
     scores = {"loss": _loss_score(config.objective.loss, logits, labels)} if with_loss else {}
     if metric != "accuracy":
-        scores[metric] = _metric_score(metric, logits, labels)
+        scores[metric] = partial(find_metric(metric).compute_samples, logits.numpy(), labels.numpy())
     right = (logits.argmax(dim=-1) == labels).numpy()
     kept = {name: value for name, value in values.items() if name == "accuracy" or name in scores}
     return Judged(kept, right, resample(scores, len(right)))
 
 
 def _loss_score(name: str, logits: Tensor, labels: Tensor) -> Score:
-    loss = LOSSES.load(name)
+    loss = find_loss(name)
     by_row = np.array([float(loss(logits[i : i + 1], labels[i : i + 1])) for i in range(len(labels))])
     if np.isclose(by_row.mean(), float(loss(logits, labels)), rtol=1e-9):
         return lambda drawn: by_row[drawn].mean(axis=1)
     return lambda drawn: np.array([float(loss(logits[rows], labels[rows])) for rows in torch.from_numpy(drawn)])
-
-
-def _metric_score(metric: str, logits: Tensor, labels: Tensor) -> Score:
-    count = logits.shape[1]
-    cells = (labels * count + logits.argmax(dim=-1)).numpy()
-
-    def score(drawn: np.ndarray) -> np.ndarray:
-        offsets = count**2 * np.arange(len(drawn))[:, None]
-        counts = np.bincount((cells[drawn] + offsets).ravel(), minlength=len(drawn) * count**2)
-        return METRICS[metric](counts.reshape(-1, count, count).astype(float))
-
-    return score
-
-
-def f1(counts: np.ndarray) -> np.ndarray:
-    """Return F1 of label 1, macro-averaged with more than two labels; 0/0 counts as 0.
-
-    Args:
-        counts: rows by label and prediction, [resamples, labels, labels].
-    """
-    hits = np.diagonal(counts, axis1=1, axis2=2)
-    of_each = 2 * hits / np.maximum(counts.sum(axis=1) + counts.sum(axis=2), 1)
-    return np.asarray(of_each[:, 1] if counts.shape[1] == 2 else of_each.mean(axis=1))
-
-
-def matthews(counts: np.ndarray) -> np.ndarray:
-    """Return the Matthews correlation of label and prediction, 0 where one of them is constant; see `f1`."""
-    labels, predicted, rows = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
-    agreement = np.trace(counts, axis1=1, axis2=2) * rows - (labels * predicted).sum(axis=1)
-    spread = (rows**2 - (labels**2).sum(axis=1)) * (rows**2 - (predicted**2).sum(axis=1))
-    return np.asarray(np.where(spread > 0, agreement / np.sqrt(np.maximum(spread, 1)), 0.0))
-
-
-METRICS = {"f1": f1, "matthews": matthews}

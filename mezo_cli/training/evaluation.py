@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import LOSSES
+from mezo_cli.objectives.losses import find_loss
+from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.runs import Run
 from mezo_cli.training.setup import Session
 
@@ -25,7 +26,7 @@ class Evaluation:
         accuracy: a fraction.
         predicted: label -> number of rows predicted as it. A model that always predicts one label shows here.
         score: the task's own metric, which the best checkpoint is chosen by.
-        metric: the name of that metric: accuracy, f1 or matthews.
+        metric: the name of that metric (`registry.METRICS`).
         logits: the label scores of each row, [rows, labels]. See `label_predictions`.
     """
 
@@ -115,32 +116,15 @@ def assess(config: Config, logits: Tensor, labels: Tensor) -> Evaluation:
     predicted = logits.argmax(dim=-1)
     counts = Counter(predicted.tolist())
     # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
-    loss = float(LOSSES.load(config.objective.loss)(logits, labels)) if bool(logits.isfinite().all()) else math.nan
+    loss = float(find_loss(config.objective.loss)(logits, labels)) if bool(logits.isfinite().all()) else math.nan
     return Evaluation(
         loss=loss,
         accuracy=float((predicted == labels).double().mean()),
         predicted={name: counts.get(i, 0) for i, name in enumerate(config.task.labels)},
-        score=compute_score(config.task.metric, labels.tolist(), predicted.tolist(), len(config.task.labels)),
+        score=find_metric(config.task.metric).compute(logits.numpy(), labels.numpy()),
         metric=config.task.metric,
         logits=logits,
     )
-
-
-def compute_score(metric: str, labels: Sequence[int], predicted: Sequence[int], count: int) -> float:
-    """Return `accuracy`, `f1` or `matthews` of a task with `count` labels.
-
-    F1 (MRPC, QQP) and the Matthews correlation (CoLA) are scikit-learn's. F1 is that of label 1 with two labels, and
-    the mean over all labels of the task with more, as in `objectives.losses.f1_loss`; 0/0 counts as 0.
-    """
-    if metric == "accuracy":
-        return sum(a == b for a, b in zip(labels, predicted, strict=True)) / len(labels)
-    from sklearn.metrics import f1_score, matthews_corrcoef
-
-    if metric == "matthews":
-        return float(matthews_corrcoef(labels, predicted))
-    average = "binary" if count == 2 else "macro"
-    every = None if count == 2 else range(count)  # also a label that neither the rows nor the predictions have
-    return float(f1_score(labels, predicted, labels=every, average=average, zero_division=0.0))
 
 
 def read_dev_scores(config: Config, run: Run, stop: int) -> dict[int, float]:

@@ -19,9 +19,10 @@ from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models import adapters
 from mezo_cli.models.parameter_names import count_parameters
-from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch, collate
+from mezo_cli.objectives.losses import find_loss
 from mezo_cli.objectives.reference_check import (
     check_against_reference,
     check_perturbed,
@@ -84,7 +85,7 @@ class Session:
             return partial(self.loss, *self.micro_batches(rows))
         own = self.micro_batches(self.ranks.own(rows))
         labels = torch.tensor([row.label for row in rows])
-        return SharedLoss(self.config.objective.loss, labels, self.ranks, partial(self.label_scores, *own))
+        return SharedLoss(find_loss(self.config.objective.loss), labels, self.ranks, partial(self.label_scores, *own))
 
     def micro_batches(self, rows: Sequence[TokenizedExample]) -> list[Batch]:
         """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""
@@ -115,7 +116,7 @@ class Session:
         return torch.cat([self.objective.logits(batch) for batch in batches], dim=-2)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        loss = LOSSES.load(self.config.objective.loss)(logits, labels)
+        loss = find_loss(self.config.objective.loss)(logits, labels)
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction. No value is read: the
         # host would wait for the device.
         return torch.where(logits.isfinite().all(), loss, math.nan)

@@ -9,14 +9,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import one_hot
 
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.distributed.shares import share_bounds, share_sizes
-from mezo_cli.objectives import LOSSES
+from mezo_cli.objectives.losses import Loss
 
-BY_CLASS = ("accuracy", "f1")  # losses that follow from the predicted classes
-ROW_LOSSES = ("cross_entropy", *BY_CLASS)  # those that can be shared by rows
 NOT_FINITE = -1  # the class of a row with a score that is not finite
 
 
@@ -24,13 +22,13 @@ class SharedLoss:
     """A function of no arguments that returns the loss of all rows.
 
     Args:
-        loss: one of `ROW_LOSSES`.
+        loss: one that `can_split_rows`.
         labels: the right label of every row of the batch, [rows].
         ranks: share the rows.
         scores: computes the label scores of this rank's rows, [own, labels], or [2, own, labels] under both signs.
     """
 
-    def __init__(self, loss: str, labels: Tensor, ranks: Ranks, scores: Callable[[], Tensor]) -> None:
+    def __init__(self, loss: Loss, labels: Tensor, ranks: Ranks, scores: Callable[[], Tensor]) -> None:
         self._loss, self._labels, self._ranks, self._scores = loss, labels, ranks, scores
         first, last = share_bounds(len(labels), ranks.rank, ranks.size)
         self._own_labels = labels[first:last]
@@ -50,16 +48,16 @@ class SharedLoss:
     def _of_rows(self, scores: Tensor) -> Tensor:
         """Return what the loss needs of each row: [own]."""
         finite = scores.isfinite().all(dim=-1)
-        if self._loss in BY_CLASS:
+        if self._loss.by_class:
             return torch.where(finite, scores.argmax(dim=-1), NOT_FINITE).to(torch.int32)
-        in_float64 = scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
-        losses = cross_entropy(in_float64, self._own_labels.to(scores.device), reduction="none")
+        assert self._loss.of_rows is not None
+        losses = self._loss.of_rows(scores, self._own_labels.to(scores.device))
         return torch.where(finite, losses, math.nan).cpu().double()
 
     def _of_batch(self, values: Tensor, labels: int) -> float:
         """Return the loss of all rows from what was gathered of one sign: [rows]."""
-        if self._loss not in BY_CLASS:
+        if not self._loss.by_class:
             return math.fsum(values.tolist()) / len(values)
         if bool((values == NOT_FINITE).any()):
             return math.nan
-        return float(LOSSES.load(self._loss)(one_hot(values.long(), labels), self._labels))
+        return float(self._loss(one_hot(values.long(), labels), self._labels))

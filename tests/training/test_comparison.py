@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
-from mezo_cli.training.comparison import METRICS, ScoredRows, compare
-from mezo_cli.training.evaluation import compute_score
+from mezo_cli.training.comparison import ScoredRows, compare
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
@@ -27,18 +25,6 @@ def summary(run: Path) -> dict[str, Any]:
 
 def flat(run: Path) -> list[tuple[str, str]]:
     return [(line["kind"], line.get("split", line["step"])) for line in Run(run).metrics()]
-
-
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("metric", METRICS)
-def test_the_metrics_of_resampled_rows_are_those_of_an_evaluation(metric: str, count: int) -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        labels, predicted = generator.integers(count, size=(2, 6))  # so few that labels are missing
-        counts = np.zeros((1, count, count))
-        np.add.at(counts, (0, labels, predicted), 1)
-        wanted = compute_score(metric, labels.tolist(), predicted.tolist(), count)
-        assert METRICS[metric](counts)[0] == pytest.approx(wanted)
 
 
 def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline() -> None:

@@ -108,7 +108,7 @@ def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MEZO_EAGER", "1")
     from mezo_cli.training import evaluation
 
-    raising(monkeypatch, evaluation, "compute_score", FULL)
+    raising(monkeypatch, evaluation, "find_metric", FULL)
     line = error_line(mezo("eval", done, "--checkpoint", 0))
     assert "evaluating test: out of memory: CUDA out of memory; try again when" in line
     assert "eval_batch_size is 64" in line
