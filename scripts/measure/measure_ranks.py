@@ -55,7 +55,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
     """Run one of the processes, and write its seconds to a file."""
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(f"{folder}/store", RANKS)
-    group = torch.distributed.ProcessGroupGloo(store, rank, RANKS, timedelta(minutes=5))
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(minutes=5))
     seconds: dict[str, list[float]] = {"exchange": []}
     number = 0
     words = ["data=demo", "optimizer.lr=1e-9", f"model.path={model}", "model.device=cpu"]
@@ -65,7 +65,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         rows = random_rows(spec, session.loaded.model.config.vocab_size)
         session.exclude_unreachable(rows[0])
         ranks = Ranks(rank, RANKS, store)
-        ranks.start(config, group)
+        ranks.start(config, torch.distributed.group.WORLD)
         for turn in range(rounds + 1):
             for name, shared in ((f"{split} alone", None), (f"{split} shared", ranks)):
                 ranks.first_says(True)  # both begin together
@@ -79,6 +79,9 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         ranks.gather(bytes(sizes[rank]), sizes, "step")
         seconds["exchange"].append(time.perf_counter() - began)
     Path(f"{folder}/{rank}.json").write_text(json.dumps(seconds))
+    # Neither process may end while gloo's threads still serve the other: such an exit aborts.
+    ranks.exchange("measured")
+    ranks.close()
 
 
 def summarize(of_ranks: list[dict[str, list[float]]]) -> dict[str, Any]:
