@@ -3,7 +3,7 @@
     python scripts/campaign.py                          # about 25 minutes on 2 cores
     python scripts/campaign.py --only flips --seed 3 --counts flips=100
 
-What is damaged are runs of a tiny model with random weights, made anew. Exit status 1 when anything fell short;
+What is damaged are runs of a tiny model with random weights, made anew. Exit status 1 when anything failed;
 what did is listed at once and below the table, with the command or the damage. Ctrl-C ends it with the table of the
 cases so far. docs/concepts/reliability.md says what is promised.
 """
@@ -27,7 +27,7 @@ from tests.campaign.cases import CASES, Job, Lab, Outcome, build
 from tests.campaign.server import ForkServer
 
 COUNTS = {"kills": 200, "power cuts": 120, "full disks": 60, "signals": 60, "flips": 2000, "links": 120, "mistakes": 0}
-EXAMPLES = 60  # of each kind that fell short are printed in full
+EXAMPLES = 60  # of each kind that failed are printed in full
 
 
 def make_jobs(lab: Lab, seed: int, counts: dict[str, int]) -> list[Job]:
@@ -48,7 +48,7 @@ def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, f
         own.mkdir(parents=True)
         try:
             outcome = jobs[number](server, own)
-            if not outcome.held:  # at once: the rest takes long
+            if not outcome.passed:  # at once: the rest takes long
                 print(f"{outcome.kind}: {outcome.case}\n    {outcome.what}", file=sys.stderr, flush=True)
             outcomes.append(outcome)
         finally:
@@ -70,12 +70,12 @@ def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, f
 
 
 def report(outcomes: list[Outcome]) -> str:
-    """Return the table, in Markdown, and below it what fell short."""
-    lines = ["| kind | cases | held | fell short |", "|---|---|---|---|"]
+    """Return the table, in Markdown, and below it what failed."""
+    lines = ["| kind | cases | passed | failed |", "|---|---|---|---|"]
     below = []
     for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
-        fell = [outcome for outcome in of_kind if not outcome.held]
+        fell = [outcome for outcome in of_kind if not outcome.passed]
         lines.append(f"| {kind} | {len(of_kind):,} | {len(of_kind) - len(fell):,} | {len(fell):,} |")
         below += [f"{kind}: {outcome.case}\n    {outcome.what}" for outcome in fell[:EXAMPLES]]
         if len(fell) > EXAMPLES:
@@ -112,7 +112,7 @@ def main() -> None:
             server.close()
     print(report(outcomes))
     print(f"\nseed {args.seed}, {time.monotonic() - began:.0f} s")
-    sys.exit(0 if all(outcome.held for outcome in outcomes) else 1)
+    sys.exit(0 if all(outcome.passed for outcome in outcomes) else 1)
 
 
 if __name__ == "__main__":

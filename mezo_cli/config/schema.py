@@ -225,7 +225,7 @@ class ModelConfig(Settings):
         path: a hub id, a local folder, or `demo`.
         revision: a branch, tag or commit on the hub; null: the newest.
         dtype: how the weights are stored. In two bytes, updates are rounded stochastically
-            (docs/measurements/storage.md).
+            (docs/how-to/low-memory.md).
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
@@ -377,7 +377,7 @@ class Config(Settings):
         at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
             tests it at its best step and ends it.
         patience: evaluations without a better dev score after which the run ends; null: any number.
-        stop_on_divergence: end a run that has diverged (docs/concepts/reliability.md), and test it at its best step;
+        stop_on_divergence: end a run that has diverged (docs/reference/run-directory.md), and test it at its best step;
             null: true in a sweep and in `mezo tune`, else false.
     """
 

@@ -32,11 +32,11 @@ NOT_COMPARED = {"run.json", "train.log", "lock", ".lock", "run.lock"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case of a campaign ended; `what` says how it fell short, or in which way it held."""
+    """How one case of a campaign ended; `what` says how it failed, or in which way it passed."""
 
     kind: str
     case: str
-    held: bool
+    passed: bool
     what: str
 
 

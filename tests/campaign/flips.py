@@ -99,7 +99,7 @@ def _use(server: ForkServer, folder: Path) -> Told:
 
 
 def _problem(name: Path, told: tuple[Result, dict[str, str]], expected: tuple[Result, dict[str, str]]) -> str:
-    """Return in which way a command fell short on a flipped file, "" when it did not."""
+    """Return in which way a command failed on a flipped file, "" when it did not."""
     (result, files), (plain, plain_files) = told, expected
     said = result.out + "\n" + result.err
     if "Traceback" in said or "Logging error" in said:

@@ -29,12 +29,12 @@ def lab(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 
 def check(jobs: Sequence[Job], server: ForkServer, folder: Path) -> None:
-    """Run every job, then name those that fell short."""
+    """Run every job, then name those that failed."""
     fell = []
     for number, job in enumerate(jobs):
         (folder / str(number)).mkdir()
         outcome = job(server, folder / str(number))
-        if not outcome.held:
+        if not outcome.passed:
             fell.append(f"{outcome.case}\n    {outcome.what}")
     assert not fell, "\n".join(fell)
 

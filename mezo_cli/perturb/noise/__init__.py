@@ -1,4 +1,4 @@
-"""Directions z that are drawn again whenever they are needed, and never stored (docs/measurements/noise.md).
+"""Directions z that are drawn again whenever they are needed, and never stored (docs/concepts/noise.md).
 
 `NOISES` (config/registry.py) names the kinds of `optimizer.noise`; a new kind is one module and one row there. This
 module imports no torch, so that a config can be checked without it.
