@@ -125,7 +125,9 @@ def main() -> None:
         one = found[split]
         alone, together = statistics.median(one["alone"]), statistics.median(one["together"])
         spread = f"{one['least']:.2f} to {one['greatest']:.2f}"
-        print(f"{split:10}  alone {alone:6.2f} s  together {together:6.2f} s  efficiency {one['efficiency']:.2f} ({spread})")
+        print(
+            f"{split:10}  alone {alone:6.2f} s  together {together:6.2f} s  efficiency {one['efficiency']:.2f} ({spread})"
+        )
     print(f"exchange    {1e6 * found['exchange']:.0f} us")
     if args.out:
         args.out.write_text(json.dumps(found, indent=2) + "\n")
