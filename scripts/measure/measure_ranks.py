@@ -4,8 +4,8 @@
     python scripts/measure/measure_ranks.py --rows 64x32 --rounds 4 --out docs/measurements/ranks.json
 
 Both processes hold random weights of roberta-base's shape and take whole training steps, first each by itself, then
-shared, in turn, in one run: on a busy machine the ratio of the two still means something. `share` is what the two
-ranks reach together, steps per second, as a fraction of what the two processes by themselves reach together.
+together, in turn, in one run: on a busy machine the ratio of the two still means something. `efficiency` is what the
+two ranks reach together, steps per second, as a fraction of what the two processes reach by themselves.
 `exchange` is the time of an exchange of the size of a step's, when no rank has anything else to do.
 """
 
@@ -30,12 +30,12 @@ from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.training.setup import Session, prepare
 
 RANKS = 2
-SAMPLES = {"rows": 1, "directions": RANKS}  # what the ranks share -> optimizer.samples
+SAMPLES = {"rows": 1, "directions": RANKS}  # distributed.split -> optimizer.samples
 EXCHANGES = 200
 
 
 def take_step(session: Session, rows: Any, ranks: Ranks | None, split: str, number: int) -> float:
-    """Take one training step, shared or alone, and return its seconds."""
+    """Take one training step, together or alone, and return its seconds."""
     session.ranks = ranks if split == "rows" else None
     session.forward.ranks = ranks if split == "directions" else None
     began = time.perf_counter()
@@ -67,9 +67,9 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         ranks = Ranks(rank, RANKS, store)
         ranks.start(config, torch.distributed.group.WORLD)
         for turn in range(rounds + 1):
-            for name, shared in ((f"{split} alone", None), (f"{split} shared", ranks)):
+            for name, joined in ((f"{split} alone", None), (f"{split} together", ranks)):
                 ranks.first_says(True)  # both begin together
-                taken = take_step(session, rows, shared, split, number)
+                taken = take_step(session, rows, joined, split, number)
                 number += 1
                 if turn:  # the first compiles
                     seconds.setdefault(name, []).append(taken)
@@ -85,7 +85,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
 
 
 def summarize(of_ranks: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """Return the medians, and the share for each way of sharing.
+    """Return the medians, and the efficiency of each split.
 
     Args:
         of_ranks: of each process, what was timed -> seconds, in order.
@@ -93,13 +93,13 @@ def summarize(of_ranks: list[dict[str, list[float]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for split in SAMPLES:
         alone = [list(turn) for turn in zip(*(one[f"{split} alone"] for one in of_ranks), strict=True)]
-        shared = [max(turn) for turn in zip(*(one[f"{split} shared"] for one in of_ranks), strict=True)]
-        # Steps per second of both by themselves: 1 / a + 1 / b; of the two ranks: 1 / shared. One ratio per round.
-        ratios = [1 / (took * sum(1 / one for one in turn)) for turn, took in zip(alone, shared, strict=True)]
+        together = [max(turn) for turn in zip(*(one[f"{split} together"] for one in of_ranks), strict=True)]
+        # Steps per second of both by themselves: 1 / a + 1 / b; of the two ranks: 1 / together. One ratio per round.
+        ratios = [1 / (took * sum(1 / one for one in turn)) for turn, took in zip(alone, together, strict=True)]
         found[split] = {
             "alone": [one for turn in alone for one in turn],
-            "shared": shared,
-            "share": statistics.median(ratios),
+            "together": together,
+            "efficiency": statistics.median(ratios),
             "least": min(ratios),
             "greatest": max(ratios),
         }
@@ -122,10 +122,10 @@ def main() -> None:
         found = summarize([json.loads(Path(f"{folder}/{rank}.json").read_text()) for rank in range(RANKS)])
     found |= {"batch": args.rows, "versions": system.versions()}
     for split in SAMPLES:
-        one = found[split]
-        alone, shared = statistics.median(one["alone"]), statistics.median(one["shared"])
-        spread = f"{one['least']:.2f} to {one['greatest']:.2f}"
-        print(f"{split:10}  alone {alone:6.2f} s  shared {shared:6.2f} s  share {one['share']:.2f} ({spread})")
+        result = found[split]
+        alone, together = statistics.median(result["alone"]), statistics.median(result["together"])
+        efficiency = f"{result['efficiency']:.2f} ({result['least']:.2f} to {result['greatest']:.2f})"
+        print(f"{split:10}  alone {alone:6.2f} s  together {together:6.2f} s  efficiency {efficiency}")
     print(f"exchange    {1e6 * found['exchange']:.0f} us")
     if args.out:
         args.out.write_text(json.dumps(found, indent=2) + "\n")

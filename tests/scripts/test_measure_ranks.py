@@ -8,12 +8,12 @@ import pytest
 from tests.scripts.load import load_script
 
 
-def test_the_share_is_of_what_both_reach_together() -> None:
+def test_the_efficiency_is_of_what_both_reach_together() -> None:
     script = load_script("measure_ranks")
-    timed = {"rows alone": [2.0], "rows shared": [1.25], "directions alone": [4.0], "directions shared": [2.0]}
+    timed = {"rows alone": [2.0], "rows together": [1.25], "directions alone": [4.0], "directions together": [2.0]}
     found = script.summarize([{**timed, "exchange": [1e-4]}] * 2)
-    assert found["rows"]["share"] == pytest.approx(0.8)
-    assert found["directions"]["share"] == pytest.approx(1.0)
+    assert found["rows"]["efficiency"] == pytest.approx(0.8)
+    assert found["directions"]["efficiency"] == pytest.approx(1.0)
 
 
 @pytest.mark.slow
@@ -26,4 +26,4 @@ def test_two_ranks_are_measured(
     monkeypatch.setattr("sys.argv", ["measure_ranks", *words])
     script.main()
     assert "directions  alone" in capsys.readouterr().out
-    assert json.loads((tmp_path / "ranks.json").read_text())["rows"]["share"] > 0
+    assert json.loads((tmp_path / "ranks.json").read_text())["rows"]["efficiency"] > 0
