@@ -153,20 +153,17 @@ def _judge_cut_prompts(
         figures[split] = {"rows": seen, "of": len(examples), "cut": cut, "lose_text": lost}
         if seen < len(examples):
             section.cut.append(f"the length of {len(examples) - seen:,} of {len(examples):,} {split} prompts")
-    judge_cut(section, figures, lengths, encoder, prepared.config.objective.name)
+    judge_cut(section, figures, lengths, encoder)
 
 
-def judge_cut(
-    section: Section, figures: dict[str, dict[str, int]], lengths: list[int], encoder: InputEncoder, objective: str
-) -> None:
+def judge_cut(section: Section, figures: dict[str, dict[str, int]], lengths: list[int], encoder: InputEncoder) -> None:
     """Judge how many prompts are cut, and what they lose.
 
     Args:
         section: gets the finding.
         figures: split -> rows seen, of how many, prompts cut, prompts that lose text of a sentence.
         lengths: tokens of every prompt before the cut.
-        encoder: gives the limit.
-        objective: its name.
+        encoder: gives the limit, and says what a row that is cut loses.
     """
     if not lengths:
         return
@@ -186,13 +183,12 @@ def judge_cut(
         text = f"no prompt is cut{among}: {longest}; the limit is {encoder.max_length}"
         section.add(fine, "cut_prompts", text, **numbers)
         return
-    mask = "all keep their mask; " if objective == "mlm" else ""
-    what = "lose the start of their text" if objective == "lm" else "lose text of a sentence"
+    loses = encoder.when_cut.format(lost=f"{lost:,} ({percent(lost / rows)})")
     section.add(
         DOUBT if lost / rows >= CUT else fine,
         "cut_prompts",
         f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut at {encoder.max_length} tokens or a sentence's"
-        f" own limit: {mask}{lost:,} ({percent(lost / rows)}) {what} ({longest})",
+        f" own limit: {loses} ({longest})",
         _advice_for_cut(encoder, covers),
         **numbers,
     )

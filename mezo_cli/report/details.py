@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mezo_cli.errors import UserError
+from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report import untrained
@@ -23,11 +24,6 @@ from mezo_cli.runs.picked import MARK
 EXAMPLES = 10  # right and wrong test rows each
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
 OPEN_END = "Test rows appear once the run has finished."
-HEADS = {
-    "mlm": "label words at the mask",
-    "cls": "a classification head",
-    "lm": "label words that continue a prompt",
-}
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class RunDetails:
     def sentence(self) -> str:
         """Return one sentence that says what the run was."""
         config, objective = self.config, self.config.objective
-        scored = f"{HEADS.get(objective.name, objective.name)}, {objective.loss.replace('_', '-')} loss"
+        scored = f"{self._scoring()[0] or objective.name}, {objective.loss.replace('_', '-')} loss"
         shots = self.entry.shots
         data = f"{config.task.name} ({self._rows()}{f', {shots} per label' if shots else ''}; {scored})"
         if config.steps == 0:
@@ -184,9 +180,14 @@ class RunDetails:
 
     def label_words(self) -> list[tuple[str, str]]:
         """Return (label, its word) for each label; empty where the objective reads no label words."""
-        task = self.config.task
-        words = {"mlm": task.label_words, "lm": task.lm.label_words or task.label_words}.get(self.config.objective.name)
-        return list(zip(task.labels, words, strict=False)) if words else []
+        return list(zip(self.config.task.labels, self._scoring()[1], strict=False))
+
+    def _scoring(self) -> tuple[str, Sequence[str]]:
+        """Return what scores a label, in words, and the label words: as recorded, or as the objective says it now."""
+        if "scored_by" in self.info:
+            return self.info["scored_by"], self.info["label_words"]
+        encoder = OBJECTIVES.load(self.config.objective.name).encoder_class  # runs of earlier versions
+        return encoder.scored_by, encoder.task_label_words(self.config.task)
 
     # --- the result ---
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
+from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import InputEncoder, restored_options
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class ClsEncoder(InputEncoder):
     Raises:
         UserError: for a task of more than two columns.
     """
+
+    scored_by = "a classification head"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
@@ -46,3 +49,15 @@ class ClsEncoder(InputEncoder):
         all_segments = batch["token_type_ids"] if self._has_segments else ([0] * len(ids) for ids in all_ids)
         for example, ids, segments in zip(examples, all_ids, all_segments, strict=True):
             yield TokenizedExample(ids, segments, -1, example.label)
+
+    def write_snippet(self, variables: Sequence[str]) -> str:
+        """Return code that lets the tokenizer join the texts, and reads the head's logits."""
+        options = f"truncation=True, max_length={self.max_length}, split_special_tokens=True"
+        return "\n".join(
+            [
+                f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    scores = model(**inputs).logits[0]",
+                snippet.print_probabilities(self),
+            ]
+        )

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
@@ -19,6 +19,10 @@ _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it kn
 class InputEncoder:
     """Turns a task's rows into the token ids that an objective reads. A subclass defines `encode_chunk`.
 
+    Class attributes:
+        scored_by: what scores a label, in words: "label words at the mask"; empty: the objective's name says it.
+        when_cut: what rows that are cut keep and lose; {lost} is the number of those that lose text.
+
     Args:
         task: the task. Its template and label words are checked against the tokenizer here.
         tokenizer: a fast tokenizer.
@@ -31,6 +35,9 @@ class InputEncoder:
     Raises:
         UserError: for a slow tokenizer, and for labels that are fewer than two or not distinct.
     """
+
+    scored_by: ClassVar[str] = ""
+    when_cut: ClassVar[str] = "{lost} lose text of a sentence"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         if not tokenizer.is_fast:
@@ -46,8 +53,13 @@ class InputEncoder:
         self.task = task
         self.tokenizer = tokenizer
         self.max_length = max_row_length(tokenizer, task.max_length)
-        self.label_words: list[str] = []
+        self.label_words = self.task_label_words(task)
         self.label_ids: list[Any] = []
+
+    @staticmethod
+    def task_label_words(task: TaskConfig) -> list[str]:
+        """Return a task's label words, in label order; empty for an objective that reads none."""
+        return []
 
     def encode(self, example: Example) -> TokenizedExample:
         """Encode one row."""
@@ -87,6 +99,17 @@ class InputEncoder:
 
     def word_id(self, word: str) -> int | None:
         """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
+        return None
+
+    def write_snippet(self, variables: Sequence[str]) -> str | None:
+        """Return the Python code of a model card that labels a text, or None where it cannot be told in a few lines.
+
+        It has `tokenizer` and `model` as transformers loads them, computes label scores exactly as mezo does, and
+        prints their probabilities. `tasks/snippet.py` has pieces of it.
+
+        Args:
+            variables: the variable that holds the text of each column.
+        """
         return None
 
     def decode(self, row: TokenizedExample) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
+from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import (
     UNBOUNDED,
     InputEncoder,
@@ -27,6 +28,7 @@ from mezo_cli.tasks.template import Literal, Sentence, Special, Template
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
 
+_SHOWN = 1 << 20  # tokens; a longer limit of a prompt is none
 _MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
 
 
@@ -41,10 +43,12 @@ class LmEncoder(InputEncoder):
         UserError: for a task without a template for decoders, and for a template or label word that does not fit.
     """
 
+    scored_by = "label words that continue a prompt"
+    when_cut = "{lost} lose the start of their text"
+
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
         self._parts = _prompt_parts(task)
-        self.label_words = list(task.lm.label_words or task.label_words)
         if len(self.label_words) != len(task.labels):
             key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
             raise UserError(
@@ -66,10 +70,30 @@ class LmEncoder(InputEncoder):
         parts = (p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
         return "".join(parts)
 
-    def layout(self) -> tuple[list[int], list[str | Sentence], int]:
-        """Return the tokens before a prompt, the prompt's parts in order, and the most tokens of a prompt."""
-        parts = [part.text if isinstance(part, Literal) else part for part in self._parts]
-        return self._start, parts, self._max_prompt
+    @staticmethod
+    def task_label_words(task: TaskConfig) -> list[str]:
+        """Return `task.lm.label_words`, or `task.label_words` where there are none."""
+        return list(task.lm.label_words or task.label_words)
+
+    def write_snippet(self, variables: Sequence[str]) -> str:
+        """Return code that tokenizes the prompt with the first word, and scores every word after it."""
+        code = (
+            snippet.quote(part.text) if isinstance(part, Literal) else snippet.sentence_code(part, variables)
+            for part in self._parts
+        )
+        word, cut = self.label_ids[0], f"[-{self._max_prompt}:]" if self._max_prompt < _SHOWN else ""
+        lines = [
+            f"prompt = {' + '.join(code)}",
+            f"prompt_ids = {self._start} + ids(prompt + {snippet.quote(self.continuation(0))})[:-{len(word)}]{cut}",
+            "scores = []",
+            f"for word in {self.label_ids}:  # after the prompt: {snippet.words_in_line(self)}",
+            "    with torch.no_grad():",
+            "        logits = model(input_ids=torch.tensor([prompt_ids + word])).logits[0, -len(word) - 1 : -1]",
+            "    scores.append(logits.log_softmax(-1)[range(len(word)), word].sum())",
+            "scores = torch.stack(scores)",
+            snippet.print_probabilities(self),
+        ]
+        return snippet.IDS + "\n".join(lines)
 
     def continuation(self, index: int) -> str:
         """Return the text of a label's word after the prompt, with its leading space where it has one."""

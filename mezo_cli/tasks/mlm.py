@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
+from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import InputEncoder, describe_row, describe_tokenizer, tokenize
 from mezo_cli.tasks.template import Literal, Sentence, Special, Template
 
@@ -47,6 +48,9 @@ class MlmEncoder(InputEncoder):
         UserError: for a template or a label word that does not fit the task or the tokenizer.
     """
 
+    scored_by = "label words at the mask"
+    when_cut = "all keep their mask; {lost} lose text of a sentence"
+
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
         self.template = Template.parse(task.template, list(task.columns), task.name)
@@ -56,7 +60,7 @@ class MlmEncoder(InputEncoder):
                 f"task '{task.name}': {describe_tokenizer(tokenizer)} has no mask token; a prompt needs one"
                 " (or use objective=cls)"
             )
-        self.label_words, self.label_ids = list(task.label_words), label_word_ids(task, tokenizer)
+        self.label_ids = label_word_ids(task, tokenizer)
         self._pieces = _pieces(self.template, task, tokenizer)
         held = (
             (i, p.ids.index(mask_id)) for i, p in enumerate(self._pieces) if isinstance(p, _Fixed) and mask_id in p.ids
@@ -64,14 +68,10 @@ class MlmEncoder(InputEncoder):
         self._mask_piece, self._mask_offset = next(held)
         self._keeps_mask = False
 
-    def layout(self) -> list[tuple[list[int] | Sentence, int | None, int]]:
-        """Return the parts of a row in order: fixed token ids or a sentence, the sentence's limit, the segment."""
-        return [
-            (piece.ids, None, piece.segment)
-            if isinstance(piece, _Fixed)
-            else (piece.sentence, piece.limit, piece.segment)
-            for piece in self._pieces
-        ]
+    @staticmethod
+    def task_label_words(task: TaskConfig) -> list[str]:
+        """Return `task.label_words`."""
+        return list(task.label_words)
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Tokenize column by column, which is fast, then join the parts of each row."""
@@ -102,6 +102,31 @@ class MlmEncoder(InputEncoder):
             return _label_word_id(word, "", self.task, self.tokenizer)
         except UserError:
             return None
+
+    def write_snippet(self, variables: Sequence[str]) -> str:
+        """Return code that joins the token ids of the template's parts, and reads the logits at the mask."""
+        parts, segments = [], [piece.segment for piece in self._pieces]
+        for piece in self._pieces:
+            if isinstance(piece, _Slot):
+                cut = "" if piece.limit is None else f"[:{piece.limit}]"
+                parts.append(f"ids({snippet.sentence_code(piece.sentence, variables)}){cut}")
+            else:
+                parts.append(str(piece.ids))
+        mask, limit, words = self.tokenizer.mask_token_id, self.max_length, snippet.words_in_line(self)
+        lines = [f"parts = [{', '.join(parts)}]", f"input_ids = [i for part in parts for i in part][:{limit}]"]
+        lines.append(
+            'inputs = {"input_ids": torch.tensor([input_ids]), "attention_mask": torch.ones(1, len(input_ids))}'
+        )
+        if any(segments):
+            lines.append(f"segments = [s for part, s in zip(parts, {segments}) for _ in part][:{limit}]")
+            lines.append('inputs["token_type_ids"] = torch.tensor([segments])')
+        lines += [
+            "with torch.no_grad():",
+            "    logits = model(**inputs).logits",
+            f"scores = logits[0, input_ids.index({mask}), {self.label_ids}]  # at the mask: {words}",
+            snippet.print_probabilities(self),
+        ]
+        return snippet.IDS + "\n".join(lines)
 
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
         if self._keeps_mask:

@@ -18,12 +18,20 @@ from dataclasses import dataclass, field
 
 from mezo_cli.errors import UserError, did_you_mean, join
 
-# A filter maps a sentence to a sentence: LM-BFF's `l`, `u` and `-`, and `strip`.
-FILTERS: dict[str, Callable[[str], str]] = {
-    "drop_last": lambda text: text[:-1],
-    "lower_first": lambda text: text[:1].lower() + text[1:],
-    "upper_first": lambda text: text[:1].upper() + text[1:],
-    "strip": str.strip,
+
+@dataclass(frozen=True)
+class Filter:
+    """A map from a sentence to a sentence: `apply`, and its Python code with {0} for the sentence."""
+
+    apply: Callable[[str], str]
+    code: str
+
+
+FILTERS = {  # LM-BFF's `-`, `l` and `u`, and `strip`
+    "drop_last": Filter(lambda text: text[:-1], "{0}[:-1]"),
+    "lower_first": Filter(lambda text: text[:1].lower() + text[1:], "({0}[:1].lower() + {0}[1:])"),
+    "upper_first": Filter(lambda text: text[:1].upper() + text[1:], "({0}[:1].upper() + {0}[1:])"),
+    "strip": Filter(str.strip, "{0}.strip()"),
 }
 SPECIALS = ("cls", "sep", "sep+", "mask")
 MASK_SPELLINGS = ("{mask}", "[MASK]", "<mask>")
@@ -60,7 +68,7 @@ class Sentence:
     def render(self, text: str) -> str:
         """Return the text that is tokenized for a row whose column has `text`."""
         for name in self.filters:
-            text = FILTERS[name](text)
+            text = FILTERS[name].apply(text)
         return " " + text if self.space else text
 
 

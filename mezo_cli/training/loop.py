@@ -55,7 +55,14 @@ def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool]
     test_rows = None if splits.test is None else session.encoder.encode_all(splits.test)
     log.info("data   %s: %s", config.data.name, splits.format_sizes())
     sizes = {"train": len(train_rows), "dev": len(dev_rows), "test": None if test_rows is None else len(test_rows)}
-    run.update(data_fingerprint=splits.fingerprint, rows=sizes, prompt=session.encoder.decode(train_rows[0]))
+    encoder = session.encoder
+    run.update(
+        data_fingerprint=splits.fingerprint,
+        rows=sizes,
+        prompt=encoder.decode(train_rows[0]),
+        scored_by=encoder.scored_by,
+        label_words=encoder.label_words,
+    )
     if resume_step is None:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
     rows = EvaluatedRows(limit(train_rows, TRAIN_ROWS), dev_rows, test_rows, splits.test)

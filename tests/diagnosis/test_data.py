@@ -126,9 +126,7 @@ def test_a_decoder_loses_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("lost", "of", "verdict"), [(0, 100, OK), (0, 900, UNKNOWN), (50, 900, DOUBT)])
 def test_the_share_that_loses_text_decides(lost: int, of: int, verdict: str, roberta: Path) -> None:
     encoder, section = encoder_of(roberta), Section("data")
-    data.judge_cut(
-        section, {"train": {"rows": 100, "of": of, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder, "mlm"
-    )
+    data.judge_cut(section, {"train": {"rows": 100, "of": of, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder)
     found = only(section)
     assert found.verdict == verdict
     assert "all keep their mask" in found.text
@@ -149,5 +147,5 @@ def test_a_row_counts_as_repeated_whatever_its_case_and_spaces() -> None:
 def test_the_advice_knows_what_the_model_takes(words: list[str], said: str, roberta: Path) -> None:
     section = Section("data")
     counted = {"train": {"rows": 100, "of": 100, "cut": 50, "lose_text": 50}}
-    data.judge_cut(section, counted, [10, 20, 30], encoder_of(roberta, *words), "mlm")
+    data.judge_cut(section, counted, [10, 20, 30], encoder_of(roberta, *words))
     assert said in only(section).advice

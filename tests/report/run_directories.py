@@ -168,6 +168,8 @@ def make_curves(
         data_fingerprint=f"rows-{config.data.seed}",
         rows={"train": 32, "dev": 32, "test": test_rows},
         prompt=f"<s>{text}. It was<mask>.</s>",
+        scored_by="label words at the mask",
+        label_words=config.task.label_words,
         trainable={"count": 1000, "share": 1.0, "names": ["weight"]},
     )
     stored = {"sample_schedule": config.optimizer.sample_schedule, "steps": steps}
