@@ -16,7 +16,7 @@ from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.training.prediction import Prediction
-    from mezo_cli.training.setup import Session
+    from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
 

@@ -9,8 +9,10 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
-from mezo_cli.training import evaluation, setup
+from mezo_cli.optim import optimizer_class
+from mezo_cli.training import evaluation
 from mezo_cli.training.linear_probe import fit_output_layer
+from mezo_cli.training.load import load_session
 from tests import tiny
 from tests.host_waits import HostWaits
 
@@ -97,7 +99,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
     Returns:
         What the host did in each of these: first, step, third, fourth, replay, evaluation; or probe, evaluation.
     """
-    session, results = setup.prepare(config, trains=True), []
+    session, results = load_session(config, trains=True), []
     hosts: dict[str, HostWaits] = {}
     rows = session.encoder.encode_all(ROWS)
     session.exclude_unreachable(rows[0])
@@ -110,7 +112,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
             with hosts.setdefault("replay", HostWaits(read)):
                 if session.optimizer.replayable:
                     records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results[:2])]
-                    again: Any = setup.optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+                    again: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
                     again.rebuild_state(session.params, records[:1])
                     again.apply_updates(session.params, records[1:])
         else:

@@ -15,14 +15,14 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """
     made: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    prepare = loop.prepare
+    load_session = loop.load_session
 
     def counted(*args: Any, **options: Any) -> Any:
         alive.append(sum(one() is not None for one in made))
-        session = prepare(*args, **options)
+        session = load_session(*args, **options)
         made.extend(map(weakref.ref, (session.loaded.model, *session.params.tensors.values())))
         return session
 
-    monkeypatch.setattr(loop, "prepare", counted)
-    monkeypatch.setattr(restore, "prepare", counted)
+    monkeypatch.setattr(loop, "load_session", counted)
+    monkeypatch.setattr(restore, "load_session", counted)
     return alive

@@ -155,7 +155,7 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
     from mezo_cli.training.agreement import check_same_weights
     from mezo_cli.training.device_errors import explain_device_errors
     from mezo_cli.training.evaluation import evaluate as evaluate_rows
-    from mezo_cli.training.setup import prepare
+    from mezo_cli.training.load import load_session
 
     config, opened = source.config, source.opened
     splits = data.load_splits(config)
@@ -167,7 +167,7 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
         raise UserError(f"{source.name}: there is no {split} split (data={config.data.name})")
     if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
         log.warning("warning: the data have changed since the run")
-    session = prepare(config) if opened is None else opened.load()
+    session = load_session(config) if opened is None else opened.load()
     if ranks is not None:
         check_same_weights(session, ranks)
     size = config.eval_batch_size

@@ -17,6 +17,7 @@ from mezo_cli.report import untrained
 from mezo_cli.runs import Run
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.system import import_torch
+from mezo_cli.training.verdict import Evaluations
 
 log = logging.getLogger("mezo")
 
@@ -27,7 +28,7 @@ def execute(
     console: Console,
     prepare: Callable[[], None] = lambda: None,
     of_many: bool = False,
-    prunes: Callable[[], bool] | None = None,
+    prunes: Callable[[Evaluations], bool] | None = None,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
@@ -51,10 +52,10 @@ def execute(
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
-        summary = loop.train(config, run, console, prunes)
+        result = loop.train(config, run, console, prunes)
         if run.writes:
-            _log_results(run, summary, config.task.metric)
-    return summary
+            _log_results(run, result.summary, result.first_dev, config.task.metric)
+    return result.summary
 
 
 def announce(path: Path, quiet: bool) -> None:
@@ -66,9 +67,8 @@ def announce(path: Path, quiet: bool) -> None:
         log.info("run    %s", relative_path(path))
 
 
-def _log_results(run: Run, summary: dict[str, Any], metric: str) -> None:
+def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], metric: str) -> None:
     """Log the scores before training and at the best checkpoint, which the task's metric has chosen, and baselines."""
-    first = run.evaluations("dev")[0]
     best, test = summary["best"]["step"], summary["test"]
     rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
     rows += [("test before training", summary.get("test_before"), 0)]

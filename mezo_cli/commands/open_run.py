@@ -13,7 +13,7 @@ from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.sharing.shared_run import SharedRun
-    from mezo_cli.training.setup import Session
+    from mezo_cli.training.session import Session
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.training.prediction import Prediction
-    from mezo_cli.training.setup import Session
+    from mezo_cli.training.session import Session
 
 STDIN = "standard input"
 

@@ -33,7 +33,7 @@ from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 from mezo_cli.training import trials as trial_results
-from mezo_cli.training.verdict import DIVERGED
+from mezo_cli.training.verdict import DIVERGED, Evaluations
 
 if TYPE_CHECKING:
     import optuna
@@ -239,7 +239,7 @@ def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number:
     try:
         config = compose.build_config(record.jobs[number].overrides, record.config_dir)
         _train(path, config, record, trial, console)
-        _report(trial, Run(path), config, goal)
+        _report(trial, trial_results.trained_evaluations(Run(path), config.steps), config, goal)
         state, value, text = _result(Run(path), config, goal)
     except Exception as error:
         log.error("trial %d failed: %s", number + 1, one_line(error))
@@ -267,30 +267,30 @@ def _train(path: Path, config: Config, record: SweepRecord, trial: "optuna.Trial
         run.claim()
     if status in ("missing", "interrupted"):
         try:
-            execute(run, config, console, of_many=True, prunes=lambda: _prunes(trial, run, config, goal))
+            execute(run, config, console, of_many=True, prunes=lambda dev: _prunes(trial, dev, config, goal))
         except RunFailed as error:
             if trial_results.end_of(Run(path)) != DIVERGED:
                 raise
             log.error("%s", error)
 
 
-def _report(trial: "optuna.Trial", run: Run, config: Config, goal: str) -> int | None:
+def _report(trial: "optuna.Trial", evaluations: Evaluations, config: Config, goal: str) -> int | None:
     """Report the evaluations that the study does not have yet; return the step of the last one that it has."""
     known = dict(trial.study.trials[trial.number].intermediate_values)
-    for line in trial_results.trained_evaluations(run, config.steps):
-        if line["step"] not in known:
-            known[line["step"]] = trial_results.value_of(line, config.task.metric, goal)
-            trial.report(known[line["step"]], line["step"])
+    for step, evaluation in evaluations.items():
+        if step not in known:
+            known[step] = trial_results.value_of(evaluation, config.task.metric, goal)
+            trial.report(known[step], step)
     return max(known, default=None)
 
 
-def _prunes(trial: "optuna.Trial", run: Run, config: Config, goal: str) -> bool:
+def _prunes(trial: "optuna.Trial", dev: Evaluations, config: Config, goal: str) -> bool:
     """Report the evaluation that a trial has just done; return whether its training ends.
 
     An evaluation that is repeated after a crash, because later steps were lost, was not the end then and is not now.
     """
-    is_newest = _report(trial, run, config, goal) == run.evaluations("dev")[-1]["step"]
-    return is_newest and trial.should_prune()
+    trained = {step: evaluation for step, evaluation in dev.items() if step}
+    return _report(trial, trained, config, goal) == max(dev) and trial.should_prune()
 
 
 def _format(params: Mapping[str, float]) -> str:

@@ -15,7 +15,8 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.moments import Moment
 from mezo_cli.report.settings import flatten
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 # What the tensors of a checkpoint depend on: the model, its head, the adapter, and the optimizer's state.
 SIZED = ("model.path", "model.revision", "objective.name", "task.labels", "peft.", "init", "optimizer.")
@@ -101,7 +102,7 @@ def _is_sized(key: str) -> bool:
 
 def _measure(config: Config) -> int:
     """Load a job and take a step with lr 0 on a short row, for the optimizer's state; return the bytes."""
-    session = dataclasses.replace(prepare(config), optimizer=still_optimizer(config))
+    session = dataclasses.replace(load_session(config), optimizer=still_optimizer(config))
     if not config.steps:
         return checkpoint_bytes(session, 0)
     rows = session.encoder.encode_all([Example(("a",) * len(config.task.columns), 0)])

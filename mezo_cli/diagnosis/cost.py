@@ -24,7 +24,7 @@ from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.training.loop import TRAIN_ROWS
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 TITLE = "cost"
 STEPS = 5  # that are timed in each dtype, after one that is not

@@ -22,7 +22,7 @@ from mezo_cli.diagnosis.separation import chance_error, choose_words, separation
 from mezo_cli.report.untrained import BASELINES
 from mezo_cli.training.baselines import remove_bias
 from mezo_cli.training.intervals import wilson
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import not_finite_at_start
 
 TITLE = "label words"

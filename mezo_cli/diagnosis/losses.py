@@ -15,7 +15,7 @@ from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
 from mezo_cli.training.precision import measure_losses
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 EPS = (1e-4, 1e-3, 1e-2)
 DIRECTIONS = 32

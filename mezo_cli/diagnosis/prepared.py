@@ -11,7 +11,8 @@ from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def prepare_run(config: Config) -> tuple[Prepared, Splits]:
     """
     start = time.perf_counter()
     splits = data.load_splits(config)
-    session = prepare(config, trains=True)
+    session = load_session(config, trains=True)
     train, dev = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
     test = None if splits.test is None else session.encoder.encode_all(splits.test)
     with explain_device_errors("before the first step", smaller_batches(config)):

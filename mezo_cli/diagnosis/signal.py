@@ -19,7 +19,7 @@ from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.report.paper import paper
 from mezo_cli.report.settings import method_name
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_reference
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 TITLE = "signal"
 MAX_ZEROS = 0.1

@@ -13,7 +13,7 @@ from mezo_cli.runs import Run
 from mezo_cli.runs.files import write_atomically
 from mezo_cli.sharing.card import Card, prompt_section, read_terms, write_card
 from mezo_cli.sharing.snippet import Source, write_snippet
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 CARD, BASE, BASE_CARD = "README.md", "base", "BASE_MODEL.md"
 

@@ -32,7 +32,8 @@ from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.training import restore
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 TEXTS = ("a joy from start to end", "what a poor film", "i yawned and left , and so did everybody else", "lovely")
 DIRECTION, EPS = Direction(3, 11), 0.05
@@ -70,7 +71,7 @@ class Conformance:
     @pytest.fixture
     def session(self, config: Config) -> Session:
         """Return the loaded model with its objective."""
-        return prepare(config)
+        return load_session(config)
 
     @pytest.fixture
     def rows(self, config: Config) -> list[Example]:

@@ -10,7 +10,7 @@ from mezo_cli.objectives import LOSSES
 from mezo_cli.objectives.losses import find_loss
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
 

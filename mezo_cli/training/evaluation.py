@@ -14,7 +14,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.objectives.losses import find_loss
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.runs import Run
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,21 @@ def assess(config: Config, logits: Tensor, labels: Tensor) -> Evaluation:
     )
 
 
-def read_dev_scores(config: Config, run: Run, stop: int) -> dict[int, float]:
-    """Return step -> score of every evaluation on dev that metrics.jsonl holds.
+def dev_evaluations(
+    config: Config, run: Run, lines: Sequence[Mapping[str, Any]], stop: int
+) -> dict[int, Mapping[str, Any]]:
+    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl.
 
     Raises:
-        UserError: when an evaluation that was due before step `stop` is missing, or metrics.jsonl is damaged.
+        UserError: when an evaluation that was due before step `stop` is missing.
     """
-    scores = {line["step"]: float(line[config.task.metric]) for line in run.evaluations("dev")}
+    evaluations = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}
     for step in range(stop):
-        if config.evaluates_at(step) and step not in scores:
+        if config.evaluates_at(step) and step not in evaluations:
             raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
-    return scores
+    return evaluations
 
 
-def best_step(scores: Mapping[int, float]) -> int:
-    """Return the step with the highest score; of equal scores the earliest."""
-    return max(scores, key=lambda step: (scores[step], -step))
+def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
+    """Return the step with the highest value of the task's metric; of equal ones the earliest."""
+    return max(evaluations, key=lambda step: (evaluations[step][config.task.metric], -step))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError, join
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
 

@@ -1,27 +1,31 @@
 """Train one run: set up; for each step: batch, step, record, evaluate and save; finish."""
 
+import dataclasses
 import gc
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from mezo_cli import data, system
-from mezo_cli.config.schema import Config, Splits, TokenizedExample
+from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.runs import Run
 from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
+from mezo_cli.training.finish import TrainingResult, finish
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.setup import Session, prepare
-from mezo_cli.training.training_run import EvaluatedRows, TrainingRun
+from mezo_cli.training.load import EncodedRows, encode_rows, load_session
+from mezo_cli.training.session import Session
+from mezo_cli.training.start_checks import check_data_unchanged
+from mezo_cli.training.training_run import TrainingRun
+from mezo_cli.training.verdict import Evaluations
 from mezo_cli.training.with_engine import attach, running_engine
 
 log = logging.getLogger("mezo")
@@ -29,14 +33,16 @@ log = logging.getLogger("mezo")
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool] | None = None) -> dict[str, Any]:
-    """Train and evaluate, write the run directory, and return the summary. An interrupted run is resumed.
+def train(
+    config: Config, run: Run, console: Console, prunes: Callable[[Evaluations], bool] | None = None
+) -> TrainingResult:
+    """Train and evaluate, write the run directory, and return the result. An interrupted run is resumed.
 
     Args:
         config: of the run.
         run: the run directory, which this process has claimed.
         console: where progress is shown.
-        prunes: called after each evaluation on dev after step 0, once its line is written; if it is true the run ends.
+        prunes: called after each evaluation on dev after step 0 with all of them; if it is true the run ends.
 
     Raises:
         UserError: before training, for whatever the user can correct.
@@ -48,45 +54,36 @@ def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool]
     splits = data.load_splits(config)
     if ranks is not None:
         agreement.check_rows(config, splits, ranks)
-    _check_data_unchanged(run, splits)
+    check_data_unchanged(run, splits)
     resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
-    session = prepare(config, trains=True) if resume_step is None else restore.load_for_resume(config, run, resume_step)
-    train_rows, dev_rows = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
-    test_rows = None if splits.test is None else session.encoder.encode_all(splits.test)
-    log.info("data   %s: %s", config.data.name, splits.format_sizes())
-    sizes = {"train": len(train_rows), "dev": len(dev_rows), "test": None if test_rows is None else len(test_rows)}
-    encoder = session.encoder
-    run.update(
-        data_fingerprint=splits.fingerprint,
-        rows=sizes,
-        prompt=encoder.decode(train_rows[0]),
-        scored_by=encoder.scored_by,
-        label_words=encoder.label_words,
-    )
     if resume_step is None:
-        run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
-    rows = EvaluatedRows(limit(train_rows, TRAIN_ROWS), dev_rows, test_rows, splits.test)
+        session = load_session(config, trains=True)
+    else:
+        session = restore.load_for_resume(config, run, resume_step)
+    rows = encode_rows(session.encoder, splits)
+    _record_data(run, session, splits, rows, is_new=resume_step is None)
     del splits  # the texts of train and dev are not needed any more
-    sampler = BatchSampler(len(train_rows), config.batch_size, config.seed)
+    sampler = BatchSampler(len(rows.train), config.batch_size, config.seed)
     with explain_device_errors("before the first step", smaller_batches(config)):
-        _prepare_first_step(session, run, train_rows, dev_rows, sampler, is_new=resume_step is None)
+        _prepare_first_step(session, run, rows, sampler, is_new=resume_step is None)
     if ranks is not None:
         agreement.check_same_weights(session, ranks)
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
+    evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    started = running_engine(config, session, train_rows, dev_rows, test_rows or [])
+    started = running_engine(config, session, *rows.splits().values())
     with failures, started as engine, TrainingRun(config, run, ranks, prunes) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)
         else:
             state.resume(resume_step)
         with progress_reporter(console, config.steps, state.step) as progress:
-            state.evaluate_and_save(session, dev_rows, progress)
-            state.score_untrained(session, rows, console)
+            state.evaluate_and_save(session, rows.dev, progress)
+            state.score_untrained(session, evaluated, console)
             stop_reason = state.find_stop_reason()
             while state.step < config.steps and stop_reason is None:
-                batch = [train_rows[i] for i in sampler.batch(state.step)]
+                batch = [rows.train[i] for i in sampler.batch(state.step)]
                 result = session.step(batch, state.step)
                 state.record(result)
                 if engine is not None:
@@ -95,10 +92,10 @@ def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool]
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
                 progress.report_step(state.step, result.loss)
-                state.evaluate_and_save(session, dev_rows, progress)
+                state.evaluate_and_save(session, rows.dev, progress)
                 stop_reason = state.find_stop_reason()
             if stop_reason is not None:
-                state.stop(session, stop_reason, dev_rows, progress)
+                state.stop(session, stop_reason, rows.dev, progress)
 
         if ranks is not None:
             ranks.from_first("trained")  # the others read the files that rank 0 has written
@@ -112,40 +109,39 @@ def train(config: Config, run: Run, console: Console, prunes: Callable[[], bool]
             gc.collect()
             session = restore.load_step(config, run, state.best_step)
             if engine is not None:
-                attach(engine, session, train_rows)
-        return state.finish(session, rows, seconds, console)
+                attach(engine, session, rows.train)
+        return finish(state, session, evaluated, seconds, console)
 
 
-def _check_data_unchanged(run: Run, splits: Splits) -> None:
-    """Refuse to resume a run with other rows than it began with."""
-    before = run.info().get("data_fingerprint")
-    if before not in (None, splits.fingerprint):
-        raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
+def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, *, is_new: bool) -> None:
+    log.info("data   %s: %s", session.config.data.name, splits.format_sizes())
+    sizes = {"train": len(rows.train), "dev": len(rows.dev), "test": None if rows.test is None else len(rows.test)}
+    run.update(
+        data_fingerprint=splits.fingerprint,
+        rows=sizes,
+        prompt=session.encoder.decode(rows.train[0]),
+        scored_by=session.encoder.scored_by,
+        label_words=session.encoder.label_words,
+    )
+    if is_new:
+        run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
 
 
-def _prepare_first_step(
-    session: Session,
-    run: Run,
-    train_rows: list[TokenizedExample],
-    dev_rows: list[TokenizedExample],
-    sampler: BatchSampler,
-    *,
-    is_new: bool,
-) -> None:
+def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
-    config = session.config
-    unreachable = session.exclude_unreachable(train_rows[0], [train_rows[i] for i in sampler.batch(0)])
+    config, first = session.config, [rows.train[i] for i in sampler.batch(0)]
+    unreachable = session.exclude_unreachable(rows.train[0], first)
     run.update(
         device=system.device_name(session.loaded.device),
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),
     )
-    _log_model(session, unreachable, session.keep_states(train_rows, dev_rows) if config.steps else 0)
+    _log_model(session, unreachable, session.keep_states(rows.train, rows.dev) if config.steps else 0)
     if is_new and config.init == "linear_probe":
-        run.update(probe=fit_output_layer(session, train_rows))
+        run.update(probe=fit_output_layer(session, rows.train))
     if is_new and config.steps and session.optimizer.replayable:
-        precision.check(session, session.loss_of([train_rows[i] for i in sampler.batch(0)]))
+        precision.check(session, session.loss_of(first))
 
 
 def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:

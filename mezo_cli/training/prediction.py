@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.training.evaluation import compute_logits, label_predictions
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 
 @dataclass(frozen=True)

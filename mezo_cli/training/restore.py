@@ -21,8 +21,9 @@ from mezo_cli.runs import Run, checkpoints, completeness, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training import recovery
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
-from mezo_cli.training.evaluation import best_step, read_dev_scores
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.evaluation import best_step, dev_evaluations
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
 
@@ -162,7 +163,7 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
 
 def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> Session:
     _check_reached(run, past, step)
-    session = prepare(config, restores=True)
+    session = load_session(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
     models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory, session.loaded.shards)
     return _replay(session, run, past, 0, step)
@@ -195,7 +196,7 @@ def load_verified(config: Config, run: Run, name: str) -> Session:
         UserError: when a file is missing or damaged.
     """
     checkpoints.verify(run.checkpoints / name)
-    return prepare(config, run.checkpoints / name)
+    return load_session(config, run.checkpoints / name)
 
 
 def _replay(
@@ -287,7 +288,7 @@ def _last_step(config: Config, run: Run, past: Trajectory) -> int:
 def _best_step(config: Config, run: Run, past: Trajectory) -> int:
     """Return the best step according to metrics.jsonl, which must lack no evaluation that was due."""
     last, finished = _last_step(config, run, past), run.status() == "finished"
-    scores = read_dev_scores(config, run, stop=last + 1 if finished else last)
-    if not scores:
+    evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)
+    if not evaluations:
         raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
-    return best_step(scores)
+    return best_step(config, evaluations)

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from mezo_cli import models, system
+from mezo_cli import models
 from mezo_cli.config.keys import type_hints
-from mezo_cli.config.schema import Config, Example, TokenizedExample
+from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.distributed.shard_group import ShardGroup
@@ -25,44 +24,17 @@ from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
-from mezo_cli.training.comparison import ScoredRows, compare
-from mezo_cli.training.evaluation import (
-    Evaluation,
-    best_step,
-    evaluate,
-    label_predictions,
-    label_tensor,
-    read_dev_scores,
-)
+from mezo_cli.training.evaluation import Evaluation, best_step, dev_evaluations, evaluate
+from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
 from mezo_cli.training.loggers.base import RunEnd, Status
-from mezo_cli.training.setup import Session
-from mezo_cli.training.verdict import DIVERGED, Divergence, verdict
+from mezo_cli.training.session import Session
+from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations
 
 log = logging.getLogger("mezo")
 
 TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
 SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
-
-
-@dataclass(frozen=True)
-class EvaluatedRows:
-    """The rows that a run is evaluated on at its begin and at its end.
-
-    Attributes:
-        train: at most 1,000 of train.
-        dev: all of dev.
-        test: all of test, None if there is no test split; `texts` are the same as texts.
-    """
-
-    train: list[TokenizedExample]
-    dev: list[TokenizedExample]
-    test: list[TokenizedExample] | None
-    texts: list[Example] | None
-
-    def splits(self) -> dict[str, list[TokenizedExample]]:
-        """Return name -> rows of the splits that there are."""
-        return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
 
 
 class TrainingRun:
@@ -73,24 +45,34 @@ class TrainingRun:
 
     Attributes:
         step: steps done.
-        dev_scores: step -> the task's metric on dev, for every evaluation so far.
-        best_step: the step of the best of them; of equal scores the earliest.
+        dev: every evaluation on dev so far.
+        best_step: the step of the best of them by the task's metric; of equal scores the earliest.
+        untrained: split -> label scores before the first step, [rows, labels]; empty if they are not known.
+        divergence: whether the run has diverged.
+        stop_reason: what ended the run before its last step, see `find_stop_reason`.
+        summary: what the loggers get at the end; empty until the run has finished.
     """
 
     def __init__(
-        self, config: Config, run: Run, ranks: Ranks | None = None, prunes: Callable[[], bool] | None = None
+        self,
+        config: Config,
+        run: Run,
+        ranks: Ranks | None = None,
+        prunes: Callable[[Evaluations], bool] | None = None,
     ) -> None:
-        self.config, self.run, self._ranks, self._prunes = config, run, ranks, prunes
+        self.config, self.run, self.ranks, self._prunes = config, run, ranks, prunes
         self._optimizer_class = optimizer_class(config.optimizer)
         self.step = 0
-        self.dev_scores: dict[int, float] = {}
+        self.dev: dict[int, Mapping[str, Any]] = {}
+        self.untrained: dict[str, Tensor] = {}
+        self._has_test_before = False  # whether metrics.jsonl has the evaluation on test before training
         self.best_step, self._since_best = 0, 0  # evaluations since then, for patience
-        self._divergence, self._warned = Divergence(), False
-        asked = config.stop_on_divergence  # null: how the run was started decides, which run.json says
-        self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if asked is None else asked)
-        self._stop_reason: str | None = None
+        self.divergence, self._warned = Divergence(), False
+        setting = config.stop_on_divergence  # null: how the run was started decides, which run.json says
+        self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if setting is None else setting)
+        self.stop_reason: str | None = None
         self._loggers = ActiveLoggers(config, run)
-        self._summary: dict[str, Any] | None = None
+        self.summary: dict[str, Any] = {}
         self._trajectory: trajectory.Writer | None = None
         self._start_time = time.perf_counter()
         self._kernels_recorded = False
@@ -119,7 +101,7 @@ class TrainingRun:
         if error is not None:
             status: Status = "interrupted" if isinstance(error, RunStopped) else "failed"
             return RunEnd(status, self.step, one_line(error))
-        return RunEnd("finished", self.step, summary=final_scalars(self._summary or {}))
+        return RunEnd("finished", self.step, summary=final_scalars(self.summary))
 
     @property
     def _setting_names(self) -> list[str]:
@@ -165,19 +147,22 @@ class TrainingRun:
         """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
         self.step = self._first_step = step
         if step and self.run.writes:
-            self.run.read_untrained()  # damage is an error now, not after the training
+            scores = self.run.read_untrained() or {}
+            self.untrained = {name: torch.tensor(rows) for name, rows in scores.items()}
         logged = self._logged_steps()
         self.run.truncate_metrics(step)
-        if self._ranks is not None:
-            self._ranks.from_first("truncated")
-        self.dev_scores = read_dev_scores(self.config, self.run, stop=step)
-        if self.dev_scores:
-            self.best_step = best_step(self.dev_scores)
-            self._since_best = sum(at > self.best_step for at in self.dev_scores)
-        for line in self.run.metrics():
+        if self.ranks is not None:
+            self.ranks.from_first("truncated")
+        lines = self.run.metrics()
+        self.dev = dev_evaluations(self.config, self.run, lines, stop=step)
+        if self.dev:
+            self.best_step = best_step(self.config, self.dev)
+            self._since_best = sum(at > self.best_step for at in self.dev)
+        for line in lines:
             self._seconds_before = max(self._seconds_before, float(line["seconds"]))
-            self._divergence.add(line)
-            self._warned = self._warned or self._divergence.reason is not None
+            self.divergence.add(line)
+            self._warned = self._warned or self.divergence.reason is not None
+            self._has_test_before = self._has_test_before or line.get("split") == TEST_BEFORE
         log.info("resumed at step %d of %d", step, self.config.steps)
         if self._optimizer_class.replayable:
             past = trajectory.read(self.run.trajectory)
@@ -208,7 +193,7 @@ class TrainingRun:
         if self.config.logs_at(step):
             values = {**result.scalars(), "seconds": round(self.seconds(), 3)}
             self.run.log_metrics("train", step, **values)
-            self._divergence.add({"kind": "train", **values})
+            self.divergence.add({"kind": "train", **values})
             self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
         if self._trajectory is not None:
             self._trajectory.append(self.step, result.projected_grads, result.lr)
@@ -243,17 +228,17 @@ class TrainingRun:
         config = self.config
         if self.step >= config.steps:
             return None
-        if self._stops_on_divergence and self._divergence.reason is not None:
+        if self._stops_on_divergence and self.divergence.reason is not None:
             return "divergence"
         if config.patience is not None and self._since_best >= config.patience:
             return "patience"
-        if self._prunes is not None and self.step and self.step in self.dev_scores and self._prunes():
+        if self._prunes is not None and self.step and self.step in self.dev and self._prunes(self.dev):
             return "pruned"
         if config.max_seconds is None or self._first_stepped is None:
             return None
         is_over = time.perf_counter() - self._first_stepped >= config.max_seconds
-        if self._ranks is not None:
-            is_over = self._ranks.first_says(is_over)
+        if self.ranks is not None:
+            is_over = self.ranks.first_says(is_over)
         return "max_seconds" if is_over else None
 
     def stop(self, session: Session, reason: str, rows: list[TokenizedExample], progress: ProgressReporter) -> None:
@@ -276,7 +261,7 @@ class TrainingRun:
         text = f"stopped {how[reason]} at step {self.step} of {self.config.steps}"
         if not finishes:
             raise RunStopped(text)
-        self._stop_reason = reason
+        self.stop_reason = reason
         log.info("%s: the best dev score is that of step %d", text, self.best_step)
 
     # --- evaluations and checkpoints ---
@@ -291,12 +276,12 @@ class TrainingRun:
         """
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
-        if (is_last or config.evaluates_at(step)) and step not in self.dev_scores:
-            if self._ranks is not None:
-                agreement.repair_weights(session, self.run, step, self._ranks)
+        if (is_last or config.evaluates_at(step)) and step not in self.dev:
+            if self.ranks is not None:
+                agreement.repair_weights(session, self.run, step, self.ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
             self._latest = step, evaluation
-            is_best = self._update_best(evaluation.score)
+            is_best = self._add_to_dev(evaluation)
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
             keep_up = is_best and not self._optimizer_class.replayable
             self._sync()
@@ -304,8 +289,8 @@ class TrainingRun:
                 self._save_checkpoint(session, "last")
             if is_best:
                 self._save_checkpoint(session, "best")
-            self._log_evaluation("dev", step, evaluation)
-            self._divergence.add({"kind": "eval", "split": "dev", **evaluation.metrics()})
+            self.log_evaluation("dev", step, evaluation)
+            self.divergence.add({"kind": "eval", "split": "dev", **self.dev[step]})
             self.run.sync_metrics()
             self._loggers.log(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
             progress.report_dev(step, evaluation.accuracy, evaluation.summary())
@@ -316,28 +301,29 @@ class TrainingRun:
 
     def _warn_of_divergence(self) -> None:
         """Say once that the run has diverged."""
-        if self._warned or self._divergence.reason is None:
+        if self._warned or self.divergence.reason is None:
             return
         self._warned = True
         log.warning(
             "warning: step %d: the run has diverged: %s; try a lower optimizer.lr (now %g)",
-            *(self.step, self._divergence.reason, self.config.optimizer.lr),
+            *(self.step, self.divergence.reason, self.config.optimizer.lr),
         )
 
-    def score_untrained(self, session: Session, rows: EvaluatedRows, console: Console) -> None:
+    def score_untrained(self, session: Session, rows: EncodedRows, console: Console) -> None:
         """Before the first step, score the rows that the result will be compared on, and store the scores.
 
         So a resumed run has them too. A run without steps is its own comparison.
         """
         if self.step or not self.config.steps or not self.config.test_at_start:
             return
-        found = {name: self._evaluate(session, name, split, console) for name, split in rows.splits().items()}
-        self.run.write_untrained({name: evaluation.logits.tolist() for name, evaluation in found.items()})
-        if "test" in found and self.run.writes and not self.run.evaluations(TEST_BEFORE):
-            self._log_evaluation(TEST_BEFORE, 0, found["test"])
+        evaluations = {name: self.evaluate_best(session, name, split, console) for name, split in rows.splits().items()}
+        self.untrained = {name: evaluation.logits for name, evaluation in evaluations.items()}
+        self.run.write_untrained({name: scores.tolist() for name, scores in self.untrained.items()})
+        if "test" in evaluations and self.run.writes and not self._has_test_before:
+            self.log_evaluation(TEST_BEFORE, 0, evaluations["test"])
             self.run.sync_metrics()
 
-    def _evaluate(self, session: Session, name: str, rows: list[TokenizedExample], console: Console) -> Evaluation:
+    def evaluate_best(self, session: Session, name: str, rows: list[TokenizedExample], console: Console) -> Evaluation:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
         if name == "dev" and self._latest is not None and self._latest[0] == self.best_step:
             return self._latest[1]
@@ -368,16 +354,18 @@ class TrainingRun:
             )
         return evaluation
 
-    def _update_best(self, score: float) -> bool:
-        """Add the score of the current step; return whether it is the best so far."""
-        is_best = not self.dev_scores or score > self.dev_scores[self.best_step]
-        self.dev_scores[self.step] = score
+    def _add_to_dev(self, evaluation: Evaluation) -> bool:
+        """Add the evaluation of the current step; return whether it is the best so far."""
+        metric = self.config.task.metric
+        is_best = not self.dev or evaluation.score > self.dev[self.best_step][metric]
+        self.dev[self.step] = evaluation.metrics()
         if is_best:
             self.best_step = self.step
         self._since_best = 0 if is_best else self._since_best + 1
         return is_best
 
-    def _log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
+    def log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
+        """Write the line of an evaluation."""
         self.run.log_metrics("eval", step, split=split, **evaluation.metrics(), seconds=round(self.seconds(), 3))
 
     def _save_checkpoint(self, session: Session, name: str) -> None:
@@ -405,106 +393,12 @@ class TrainingRun:
             models.save(session.loaded, None)
         group.barrier()  # until the new checkpoint is in its place
 
-    # --- end ---
-
-    def finish(
-        self,
-        session: Session,
-        rows: EvaluatedRows,
-        seconds: float,
-        console: Console,
-    ) -> dict[str, Any]:
-        """Evaluate the best step, write predictions.jsonl and summary.json, and return the summary.
-
-        A rank other than 0 helps to evaluate, and returns an empty summary.
-
-        Args:
-            session: at the weights of the best step.
-            rows: to evaluate on.
-            seconds: the training time.
-            console: where progress is shown.
-        """
-        best = self.best_step
-        evaluations = {name: self._evaluate(session, name, split, console) for name, split in rows.splits().items()}
-        if not self.run.writes:
-            return {}
-        for split in ("train", "test"):
-            if split in evaluations:
-                self._log_evaluation(split, best, evaluations[split])
-        if "test" in evaluations:
-            self._write_predictions(rows.texts or [], evaluations["test"])
-        scores = self._summarise_scores(rows, evaluations)
-        passes, probe = session.optimizer.passes(self.step), self.run.info().get("probe", {})
-        passes["forwards"] += probe.get("forwards", 0)
-        grads, optimizer = None, session.optimizer
-        if optimizer.replayable:
-            grads = trajectory.read(self.run.trajectory).drawn_grads(optimizer.samples)
-        summary = {
-            "steps": self.step,
-            **passes,
-            "seconds": round(seconds, 3),
-            "verdict": verdict(self._divergence.reason is not None, best, self.step),
-            "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
-            **scores,
-            "projected_grad": trajectory.projected_grad_stats(grads),
-            "peak_memory_bytes": system.peak_memory(session.loaded.device),
-        } | ({"probe": probe} if probe else {})
-        if self._stop_reason is not None:
-            summary["stopped"] = self._stop_reason
-        if self._ranks is not None:
-            summary["distributed"] = self._describe_ranks(self._ranks)
-        self.run.write_summary(summary)
-        self._summary = summary
-        return summary
-
-    def _describe_ranks(self, ranks: Ranks) -> dict[str, Any]:
-        """Return what the ranks of this process shared, and how many bytes all of them exchanged per step."""
-        exchanged = ranks.exchanged["step"] - self._exchanged_before
-        per_step = round(exchanged / max(self.step - self._first_step, 1), 3)
-        log.info(
-            "ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", ranks.size, ranks.split, per_step
-        )
-        return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": per_step}
-
-    def _summarise_scores(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
-        """Return `dev`, `train` and `test` of the best step, and what they are compared with, for summary.json."""
-        compared = self._compare(rows, evaluations)
-        intervals, test = compared.pop("intervals"), evaluations.get("test")
-        # What chose the best step, which may differ in the last bits from the same weights restored.
-        dev = next(line for line in self.run.evaluations("dev") if line["step"] == self.best_step)
-        names = dict.fromkeys(("accuracy", "loss", self.config.task.metric))
-        return {
-            "dev": {**{name: dev[name] for name in names}, "intervals": intervals["dev"]},
-            "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
-            "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
-            **compared,
-        }
-
-    def _compare(self, rows: EvaluatedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
-        """Return what `compare` says of the best step's evaluations beside the scores before training."""
-        after = {name: evaluation.logits for name, evaluation in evaluations.items()}
-        before: Mapping[str, Tensor] = {}
-        if self.config.test_at_start and not self.config.steps:
-            before = after
-        elif self.config.test_at_start:
-            stored = self.run.read_untrained()
-            if stored is None:
-                log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
-            before = {name: torch.tensor(scores) for name, scores in (stored or {}).items()}
-        splits = rows.splits()
-        scored = {name: ScoredRows(label_tensor(splits[name]), after[name], before.get(name)) for name in splits}
-        return compare(self.config, scored)
-
-    def _write_predictions(self, texts: list[Example], evaluation: Evaluation) -> None:
-        task, predictions = self.config.task, label_predictions(evaluation.logits, self.config.task.labels)
-        self.run.write_predictions(
-            {
-                "columns": dict(zip(task.columns, row.texts, strict=True)),
-                "label": task.labels[row.label],
-                **prediction,
-            }
-            for row, prediction in zip(texts, predictions, strict=True)
-        )
+    def exchanged_bytes_per_step(self) -> float:
+        """Return how many bytes all ranks together have exchanged per step of this process; 0 in a process alone."""
+        if self.ranks is None:
+            return 0.0
+        exchanged = self.ranks.exchanged["step"] - self._exchanged_before
+        return round(exchanged / max(self.step - self._first_step, 1), 3)
 
 
 def not_finite_at_start(config: Config) -> UserError:

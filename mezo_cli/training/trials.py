@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from mezo_cli.runs import Run
-from mezo_cli.training.verdict import DIVERGED
+from mezo_cli.training.verdict import DIVERGED, Evaluations
 
 TIE = 1e-7  # of equal scores the one with the lower loss is higher by less than two of these
 
 
-def trained_evaluations(run: Run, steps: int) -> list[dict[str, Any]]:
-    """Return the evaluations on dev of weights that the trial has trained: those after step 0.
+def trained_evaluations(run: Run, steps: int) -> Evaluations:
+    """Return step -> the evaluation on dev of weights that the trial has trained: those after step 0.
 
     Args:
         run: the trial's run.
         steps: of its config; 0 for a linear probe alone, which is trained at step 0.
     """
-    return [line for line in run.evaluations("dev") if line["step"] or not steps]
+    return {line["step"]: line for line in run.evaluations("dev") if line["step"] or not steps}
 
 
 def value_of(line: Mapping[str, Any], metric: str, goal: str) -> float:
@@ -28,11 +28,11 @@ def value_of(line: Mapping[str, Any], metric: str, goal: str) -> float:
     return loss if goal == "loss" else float(line[metric]) - TIE * loss / (1 + abs(loss))
 
 
-def best_evaluation(run: Run, steps: int, metric: str, goal: str) -> dict[str, Any] | None:
+def best_evaluation(run: Run, steps: int, metric: str, goal: str) -> Mapping[str, Any] | None:
     """Return the best evaluation of trained weights, of equal ones the first; None if there is none yet."""
-    found = trained_evaluations(run, steps)
     sign = -1 if goal == "loss" else 1
-    return max(found, key=lambda line: sign * value_of(line, metric, goal), default=None)
+    evaluations = trained_evaluations(run, steps).values()
+    return max(evaluations, key=lambda line: sign * value_of(line, metric, goal), default=None)
 
 
 def end_of(run: Run) -> str:

@@ -13,6 +13,8 @@ WINDOW = 10  # losses at each end of the run that are compared
 FACTOR, FLOOR = 3.0, 0.1  # the mean may rise by FACTOR * max(|mean|, std, FLOOR) of the first losses
 EARLY_FLOOR = 1.0  # in place of FLOOR while the windows are smaller: the loss of a few batches says little
 
+Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
+
 IMPROVED, NOT_IMPROVED, DIVERGED = "improved", "not_improved", "diverged"
 
 

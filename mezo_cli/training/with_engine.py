@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
     from mezo_cli.engine.engine import Engine

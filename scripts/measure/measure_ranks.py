@@ -27,7 +27,8 @@ from mezo_cli import system
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 RANKS = 2
 SAMPLES = {"rows": 1, "directions": RANKS}  # distributed.split -> optimizer.samples
@@ -61,7 +62,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
     words = ["data=demo", "optimizer.lr=1e-9", f"model.path={model}", "model.device=cpu"]
     for split, samples in SAMPLES.items():
         config = build_config([*words, f"optimizer.samples={samples}", f"distributed.split={split}"])
-        session = prepare(config)
+        session = load_session(config)
         rows = random_rows(spec, session.loaded.model.config.vocab_size)
         session.exclude_unreachable(rows[0])
         ranks = Ranks(rank, RANKS, store)

@@ -26,7 +26,8 @@ from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.system import trim_malloc
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 
 DEMO = Path(models.__file__).parents[1] / "demo"
 SHAPES: dict[str, tuple[str, Any]] = {  # objective, config of transformers
@@ -110,7 +111,7 @@ class Steps:
     """
 
     def __init__(self, config: Config, rows: int, tokens: int, trains: bool = False) -> None:
-        self.session: Session = prepare(config, trains=trains)
+        self.session: Session = load_session(config, trains=trains)
         generator = torch.Generator().manual_seed(0)
         vocabulary = min(len(self.session.encoder.tokenizer), 5000)
         texts = torch.randint(10, vocabulary, (rows, tokens), generator=generator).tolist()

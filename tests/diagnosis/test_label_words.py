@@ -14,7 +14,7 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section
 from mezo_cli.diagnosis.label_words import DevScores
 from mezo_cli.diagnosis.prepared import Prepared
 from mezo_cli.errors import UserError
-from mezo_cli.training.setup import prepare
+from mezo_cli.training.load import load_session
 from tests import tiny
 
 NAMES = ["negative", "positive"]
@@ -80,7 +80,7 @@ def test_what_a_removed_bias_gives_is_named() -> None:
 
 
 def prepared(model: Path, *words: str) -> Prepared:
-    session = prepare(build_config([f"model.path={model}", "task=sst2", "data=demo", *words]))
+    session = load_session(build_config([f"model.path={model}", "task=sst2", "data=demo", *words]))
     rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(40)]
     encoded = session.encoder.encode_all(rows)
     return Prepared(session, encoded, encoded, None, {}, 0.0)

@@ -14,8 +14,8 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Finding, Secti
 from mezo_cli.diagnosis.learning_rate import Estimate
 from mezo_cli.diagnosis.losses import Point, plan_points
 from mezo_cli.diagnosis.prepared import Prepared
+from mezo_cli.training.load import load_session
 from mezo_cli.training.precision import Agreement
-from mezo_cli.training.setup import prepare
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -33,7 +33,7 @@ class Ticks:
 
 
 def prepared(model: Path, *words: str) -> Prepared:
-    session = prepare(build_config([f"model.path={model}", "task=sst2", "data=demo", "batch_size=8", *words]))
+    session = load_session(build_config([f"model.path={model}", "task=sst2", "data=demo", "batch_size=8", *words]))
     rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]
     encoded = session.encoder.encode_all(rows)
     session.exclude_unreachable(encoded[0])

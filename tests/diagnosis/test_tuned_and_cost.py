@@ -16,7 +16,7 @@ from mezo_cli.diagnosis.deadline import Deadline
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Finding, Section
 from mezo_cli.diagnosis.plan import Plan
 from mezo_cli.diagnosis.prepared import Prepared
-from mezo_cli.training.setup import prepare
+from mezo_cli.training.load import load_session
 from tests import tiny
 from tests.command_line import mezo, small
 
@@ -33,7 +33,7 @@ def config(*words: str) -> Config:
 
 
 def prepared(model: Path, *words: str) -> Prepared:
-    session = prepare(config(f"model.path={model}", "batch_size=8", "steps=20", *words))
+    session = load_session(config(f"model.path={model}", "batch_size=8", "steps=20", *words))
     rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]
     encoded = session.encoder.encode_all(rows)
     sizes = {name: p.numel() for name, p in session.params.tensors.items()}

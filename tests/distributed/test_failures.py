@@ -13,7 +13,7 @@ import torch
 
 from mezo_cli import data, models, system
 from mezo_cli.runs import Run
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
 from tests.distributed.test_sharing import EACH, files
 from tests.ranks import run_ranks

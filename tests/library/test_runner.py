@@ -13,7 +13,8 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.objectives import OBJECTIVES
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 from tests.command_line import small
 
 STEPS = 3
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 @pytest.mark.parametrize("own", [True, False], ids=["the runner's objective", "transformers' forward"])
 def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_path: Path) -> None:
     config = build_config([*small(roberta, movies, tmp_path / "run")[:3], "batch_size=8", "optimizer.lr=1e-2"], None)
-    runner = prepare(config, trains=True)
+    runner = load_session(config, trains=True)
     rows = runner.encoder.encode_all(load_splits(config).train)
     sampler = BatchSampler(len(rows), config.batch_size, config.seed)
     runner.exclude_unreachable(rows[0])

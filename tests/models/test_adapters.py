@@ -32,7 +32,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at

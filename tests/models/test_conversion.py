@@ -15,7 +15,7 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.models.conversion import SEQUENTIAL
 from mezo_cli.objectives import reference_check
 from mezo_cli.system import peak_memory, reset_peak_memory
-from mezo_cli.training.setup import prepare
+from mezo_cli.training.load import load_session
 from tests import tiny
 
 
@@ -62,7 +62,7 @@ def test_the_reference_of_two_bytes_is_computed_in_float32(checkpoint: Path, mon
 def test_nor_beside_frozen_weights_that_are_converted(checkpoint: Path) -> None:
     """The embeddings stay mapped, and with them what was read of the file."""
     words = [f"model.path={checkpoint}", "model.device=cpu", "data=demo", "peft=bias", "model.compute_dtype=bfloat16"]
-    session = prepare(build_config(words))
+    session = load_session(build_config(words))
     weight = session.loaded.model.get_parameter("roberta.encoder.layer.0.output.dense.weight")
     assert weight.dtype == torch.bfloat16
     maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(checkpoint / "model.safetensors"))[1:]

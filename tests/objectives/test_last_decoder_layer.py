@@ -11,7 +11,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.objectives import last_decoder_layer, packed_decoder
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.setup import Session, prepare
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 from tests import tiny
 from tests.optim.test_mezo import SENTENCES
 
@@ -25,7 +26,7 @@ CASES = dict.fromkeys(last_decoder_layer.FAMILIES, ("none", "rather bad,rather v
 def session_of(folder: Path, family: str, peft: str, words: str, **shape: Any) -> Session:
     tiny.decoder(folder, family, **shape)
     given = [f"model.path={folder}", "model.name=tiny", "model.device=cpu", "objective=lm", "data=demo"]
-    return prepare(build_config([*given, f"task.lm.label_words=[{words}]", f"peft={peft}"]), trains=True)
+    return load_session(build_config([*given, f"task.lm.label_words=[{words}]", f"peft={peft}"]), trains=True)
 
 
 def losses_of(session: Session, batch: Batch) -> torch.Tensor:

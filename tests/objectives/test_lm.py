@@ -18,7 +18,8 @@ from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.collate import to_device
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
-from mezo_cli.training import setup as session
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 from tests import command_line, tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES
 
@@ -40,9 +41,9 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
 
 
-def ready(model: Path, *words: str) -> session.Session:
+def ready(model: Path, *words: str) -> Session:
     given = [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=lm", "data=demo", *words]
-    return session.prepare(build_config(given))
+    return load_session(build_config(given))
 
 
 def label_words(words: list[str]) -> str:
@@ -64,7 +65,7 @@ def by_hand(folder: Path, prompts: list[str], follows: list[str], stock: Any = N
     return scores
 
 
-def scores(ours: session.Session, rows: list[Example]) -> torch.Tensor:
+def scores(ours: Session, rows: list[Example]) -> torch.Tensor:
     with torch.no_grad():
         return ours.objective.logits(ours.batch(ours.encoder.encode_all(rows)))
 

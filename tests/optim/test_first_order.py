@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packing
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForMaskedLM
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training import setup as session
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 from tests.reference import Reference
 
 SENTENCES = [
@@ -30,9 +31,9 @@ PAIRS = [
 ]
 
 
-def ready(model: Path, *words: str) -> session.Session:
+def ready(model: Path, *words: str) -> Session:
     config = build_config([f"model.path={model}", "model.name=tiny", "data=demo", *words])
-    return session.prepare(config)
+    return load_session(config)
 
 
 def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
@@ -41,7 +42,7 @@ def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
     return scores[torch.arange(len(batch.positions)), batch.positions][:, label_ids]
 
 
-def stock_of(ours: session.Session, folder: Path) -> Any:
+def stock_of(ours: Session, folder: Path) -> Any:
     """The same weights in transformers' own model, which takes padded batches; a fresh head's are copied."""
     stock = type(ours.loaded.model).from_pretrained(folder).eval()
     stock.load_state_dict(ours.loaded.model.state_dict())

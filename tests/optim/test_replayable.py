@@ -22,7 +22,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, optimizer_class
 from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, make_noise
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
 STEPS = 8

@@ -24,8 +24,8 @@ from mezo_cli.runs import Run
 from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.model_folder import write_model_folder
 from mezo_cli.sharing.snippet import EXAMPLE
+from mezo_cli.training.load import load_session
 from mezo_cli.training.prediction import predict
-from mezo_cli.training.setup import prepare
 from tests import tiny
 from tests.command_line import environment, error_line, mezo
 from tests.hub_server import Hub
@@ -86,7 +86,7 @@ def test_the_code_of_the_card_gives_our_probabilities(
 ) -> None:
     family, words = CASES[case]
     base: Path = request.getfixturevalue(family)
-    session = prepare(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
+    session = load_session(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
     with torch.no_grad():
         for number, tensor in enumerate(session.params.tensors.values()):
             tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))

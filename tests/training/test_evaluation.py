@@ -10,15 +10,15 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.training import evaluation
-from mezo_cli.training import setup as sessions
 from mezo_cli.training.evaluation import best_step
+from mezo_cli.training.load import load_session
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:
     made = build_config([f"model.path={roberta}", "data=demo", "objective=mlm"])
-    session = sessions.prepare(made)
+    session = load_session(made)
     rng = np.random.default_rng(0)
     rows = [
         TokenizedExample([0, *rng.integers(5, 80, size=n).tolist(), 4, 2], [0] * (n + 3), n + 1, n % 2)
@@ -37,7 +37,7 @@ def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:
 
 
 def test_logits_that_are_not_finite_are_not_counted_as_wrong(roberta: Path) -> None:
-    session = sessions.prepare(build_config([f"model.path={roberta}", "data=demo", "objective.loss=accuracy"]))
+    session = load_session(build_config([f"model.path={roberta}", "data=demo", "objective.loss=accuracy"]))
     row = TokenizedExample([0, 7, 4, 2], [0] * 4, 2, 0)
     with torch.no_grad():
         for p in session.params.tensors.values():
@@ -47,6 +47,6 @@ def test_logits_that_are_not_finite_are_not_counted_as_wrong(roberta: Path) -> N
 
 
 def test_the_best_step_has_the_highest_score_and_the_earliest_wins_a_tie() -> None:
-    assert best_step({0: 0.5, 10: 0.75, 20: 0.75, 30: 0.25}) == 10
-    assert best_step({20: 0.75, 10: 0.75}) == 10
-    assert best_step({0: -0.1}) == 0
+    config = build_config(["data=demo"])
+    for scores, best in (({0: 0.5, 10: 0.75, 20: 0.75, 30: 0.25}, 10), ({20: 0.75, 10: 0.75}, 10), ({0: -0.1}, 0)):
+        assert best_step(config, {step: {"accuracy": score} for step, score in scores.items()}) == best

@@ -14,7 +14,7 @@ import pytest
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
 from tests.command_line import error_line, mezo
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mezo_cli.training import precision
-from mezo_cli.training.setup import Session
+from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
 

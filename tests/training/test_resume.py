@@ -21,7 +21,6 @@ from mezo_cli.optim.mezo_momentum import WithMoment
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore, training_run
-from mezo_cli.training import setup as session
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small, stopped_at
 from tests.interruption import interrupt_at
@@ -80,7 +79,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 CUTS: list[tuple[str, Any, str, int, bool]] = [
-    ("while the model is loaded", session, "prepare", 1, False),
+    ("while the model is loaded", loop, "load_session", 1, False),
     ("before the first evaluation", training_run, "evaluate", 1, False),
     ("after the first evaluation", MetricsLog, "append", 1, True),
     ("within a step", Mezo, "apply_updates", 2, True),
@@ -111,8 +110,6 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(
     run = tmp_path / "run"
     words = small(roberta, movies, run, *MODES[mode])
     with pytest.MonkeyPatch.context() as patch:
-        if owner is session:
-            owner = loop  # where the loop knows it
         interrupt_at(patch, owner, name, call, after)
         said = mezo("train", *words)
     assert (said.code, said.err) == (130, "error: interrupted\n"), said

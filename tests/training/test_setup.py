@@ -15,12 +15,13 @@ from mezo_cli.models import fingerprint
 from mezo_cli.models.adapters import ADAPTERS
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training import setup as session
+from mezo_cli.training import start_checks
+from mezo_cli.training.load import load_session
 from tests import tiny
 
 
 def test_a_session_is_ready_to_run(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = session.prepare(build_config([f"model.path={roberta}", "data=demo"]))
+    made = load_session(build_config([f"model.path={roberta}", "data=demo"]))
     rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
     batch = made.batch(rows)
     assert batch.input_ids.tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
@@ -59,14 +60,14 @@ def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_t
     roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    check = session.check_against_reference
+    check = start_checks.check_against_reference
     monkeypatch.setattr(
-        session,
+        start_checks,
         "check_against_reference",
         lambda *args: (seen.append(torch.get_float32_matmul_precision()), check(*args)),
     )
     for wanted in ("high", "highest"):
-        session.prepare(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
+        load_session(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
         assert torch.get_float32_matmul_precision() == wanted
     assert seen == ["highest", "highest"]
 
@@ -86,9 +87,9 @@ def test_a_weight_that_is_also_used_outside_its_module_is_refused(
 
     monkeypatch.setattr(RobertaLMHead, "forward", with_embedding)
     config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu"])
-    session.prepare(config)  # for an evaluation it will do
+    load_session(config)  # for an evaluation it will do
     with pytest.raises(UserError, match="RobertaForMaskedLM is a model family that is not supported: with perturbed"):
-        session.prepare(config, trains=True)
+        load_session(config, trains=True)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_weight_that_is_also_used_outside_its_module_is_refused(
 )
 def test_the_check_at_the_start_restores_every_bit(roberta: Path, words: list[str]) -> None:
     config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu", *words])
-    checked, plain = session.prepare(config, trains=True), session.prepare(config)
+    checked, plain = load_session(config, trains=True), load_session(config)
     assert fingerprint(checked.loaded.model) == fingerprint(plain.loaded.model)
     assert list(checked.params.tensors) == list(plain.params.tensors)
     assert type(checked.params.noise) is type(plain.params.noise)
@@ -106,4 +107,4 @@ def test_the_check_at_the_start_restores_every_bit(roberta: Path, words: list[st
 @pytest.mark.parametrize("kind", ["opt", "gpt2", "llama", "bloom"])
 def test_decoders_pass_the_check_with_perturbed_weights(kind: str, tmp_path: Path) -> None:
     words = [f"model.path={tiny.decoder(tmp_path, kind)}", "data=demo", "model.device=cpu", "objective=lm"]
-    session.prepare(build_config(words), trains=True)
+    load_session(build_config(words), trains=True)

@@ -1,0 +1,139 @@
+"""End a run: evaluate the best step, compare it with the untrained model, write predictions.jsonl and summary.json."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+
+from mezo_cli import system
+from mezo_cli.config.schema import Example
+from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.training.comparison import ScoredRows, compare
+from mezo_cli.training.evaluation import Evaluation, label_predictions, label_tensor
+from mezo_cli.training.load import EncodedRows
+from mezo_cli.training.session import Session
+from mezo_cli.training.training_run import TrainingRun
+from mezo_cli.training.verdict import verdict
+
+log = logging.getLogger("mezo")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run has come to.
+
+    Attributes:
+        summary: the content of summary.json; empty on a rank other than 0.
+        first_dev: the evaluation on dev before training, as its line of metrics.jsonl.
+    """
+
+    summary: dict[str, Any]
+    first_dev: Mapping[str, Any]
+
+
+def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: float, console: Console) -> TrainingResult:
+    """Evaluate the best step and write its evaluations, predictions.jsonl and summary.json.
+
+    A rank other than 0 helps to evaluate.
+
+    Args:
+        state: of the run, after its last step.
+        session: at the weights of the best step.
+        rows: to evaluate on.
+        seconds: the training time.
+        console: where progress is shown.
+    """
+    splits = rows.splits()
+    evaluations = {name: state.evaluate_best(session, name, split, console) for name, split in splits.items()}
+    first_dev = state.dev[min(state.dev)]
+    if not state.run.writes:
+        return TrainingResult({}, first_dev)
+    for split in ("train", "test"):
+        if split in evaluations:
+            state.log_evaluation(split, state.best_step, evaluations[split])
+    if "test" in evaluations:
+        _write_predictions(session, state.run, rows.texts or [], evaluations["test"])
+    summary = _summarise(state, session, rows, evaluations, seconds)
+    state.run.write_summary(summary)
+    state.summary = summary
+    return TrainingResult(summary, first_dev)
+
+
+def _summarise(
+    state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation], seconds: float
+) -> dict[str, Any]:
+    """Return the content of summary.json."""
+    run, optimizer, best = state.run, session.optimizer, state.best_step
+    passes, probe = optimizer.passes(state.step), run.info().get("probe", {})
+    passes["forwards"] += probe.get("forwards", 0)
+    scores = _summarise_scores(state, rows, evaluations)
+    grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None
+    summary = {
+        "steps": state.step,
+        **passes,
+        "seconds": round(seconds, 3),
+        "verdict": verdict(state.divergence.reason is not None, best, state.step),
+        "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
+        **scores,
+        "projected_grad": trajectory.projected_grad_stats(grads),
+        "peak_memory_bytes": system.peak_memory(session.loaded.device),
+    } | ({"probe": probe} if probe else {})
+    if state.stop_reason is not None:
+        summary["stopped"] = state.stop_reason
+    if state.ranks is not None:
+        summary["distributed"] = _describe_ranks(state.ranks, state.exchanged_bytes_per_step())
+    return summary
+
+
+def _summarise_scores(state: TrainingRun, rows: EncodedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
+    compared = _compare_with_untrained(state, rows, evaluations)
+    intervals, test = compared.pop("intervals"), evaluations.get("test")
+    # The scores that chose the best step: those of the same weights restored may differ in the last bits.
+    dev = state.dev[state.best_step]
+    names = dict.fromkeys(("accuracy", "loss", state.config.task.metric))
+    return {
+        "dev": {**{name: dev[name] for name in names}, "intervals": intervals["dev"]},
+        "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
+        "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
+        **compared,
+    }
+
+
+def _compare_with_untrained(
+    state: TrainingRun, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
+) -> dict[str, Any]:
+    """Return what `compare` says of the best step's evaluations beside the scores before training."""
+    config = state.config
+    after = {name: evaluation.logits for name, evaluation in evaluations.items()}
+    before: Mapping[str, Tensor] = {}
+    if config.test_at_start:
+        before = state.untrained if config.steps else after
+        if not before:
+            log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
+    scored = {
+        name: ScoredRows(label_tensor(split), after[name], before.get(name)) for name, split in rows.splits().items()
+    }
+    return compare(config, scored)
+
+
+def _describe_ranks(ranks: Ranks, bytes_per_step: float) -> dict[str, Any]:
+    """Return what the ranks of this process shared, and how many bytes all of them exchanged per step."""
+    log.info(
+        "ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it",
+        *(ranks.size, ranks.split, bytes_per_step),
+    )
+    return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": bytes_per_step}
+
+
+def _write_predictions(session: Session, run: Run, texts: list[Example], evaluation: Evaluation) -> None:
+    task = session.config.task
+    predictions = label_predictions(evaluation.logits, task.labels)
+    run.write_predictions(
+        {"columns": dict(zip(task.columns, row.texts, strict=True)), "label": task.labels[row.label], **prediction}
+        for row, prediction in zip(texts, predictions, strict=True)
+    )

@@ -1,0 +1,135 @@
+"""Load what a config names: data, model, adapter, objective, optimizer; and build the session."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config, Example, Splits, TokenizedExample
+from mezo_cli.distributed.ranks import current
+from mezo_cli.distributed.shard_group import ShardGroup
+from mezo_cli.models import adapters
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.optim import Optimizer, optimizer_class
+from mezo_cli.optim.dropout import set_rate
+from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.shards import shard_parameters
+from mezo_cli.tasks import InputEncoder
+from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+from mezo_cli.training.session import Session
+from mezo_cli.training.start_checks import ScoreCheck, refusing_unsupported
+
+log = logging.getLogger("mezo")
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """The rows of a run, tokenized.
+
+    Attributes:
+        train, dev: their rows.
+        test: all of test, None if there is no test split; `texts` are the same as texts.
+    """
+
+    train: list[TokenizedExample]
+    dev: list[TokenizedExample]
+    test: list[TokenizedExample] | None
+    texts: list[Example] | None
+
+    def splits(self) -> dict[str, list[TokenizedExample]]:
+        """Return name -> rows of the splits that there are."""
+        return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
+
+
+def encode_rows(encoder: InputEncoder, splits: Splits) -> EncodedRows:
+    """Tokenize all rows."""
+    test = None if splits.test is None else encoder.encode_all(splits.test)
+    return EncodedRows(encoder.encode_all(splits.train), encoder.encode_all(splits.dev), test, splits.test)
+
+
+def load_session(
+    config: Config, checkpoint: Path | None = None, *, trains: bool = False, restores: bool = False
+) -> Session:
+    """Load the model, or a checkpoint of the run if given, and build the session.
+
+    The precision of matrix products is set for the whole process.
+
+    Args:
+        config: of the run.
+        checkpoint: the folder of one of its checkpoints.
+        trains: a new run begins: the model's scores are then also checked with perturbed weights.
+        restores: the caller loads the run's own head, so nothing is said about a new one.
+
+    Raises:
+        UserError: when the model cannot be loaded or is not supported.
+    """
+    full = config.peft.name == "none"
+    source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and full else config.model
+    with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
+        group, objective_class = find_shard_group(config), OBJECTIVES.load(config.objective.name)
+        kind = objective_class.model_kind
+        loaded = models.load(source, kind, config.task.labels, config.seed, as_stored=group is not None)
+        if loaded.new_head and checkpoint is None and not restores:
+            log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
+        if config.init == "linear_probe" and not kind.has_classifier and config.peft.name != "head":
+            models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
+        adapters.attach(loaded, config.peft, config.model, config.seed)
+        if checkpoint is not None and not full:
+            loaded.adapter.load(checkpoint)
+        encoder = objective_class.encoder_class(config.task, loaded.tokenizer)
+        optimizer = _make_optimizer(config, loaded)
+        with refusing_unsupported(config, loaded):
+            return _build_session(config, loaded, encoder, optimizer, group, trains)
+
+
+def find_shard_group(config: Config) -> ShardGroup | None:
+    """Return the ranks that share the weights; None if this process is alone, or holds all of them."""
+    ranks = current()
+    return None if ranks is None or config.distributed.shard == "none" else ShardGroup(ranks)
+
+
+def _make_optimizer(config: Config, loaded: models.LoadedModel) -> Optimizer:
+    if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
+        set_rate(loaded.model, config.optimizer.dropout)
+    return optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+
+
+@torch.no_grad()
+def _build_session(
+    config: Config,
+    loaded: models.LoadedModel,
+    encoder: InputEncoder,
+    optimizer: Optimizer,
+    group: ShardGroup | None,
+    trains: bool,
+) -> Session:
+    """Patch the model's forwards, and check the scores against the unpatched model's."""
+    torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
+    params = _store(config, loaded, group)
+    perturbed = trains and config.steps > 0 and not optimizer.needs_backward
+    check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed, group=group)
+    forward = PerturbedForward(loaded.model, params)
+    if config.model.paired_tokens is not None:
+        forward.paired_tokens = config.model.paired_tokens
+    objective = OBJECTIVES.load(config.objective.name)(loaded.model, forward, encoder.label_ids)
+    ranks = current() if group is None else None  # a forward of shards is one of all ranks together
+    session = Session(config, loaded, forward, objective, optimizer, encoder, ranks, group)
+    check.compare(session)
+    forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
+    return session
+
+
+def _store(config: Config, loaded: models.LoadedModel, group: ShardGroup | None) -> Params:
+    """Move the trainable tensors to flat storage; with a group, keep this rank's parts of the large ones alone."""
+    noise = make_noise(zeroth_order(config.optimizer).noise)
+    if group is None:
+        return Params(loaded.model, noise)
+    dtype = models.STORAGE_DTYPES[config.model.dtype]
+    shards = shard_parameters(loaded.model, noise.tile, group, loaded.device, dtype, whole=loaded.fresh)
+    loaded.shards = shards
+    return Params(loaded.model, noise, shards)

@@ -1,0 +1,120 @@
+"""Check at every start that the patched model's label scores are those of its own forward, and that the data are the
+run's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mezo_cli import models
+from mezo_cli.config.schema import Config, Example, Splits
+from mezo_cli.distributed.shard_group import ShardGroup
+from mezo_cli.errors import UserError, first_line
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.objectives.collate import collate
+from mezo_cli.objectives.reference_check import (
+    check_against_reference,
+    check_perturbed,
+    computing_in_float32,
+    flip_weights,
+)
+from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.shards import gathered_modules
+from mezo_cli.runs import Run
+from mezo_cli.system import is_device_error
+from mezo_cli.tasks import InputEncoder
+from mezo_cli.training.session import Session
+
+
+class ScoreCheck:
+    """The label scores of two short rows by the model's own forward, to compare those of the patched model with.
+
+    It is made before the model is patched.
+
+    Args:
+        config: of the run.
+        loaded: the model.
+        encoder: encodes the rows.
+        params: the trainable tensors.
+        perturbed: compare with perturbed weights, too.
+        group: the ranks that hold parts of the weights; None if this process holds all.
+
+    Raises:
+        UserError: for a model that reads a weight which another rank holds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        loaded: models.LoadedModel,
+        encoder: InputEncoder,
+        params: Params,
+        *,
+        perturbed: bool,
+        group: ShardGroup | None,
+    ) -> None:
+        self._name = _model_name(config, loaded)
+        self._rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
+        padded = collate(self._rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, None)
+        objective, self._flipped = OBJECTIVES.load(config.objective.name), None
+        with gathered_modules(loaded.model, params.shards), computing_in_float32(loaded.model):
+            self._plain = objective.reference_logits(loaded.model, padded, encoder.label_ids)
+            if perturbed:
+                with flip_weights(params):
+                    self._flipped = objective.reference_logits(loaded.model, padded, encoder.label_ids)
+        if group is not None and not bool(self._plain.isfinite().all()):
+            _check_gathered(params, group, self._name)
+
+    def compare(self, session: Session) -> None:
+        """Compare the scores of the patched model, computed in float32, then switch to the run's compute dtype.
+
+        Raises:
+            UserError: when the scores differ, or are not finite.
+        """
+        batch, loaded, forward = session.batch(self._rows), session.loaded, session.forward
+        check_against_reference(session.objective.logits(batch), self._plain, loaded.device.type, self._name)
+        if self._flipped is not None:
+            scores = torch.stack([self._flipped, self._plain])
+            check_perturbed(forward, session.objective, batch, scores, self._name)
+        forward.set_compute_dtype(loaded.compute_dtype)
+        torch.set_float32_matmul_precision(session.config.model.matmul_precision)
+        session.objective.logits(batch)  # a model may not support this dtype
+
+
+@contextmanager
+def refusing_unsupported(config: Config, loaded: models.LoadedModel) -> Iterator[None]:
+    """Turn what the code of an unknown architecture raises inside the block into one line."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if is_device_error(error):
+            raise
+        family = f"is a model family that objective={config.objective.name} does not support"
+        raise UserError(f"{_model_name(config, loaded)} {family}: {first_line(error)}") from error
+
+
+def check_data_unchanged(run: Run, splits: Splits) -> None:
+    """Refuse to resume a run with other rows than it began with.
+
+    Raises:
+        UserError: when their fingerprint differs.
+    """
+    before = run.info().get("data_fingerprint")
+    if before not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
+
+
+def _model_name(config: Config, loaded: models.LoadedModel) -> str:
+    return f"model.path={config.model.path}: {type(loaded.model).__name__}"
+
+
+def _check_gathered(params: Params, group: ShardGroup, name: str) -> None:
+    """Refuse a model whose scores are not finite though its weights are: it has read the placeholder of a weight."""
+    damaged = sum(int((~span.theta.isfinite()).sum()) for span in params.spans(params.tensors))
+    count = torch.tensor([damaged])
+    group.sum_(count, "evaluation")  # the sum over all ranks' parts
+    if not int(count):
+        raise UserError(
+            f"{name}: distributed.shard=full does not support this model family: a module reads a large weight of "
+            "another one, where it is not gathered; use distributed.shard=none"
+        )
