@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ TOKENIZER = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+PATTERNS = {  # of the files to download, without the weights and with them
+    False: [CONFIG, *TOKENIZER],
+    True: [CONFIG, *TOKENIZER, WEIGHTS, INDEX, "model-*-of-*.safetensors"],
+}
 VOCABULARIES = (  # one of these is needed; without any, transformers makes an empty tokenizer without an error
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
@@ -68,7 +72,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
         folder = _from_hub(config, weights)
         _refuse_adapter(folder, config.path)
     _refuse_code(folder, config.path)
-    if not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES):
+    if not _has_tokenizer(folder):
         raise UserError(f"model.path={config.path}: there is no tokenizer (tokenizer.json, or a vocabulary's files)")
     if weights:
         _check_weights(folder, config.path)
@@ -86,23 +90,16 @@ def is_local(path: str) -> bool:
 
 def describe_download(path: str, revision: str) -> str:
     """Return where the files of a commit on the hub come from, and their size if the hub tells it, for the log."""
-    for name in (WEIGHTS, INDEX):
-        if isinstance(huggingface_hub.try_to_load_from_cache(path, name, revision=revision), str):
-            return "from the local cache"
     if is_offline() or not is_reachable():
         return "from the local cache, if it is there"
     try:
-        api = huggingface_hub.HfApi(endpoint=hub_url())
-        files = api.model_info(path, revision=revision, files_metadata=True).siblings or []
+        files = huggingface_hub.snapshot_download(
+            path, revision=revision, allow_patterns=PATTERNS[True], endpoint=hub_url(), dry_run=True
+        )
     except Exception:  # the download itself will say what is wrong
-        files = []
-    wanted = {CONFIG, INDEX, *TOKENIZER}
-    sizes = [
-        one.size or 0
-        for one in files
-        if one.rfilename in wanted or re.fullmatch(r"model.*\.safetensors", one.rfilename)
-    ]
-    return f"from {hub_url()}" + (f", {sum(sizes) / 1e6:,.1f} MB" if sum(sizes) else "")
+        return f"from {hub_url()}"
+    size = sum(file.file_size or 0 for file in files if file.will_download)
+    return f"from {hub_url()}, {size / 1e6:,.1f} MB" if size else "from the local cache"
 
 
 def hub_commit(folder: Path) -> str | None:
@@ -133,46 +130,27 @@ def _local_folder(path: str) -> Path | None:
 def _from_hub(config: ModelConfig, weights: bool) -> Path:
     """Download the files to the local cache, or find them there; return the folder of their commit."""
     cached_only = is_offline() or not is_reachable()
-    asked = CONFIG  # the last file
-
-    def get(name: str, revision: str | None) -> Path:
-        nonlocal asked
-        asked = name
+    with _explain_errors(config, cached_only), _bars_on_a_terminal():
         path = huggingface_hub.hf_hub_download(
-            config.path, name, revision=revision, local_files_only=cached_only, endpoint=hub_url()
+            config.path, CONFIG, revision=config.revision, local_files_only=cached_only, endpoint=hub_url()
         )
-        return Path(path)
-
-    def has(name: str) -> bool:
-        known = huggingface_hub.try_to_load_from_cache(config.path, name, revision=commit)
-        if known is not None:  # a path, or an object that says that the commit has no such file
-            return isinstance(known, str)
-        try:
-            get(name, commit)
-        except errors.EntryNotFoundError as error:
-            if isinstance(error, errors.LocalEntryNotFoundError) and not cached_only:
-                raise  # the connection was lost
-            return False
-        return True
-
-    with _explain_errors(config, cached_only, lambda: asked), _bars_on_a_terminal():
-        folder = get(CONFIG, config.revision).parent
-        commit = folder.name
+        folder = Path(path).parent
         _refuse_code(folder, config.path)
-        for name in TOKENIZER:
-            has(name)
-        if weights and not has(WEIGHTS) and has(INDEX):
-            for name in _shards(folder, config.path):
-                get(name, commit)
+        if not cached_only:
+            huggingface_hub.snapshot_download(
+                config.path, revision=folder.name, allow_patterns=PATTERNS[weights], endpoint=hub_url()
+            )
     if cached_only and not is_offline():
         log.warning(
-            "warning: %s does not answer: %s is read from the local cache, at commit %s", hub_url(), config.path, commit
+            "warning: %s does not answer: %s is read from the local cache, at commit %s",
+            hub_url(),
+            config.path,
+            folder.name,
         )
     if cached_only:
         lacks_weights = weights and not (folder / WEIGHTS).exists() and not (folder / INDEX).exists()
-        lacks_tokenizer = not any(all((folder / name).is_file() for name in names) for names in VOCABULARIES)
-        if lacks_tokenizer or lacks_weights:
-            missing = VOCABULARIES[0][0] if lacks_tokenizer else WEIGHTS
+        if lacks_weights or not _has_tokenizer(folder):
+            missing = WEIGHTS if _has_tokenizer(folder) else VOCABULARIES[0][0]
             raise UserError(f"{_cannot_load(config)}: {_not_cached(config, missing)}")
     return folder
 
@@ -192,16 +170,14 @@ def _bars_on_a_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def _explain_errors(config: ModelConfig, cached_only: bool, asked: Callable[[], str]) -> Iterator[None]:
+def _explain_errors(config: ModelConfig, cached_only: bool) -> Iterator[None]:
     """Turn what the hub's library raises into one line: what was not found, why, and what to do."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
-        raise UserError(
-            f"{_cannot_load(config)}: {_reason(error, config, asked() if cached_only else None)}"
-        ) from error
+        raise UserError(f"{_cannot_load(config)}: {_reason(error, config, cached_only)}") from error
 
 
 def _cannot_load(config: ModelConfig) -> str:
@@ -217,16 +193,16 @@ def _not_cached(config: ModelConfig, name: str) -> str:
     return f"{why}, and the local cache lacks {name} of {config.path}; with a network: {command}; {HOW_OFFLINE}"
 
 
-def _reason(error: Exception, config: ModelConfig, missing: str | None) -> str:
-    """Return what a failure of the hub's library means. `missing`: the file that only the cache was asked for."""
+def _reason(error: Exception, config: ModelConfig, cached_only: bool) -> str:
+    """Return what a failure of the hub's library means."""
     if isinstance(error, errors.GatedRepoError):
         return f"it is gated: accept its terms at {hub_url()}/{config.path}, then hf auth login (or HF_TOKEN)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "there is no such model, or it is private: check the spelling of model.path, or log in (hf auth login)"
     if isinstance(error, errors.RevisionNotFoundError):
         return "the model has no such revision (model.revision)"
-    if missing is not None and isinstance(error, errors.EntryNotFoundError):
-        return _not_cached(config, missing)
+    if cached_only and isinstance(error, errors.EntryNotFoundError):
+        return _not_cached(config, CONFIG)
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
         return f"the repository lacks a file that is needed ({_with_type(error)})"
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
@@ -240,6 +216,10 @@ def _with_type(error: BaseException) -> str:
 
 
 # --- checks of the folder ---
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).is_file() for name in names) for names in VOCABULARIES)
 
 
 def _refuse_adapter(folder: Path, path: str) -> None:
