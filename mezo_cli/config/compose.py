@@ -46,14 +46,6 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
-OWN_FOLDER = r"hydra\.(run\.dir|sweep\.dir|sweep\.subdir)="  # overrides of Hydra's node that are only texts
-COMPOSED = (  # what Hydra itself records in its node, and the grid of an experiment file
-    "hydra.job.override_dirname",
-    "hydra.overrides.",
-    "hydra.runtime.",
-    "hydra.searchpath",
-    "hydra.sweeper.params",
-)
 FORMS: dict[OverrideType, Any] = {
     OverrideType.CHANGE: "set",
     OverrideType.ADD: "add",
@@ -119,7 +111,6 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
     overrides, python = split_python(overrides)
-    overrides = with_logger_names(overrides, config_dir)
     parsed = parse(overrides, choices)
     for override in parsed:
         if override.sweeps:
@@ -127,8 +118,8 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
         if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweeper.")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
-    node = compose_node(overrides, config_dir)
-    with locating(node, overrides, choices):
+    node = compose_node([override.text for override in parsed], config_dir)
+    with locating(node, parsed, choices):
         config = with_python(config_of(node), python)
         check_read(config, parsed)
         job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
@@ -142,14 +133,15 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
-    """Parse the overrides by Hydra's grammar and check each by itself.
+    """Parse the overrides by Hydra's grammar and check each by itself. `logger=[one,two]` becomes `logger.names`.
 
     Raises:
         UserError: for the first one that is not valid.
     """
     parser, parsed = OverridesParser.create(), []
-    for text in overrides:
-        check_form(text, choices)
+    for word in overrides:
+        check_form(word, choices)
+        text = re.sub(r"^logger=\[", "logger.names=[", word)  # Hydra would merge the files: one file's names are lost
         try:
             override = _converted(parser.parse_override(text), text, choices)
         except HydraException as error:
@@ -162,55 +154,27 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
     return parsed
 
 
-def with_logger_names(overrides: Sequence[str], config_dir: str | None) -> list[str]:
-    """Return the overrides, with `logger.names=[one,two]` before the others where `logger=[one,two]` is given.
-
-    Hydra merges the files of a list of choices, and there the names in one file replace those in another.
-
-    Raises:
-        UserError: for an override that is not valid, and for a file of the list that has no names of its own.
-    """
-    choices = find_choices(config_dir)
-    chosen = [one for one in parse(overrides, choices) if one.name == "logger" and isinstance(one.value, list)]
-    if not chosen:
-        return list(overrides)
-    names: list[str] = []
-    listed = [str(one) for one in chosen[-1].value]
-    for number, choice in enumerate(listed):
-        if choice in listed[:number]:
-            raise UserError(f"'{chosen[-1].text}': {choice} is named twice")
-        path = choices["logger"][choice]
-        try:
-            content = _load(path)
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-            raise UserError(f"{path}: {_explain_composition(error)}") from error
-        if not isinstance(content, dict) or not isinstance(content.get("names"), list):
-            raise UserError(f"'{chosen[-1].text}': {path} has no list 'names' of its own; choose it alone")
-        names += [name for name in content["names"] if name not in names]
-    return [f"logger.names=[{','.join(map(quote, names))}]", *overrides]
-
-
-def _converted(made: HydraOverride, text: str, choices: Choices) -> Override:
+def _converted(override: HydraOverride, text: str, choices: Choices) -> Override:
     """Return Hydra's override as ours, with the values of a sweep as texts."""
-    value, sweeps, element = made.value(), made.is_sweep_override(), made.get_key_element()
+    value, sweeps, element = override.value(), override.is_sweep_override(), override.get_key_element()
     values: list[str] | None = ["null" if value is None else str(value)]
     jobs = []
     if isinstance(value, Glob):
-        values = value.filter(list(choices.get(made.key_or_group, {})))
+        values = value.filter(list(choices.get(override.key_or_group, {})))
     elif sweeps:
-        enumerable = made.is_discrete_sweep()
-        values = list(itertools.islice(made.sweep_string_iterator(), MAX_JOBS + 1)) if enumerable else None
+        enumerable = override.is_discrete_sweep()
+        values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1)) if enumerable else None
     else:
-        jobs = [f"{element}={made.get_value_element_as_str()}"]
+        jobs = [f"{element}={override.get_value_element_as_str()}"]
     return Override(
         text=text,
-        name=made.key_or_group,
-        package=made.package,
-        form=FORMS[made.type],
+        name=override.key_or_group,
+        package=override.package,
+        form=FORMS[override.type],
         sweeps=sweeps,
         value=None if sweeps else value,
         values=None if values is None else tuple(values),
-        jobs=tuple([f"{element}={one}" for one in values or ()] if sweeps else jobs),
+        jobs=tuple([f"{element}={text}" for text in values or ()] if sweeps else jobs),
     )
 
 
@@ -373,8 +337,6 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
         _explain_files(error, choices)
         raise UserError(_explain_composition(error)) from error
-    if path or any("hydra" in text and not re.match(OWN_FOLDER, text) for text in overrides):
-        _check_hydra_node(node, overrides)  # composes a second time
     return node
 
 
@@ -408,44 +370,6 @@ def _load(path: Path) -> Any:
     return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
 
 
-def _check_hydra_node(node: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that in a composed node Hydra's own settings are the built-in ones, but for what the command line sets.
-
-    The files are checked already. This looks at what they came to, because Hydra instantiates it.
-
-    Raises:
-        UserError: for the first setting that is another one.
-    """
-    given = [text.lstrip("+").split("=")[0] for text in overrides if text.lstrip("+").startswith("hydra.")]
-    choices = tuple(text for text in overrides if text.startswith("hydra/"))
-    found, built_in = _flat(node.hydra), _built_in_hydra(choices)
-    for key in [*found, *(key for key in built_in if key not in found)]:
-        by_user = any(f"{key}.".startswith(f"{name}.") for name in given) and not key.endswith("._target_")
-        if found.get(key) != built_in.get(key) and not by_user and not key.startswith(COMPOSED):
-            raise UserError(f"{key}={found.get(key)}, set by a config file: {file_rules.ALLOWED}")
-
-
-@functools.cache
-def _built_in_hydra(choices: tuple[str, ...]) -> dict[str, Any]:
-    """Return Hydra's own settings without any file of the user's, for a choice of launcher and sweeper."""
-    return _flat(compose(config_name=MAIN, overrides=list(choices), return_hydra_config=True).hydra)
-
-
-def _flat(node: DictConfig) -> dict[str, Any]:
-    """Return the leaves of Hydra's part of a node by dotted key; interpolations are not resolved."""
-    leaves: dict[str, Any] = {}
-
-    def collect(value: Any, key: str) -> None:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                collect(inner, f"{key}.{name}")
-        else:
-            leaves[key] = value
-
-    collect(OmegaConf.to_container(node, resolve=False), "hydra")
-    return leaves
-
-
 def _select(node: DictConfig, key: str) -> str:
     """Return the name of a directory that Hydra's config gives."""
     try:
@@ -461,12 +385,12 @@ def _select(node: DictConfig, key: str) -> str:
 
 
 @contextmanager
-def locating(node: DictConfig, overrides: Sequence[str], choices: Choices) -> Iterator[None]:
+def locating(node: DictConfig, given: Sequence[Override], choices: Choices) -> Iterator[None]:
     """Add ` (FILE:LINE)` to an error about a key that no override gives, where one of the chosen files names it."""
     try:
         yield
     except SettingError as error:
-        if any(text.lstrip("~+").partition("=")[0] == error.key for text in overrides):
+        if any(override.name == error.key for override in given):
             raise
         picked = node.hydra.runtime.choices
         groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
@@ -479,46 +403,18 @@ def locating(node: DictConfig, overrides: Sequence[str], choices: Choices) -> It
 
 
 def _explain_files(error: BaseException, choices: Choices) -> None:
-    """Name the file that Hydra could not read or merge, where its own error does not.
+    """Name the user's file that Hydra could not read or merge, where its own error does not.
 
     Raises:
         UserError: when there is one.
     """
     cause = _innermost(error)
-    files = [(group, path) for group, found in choices.items() for path in found.values()]
-    if isinstance(cause, UnicodeDecodeError):
-        for _, path in files:
-            line = _not_utf8(path)
-            if line is not None:
-                raise UserError(f"{path}:{line}: the file is not UTF-8; save it as UTF-8") from error
-    if isinstance(cause, OSError) and cause.errno is None:  # OmegaConf: a file whose content is one value
-        for _, path in files:
-            if not file_rules.is_built_in(path) and _is_single_value(path):
-                raise UserError(f"{path}: expected a mapping of keys to values, not a single value") from error
-    named = re.match(r"In '(\w+)/([^']+)': ConfigTypeError", str(error))
-    if named and named[2] in choices.get(named[1], {}):
-        path = choices[named[1]][named[2]]
-        file_rules.explain_type(path, named[1], _load(path))
-
-
-def _is_single_value(path: Path) -> bool:
-    """Return whether a file holds a number or the like, which OmegaConf refuses without naming the file."""
-    with suppress(ValueError, YAMLError, OmegaConfBaseException):
-        try:
-            OmegaConf.load(path)
-        except OSError as error:
-            return error.errno is None
-    return False
-
-
-def _not_utf8(path: Path) -> int | None:
-    """Return the first line of a file that is not UTF-8, None if there is none."""
-    content = path.read_bytes()
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        return content.count(b"\n", 0, error.start) + 1
-    return None
+    is_single_value = isinstance(cause, OSError) and cause.errno is None  # what OmegaConf raises for it
+    if is_single_value or isinstance(cause, UnicodeDecodeError) or "ConfigTypeError" in str(error):
+        for group, files in choices.items():
+            for path in files.values():
+                if not file_rules.is_built_in(path):
+                    file_rules.explain(path, group, _load)
 
 
 def _explain_composition(error: BaseException) -> str:

@@ -6,13 +6,14 @@ and so is `engine.python`, which names a program.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
-from mezo_cli.config.overrides import SEVERAL_CHOICES
 from mezo_cli.config.own_code import FROM_USER, PYTHON
 from mezo_cli.errors import UserError, did_you_mean, join
 
@@ -97,14 +98,27 @@ def _check_label_lists(path: Path, text: str, content: Mapping[str, Any]) -> Non
             )
 
 
-def explain_type(path: Path, group: str, content: Any) -> None:
-    """Name the first key of a file that has a list where the schema has a mapping, or the other way round.
+def explain(path: Path, group: str, load: Callable[[Path], Any]) -> None:
+    """Say why Hydra cannot read or merge a file: its own message has neither the file nor the key.
 
-    Hydra merges the files before they are validated, and its own message has neither the key nor the direction.
+    Args:
+        path: the file.
+        group: its config group.
+        load: returns the content of a file as Hydra reads it.
 
     Raises:
-        UserError: naming file, line and key.
+        UserError: for bytes that are not UTF-8, for content that is no mapping, and for the first key that has a list
+            where the schema has a mapping, or the other way round. What is wrong with its YAML, Hydra says.
     """
+    try:
+        content = load(path)
+    except UnicodeDecodeError as error:
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: the file is not UTF-8; save it as UTF-8") from error
+    except (OSError, ValueError, YAMLError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # OmegaConf: a number or the like
+            raise UserError(f"{path}: expected a mapping of keys to values, not a single value") from error
+        return
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, not a {_kind(content)}")
     text = path.read_text(encoding="utf-8")
@@ -154,12 +168,9 @@ def _check_default(path: Path, group: str, entry: Any, choices: Choices) -> None
             raise UserError(f"{shown}: {ALLOWED}")
         if target not in choices:
             raise UserError(f"{shown}: allowed are the groups {join(choices)}{did_you_mean(target, choices)}")
-        if target == SEVERAL_CHOICES and isinstance(value, list):  # Hydra would keep the names of the last one
-            raise UserError(f"{shown}: several of them are given as a setting: {target}: {{names: [one, two]}}")
-        for one in value if isinstance(value, list) else [value]:
-            if one not in (None, "_self_") and str(one).removesuffix(".yaml") not in choices[target]:
-                near = did_you_mean(str(one), choices[target])
-                raise UserError(f"{shown}: no such {target}{near}; allowed: {join(sorted(choices[target]))}")
+        if value not in (None, "_self_") and str(value).removesuffix(".yaml") not in choices[target]:
+            near = did_you_mean(str(value), choices[target])
+            raise UserError(f"{shown}: no such {target}{near}; allowed is one of {join(sorted(choices[target]))}")
 
 
 def _resolver(value: str) -> str | None:

@@ -6,7 +6,6 @@ exist, settings that are removed, and Hydra's own settings other than its direct
 
 import importlib.util
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ HYDRA_CHOICES = {  # what may run a sweep, and the package that brings it
     },
     "hydra/sweeper": {"basic": None, "optuna": "hydra-optuna-sweeper"},
 }
-SEVERAL_CHOICES = "logger"  # the group that takes a list of choices
 HYDRA_KEYS = (*HYDRA_DIRS, *HYDRA_CHOICES, "hydra.launcher.*", "hydra.sweeper.*")
 
 
@@ -96,55 +94,35 @@ def _check_entry(override: Override) -> None:
 
 
 def _check_hydra(override: Override) -> None:
-    text, key = override.text, override.name
-    if override.package is not None:
-        raise UserError(f"'{text}': a choice cannot be moved to another key; write {key}=...")
+    """Check one of Hydra's own keys: a directory, or the launcher and the sweeper with their settings."""
+    text, key, value = override.text, override.name, override.value
     if key in HYDRA_CHOICES:
         _check_hydra_choice(override)
-    elif key.startswith(("hydra.launcher.", "hydra.sweeper.")):
-        _check_hydra_setting(override)
-    elif key in HYDRA_DIRS:
-        _check_hydra_dir(override)
-    elif key == "hydra.searchpath":
-        raise UserError(f"'{text}': give your config folder as --config-dir DIR")
-    else:
+    elif key not in HYDRA_DIRS and not key.startswith(("hydra.launcher.", "hydra.sweeper.")):
         near = did_you_mean(key, HYDRA_KEYS)
-        raise UserError(f"'{text}': of Hydra's own keys only {join(HYDRA_KEYS)} can be set{near}")
-
-
-def _check_hydra_dir(override: Override) -> None:
-    text, key = override.text, override.name
-    if override.sweeps:
-        raise UserError(f"'{text}': {key} takes one folder; a sweep's jobs have the subfolders of hydra.sweep.subdir")
-    if override.form == "delete" or override.value in ("", None):
-        raise UserError(f"'{text}': {key} needs a folder")
-    if isinstance(override.value, str) and override.value.startswith("~"):
-        raise UserError(f"'{text}': neither the shell nor Hydra expands ~ here; write {key}=$HOME/...")
+        more = "; a folder of configs is given as --config-dir DIR" if key == "hydra.searchpath" else near
+        raise UserError(f"'{text}': of Hydra's own keys only {join(HYDRA_KEYS)} can be set{more}")
+    elif override.sweeps or override.form == "delete":
+        raise UserError(f"'{text}': {key} takes one value")
+    elif key in HYDRA_DIRS and (value in ("", None) or str(value).startswith("~")):
+        raise UserError(f"'{text}': {key} needs a folder; ~ is not expanded here, write {key}=$HOME/...")
+    elif f"{key}.".startswith("hydra.sweeper.params."):
+        raise UserError(f"'{text}': give the values to sweep over as KEY=VALUE,VALUE")
+    elif "_target_" in text:  # of the key, or of a mapping in the value
+        why = "the code to run (_target_) cannot be set"
+        raise UserError(f"'{text}': {why}; choose by hydra/launcher=, hydra/sweeper=")
 
 
 def _check_hydra_choice(override: Override) -> None:
     """Check that a launcher or sweeper is one of those that are known, and that its package is installed."""
     text, key = override.text, override.name
     known = HYDRA_CHOICES[key]
-    if override.sweeps or override.form != "set" or override.value not in known:
+    if override.package is not None or override.form != "set" or override.value not in known:
         near = did_you_mean(str(override.value), known)
         raise UserError(f"'{text}': allowed is {key}= with one of {join(known)}{near}")
     package = known[override.value]
     if package is not None and not is_installed(package):
         raise UserError(f"'{text}': it is not installed: pip install {package}")
-
-
-def _check_hydra_setting(override: Override) -> None:
-    """Check a setting of the launcher or sweeper; Hydra checks that the chosen one has it."""
-    text, key = override.text, override.name
-    if override.sweeps or override.form == "delete":
-        raise UserError(f"'{text}': {key} takes one value")
-    if f"{key}.".startswith("hydra.sweeper.params."):
-        raise UserError(f"'{text}': give the values to sweep over as KEY=VALUE,VALUE")
-    if "_target_" in text:  # of the key, or of a mapping in the value
-        raise UserError(
-            f"'{text}': the code to run (_target_) cannot be set; choose by hydra/launcher=, hydra/sweeper="
-        )
 
 
 def is_installed(package: str) -> bool:
@@ -164,14 +142,9 @@ def _check_choice(override: Override, choices: Choices) -> None:
         raise UserError(f"'{text}': a choice cannot be removed, only made: {group}=...; allowed: {allowed}")
     if override.form != "set":
         raise UserError(f"'{text}': {group} exists already; write {group}=...")
-    values: Sequence[str] = override.values or ()
     if isinstance(override.value, list):
-        if group != SEVERAL_CHOICES:
-            raise UserError(f"'{text}': expected one choice; allowed: {allowed}")
-        if not override.value:
-            raise UserError(f"'{text}': for none of them write {group}=none")
-        values = [str(value) for value in override.value]
-    for value in values:
+        raise UserError(f"'{text}': expected one choice; allowed: {allowed}")
+    for value in override.values or ():
         if value not in choices[group]:
             near = did_you_mean(value, choices[group])
             raise UserError(f"{group}={value}: no such {group}{near}; allowed: {allowed}")

@@ -44,8 +44,7 @@ def plan_sweep(
         UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
     """
     overrides, python = split_python(overrides)
-    words, sweeper = add_experiment_grid(compose.with_logger_names(overrides, config_dir), config_dir)
-    parsed = compose.parse(words, find_choices(config_dir))
+    parsed, sweeper = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
     adaptive = sweeper.name != "basic"
     jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
     common = [override.text for override in parsed if override.name.startswith("hydra")]
@@ -56,7 +55,7 @@ def plan_sweep(
     return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned, python)
 
 
-def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None) -> tuple[list[str], Sweeper]:
+def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], Sweeper]:
     """Return the overrides behind those of the experiment file's grid, and the sweeper that the files choose.
 
     What the command line names itself, a value or a choice, is not swept over by the file.
@@ -64,8 +63,6 @@ def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None)
     Raises:
         UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
     """
-    choices = find_choices(config_dir)
-    parsed = compose.parse(overrides, choices)
     plain = [override.text for override in parsed if not override.sweeps]
     experiments = [job for override in parsed if override.name == "experiment" for job in override.jobs]
     with compose.hydra_session():
@@ -73,17 +70,17 @@ def add_experiment_grid(overrides: Sequence[str], config_dir: str | None = None)
     sweepers = [compose.sweeper_of(node) for node in nodes]
     if any(other != sweepers[0] for other in sweepers):
         raise UserError(f"{', '.join(experiments)}: their files sweep over unlike grids; run one experiment at a time")
-    given = {override.name for override in parsed}
-    grid = [f"{key}={values}" for key, values in sweepers[0].params.items() if key not in given]
+    names = {override.name for override in parsed}
+    texts = [f"{key}={values}" for key, values in sweepers[0].params.items() if key not in names]
     try:
-        for override in compose.parse(grid, choices):
-            if override.name.startswith("hydra"):
-                raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
-            if override.name == PYTHON:
-                raise UserError(f"'{override.text}': {FROM_USER}")
+        grid = compose.parse(texts, find_choices(config_dir))
+        for override in grid:
+            if override.name.startswith("hydra") or override.name == PYTHON:
+                why = FROM_USER if override.name == PYTHON else "Hydra's own keys cannot be swept over"
+                raise UserError(f"'{override.text}': {why}")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
-    return [*grid, *overrides], sweepers[0]
+    return [*grid, *parsed], sweepers[0]
 
 
 def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
@@ -168,9 +165,10 @@ def _compose_jobs(
                     node = compose.with_values(composed[files], [parsed[text] for text in job if text in plain])
                 if first is not None:
                     compose.copy_times(first[0], node)
-                with compose.locating(node, job, choices):
+                given = [parsed[text] for text in job]
+                with compose.locating(node, given, choices):
                     config = compose.config_of(node)
-                    compose.check_read(config, [parsed[text] for text in job], tolerated)
+                    compose.check_read(config, given, tolerated)
                     folder, directory = compose.sweep_directories(node, number)
                 first = first or (node, folder)
                 if folder != first[1]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mezo_cli.config import compose, file_rules
+from mezo_cli.config import compose
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.errors import UserError
 from tests.command_line import error_line, mezo
@@ -73,17 +73,6 @@ def test_settings_of_hydra_in_a_file_are_refused_and_touch_nothing(tmp_path: Pat
     assert sorted(one.name for one in tmp_path.iterdir()) == ["c", "evil.pkl"]
 
 
-def test_hydra_is_held_against_the_built_in_node_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second check looks at what the files came to, so it does not matter how a setting got there."""
-    monkeypatch.setattr(file_rules, "check_file", lambda *_: None)
-    for name in ("pickle", "log file", "launcher", "search path"):
-        settings = hydra_settings(tmp_path)[name]
-        write(tmp_path / "c", "experiment/e.yaml", GLOBAL + yaml.safe_dump({"hydra": settings}))
-        refused(tmp_path / "c")
-    write(tmp_path / "c", "experiment/e.yaml", GLOBAL + "hydra:\n  callbacks:\n    x: {_target_: os.getcwd}\n")
-    assert "hydra.callbacks.x._target_=os.getcwd, set by a config file" in refused(tmp_path / "c")
-
-
 @pytest.mark.parametrize(
     ("name", "text", "part"),
     [
@@ -102,7 +91,7 @@ def test_hydra_is_held_against_the_built_in_node_too(tmp_path: Path, monkeypatch
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /task: ../../evil\n", "no such task"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - ../evil\n", "no such experiment"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /task: ${logger.project}\n", "no such task"),
-        ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /logger: [wandb, trackio]\n", "logger: {names: [one"),
+        ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /logger: [wandb, trackio]\n", "no such logger"),
         ("experiment/e.yaml", GLOBAL + "hydra.run.dir: x\n", "hydra.run.dir: of Hydra's own keys"),
         ("experiment/e.yaml", GLOBAL + "hydra: {run: {dir: x}, when: 2001-99-99}\n", "hydra.run"),
         ("experiment/e.yaml", GLOBAL + "optimizer:\n  _target_: os.getcwd\n", "e.yaml:3: optimizer._target_"),
@@ -181,7 +170,7 @@ def test_the_environment_is_read_on_the_command_line(tmp_path: Path, monkeypatch
         ("hydra/sweeper=optuna", "pip install hydra-optuna-sweeper"),
         ("hydra/launcher=jobib", "(did you mean 'joblib'?)"),
         ("hydra/launcher=basic,joblib", "with one of basic, joblib, submitit_local, submitit_slurm, ray"),
-        ("hydra/launcher@x=basic", "cannot be moved"),
+        ("hydra/launcher@x=basic", "allowed is hydra/launcher="),
         ("+hydra/callbacks=x", "can be set"),
         ("hydra.launcher._target_=os.getcwd", "_target_"),
         ("+hydra.launcher.x={_target_:os.getcwd}", "_target_"),

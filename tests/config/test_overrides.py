@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezo_cli.config import overrides
-from mezo_cli.config.compose import build_config, compose_run
+from mezo_cli.config.compose import build_config, compose_run, parse
+from mezo_cli.config.overrides import quote
 from mezo_cli.errors import UserError
 
 
@@ -25,68 +25,39 @@ def error_of(*words: str, config_dir: Path | None = None) -> str:
     [
         ("nosuch=1", ["unknown key 'nosuch'", "known: task, objective"]),
         ("stepps=1", ["(did you mean 'steps'?)"]),
-        ("+stepps=1", ["(did you mean 'steps'?)"]),
-        ("++stepps=1", ["(did you mean 'steps'?)"]),
-        ("~stepps", ["(did you mean 'steps'?)"]),
         ("lr=1e-3", ["unknown key 'lr'", "(did you mean 'optimizer.lr'?)"]),
-        ("eps=1e-3", ["(did you mean 'optimizer.eps'?)"]),
         ("optimizer.ep=1", ["'optimizer.ep'", "(did you mean 'optimizer.eps'?)", "known under optimizer"]),
-        ("+optimizer.ep=1", ["(did you mean 'optimizer.eps'?)"]),
-        ("++optimizer.ep=1", ["(did you mean 'optimizer.eps'?)"]),
         ("task.hub.pth=1", ["(did you mean 'task.hub.path'?)"]),
         ("steps.more=1", ["'steps.more'", "steps has no keys of its own"]),
         ("task.labels.0=x", ["task.labels=[one,two]"]),
         ("task=sst3", ["task=sst3: no such task", "(did you mean 'sst5'?)", "allowed: cola, cr, mnli"]),
         ("+task=rte", ["task exists already; write task=..."]),
-        ("++task=rte", ["task exists already; write task=..."]),
         ("~task", ["cannot be removed"]),
         ("task=", ["no such task", "allowed: cola"]),
-        ("task=null", ["no such task"]),
         ("task=[sst2,rte]", ["expected one choice"]),
         ("task@there=sst2", ["write task=..."]),
-        ("objective=mml", ["(did you mean 'mlm'?)"]),
-        ("model=robert-large", ["(did you mean 'roberta-large'?)"]),
-        ("optimizer=adm", ["(did you mean 'adamw'?); allowed: adamw, "]),
         ("objective.name=mml", ["not one of mlm, cls, lm"]),
-        ("optimizer.name=adm", ["not one of mezo", "(did you mean 'adamw'?)"]),
         ("logger.names=[wand]", ["not one of tensorboard, wandb, trackio", "(did you mean 'wandb'?)"]),
         ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
         ("logger.name=wandb", ["(did you mean 'logger.names'?)"]),
-        ("logger=[wandb,trakio]", ["logger=trakio: no such logger (did you mean 'trackio'?)"]),
-        ("logger=[]", ["write logger=none"]),
-        ("logger=wandb,trackio", ["or write logger=[one,two]"]),
+        ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),
-        ("optimizer.noise=gausian", ["(did you mean 'gaussian'?)"]),
-        ("checkpoint=ful", ["(did you mean 'full'?)"]),
         ("experiment=nosuch", ["experiment=nosuch: no such experiment"]),
-        ("+experiment=nosuch", ["write experiment=..."]),
         ("steps=ten", ["steps=ten: allowed is a whole number at least 0"]),
         ("steps=1.5", ["steps=1.5: allowed is a whole number"]),
         ("steps=1e3", ["steps=1000.0: allowed is a whole number"]),
-        ("steps=true", ["steps=True: allowed is a whole number"]),
-        ("steps=null", ["steps=null: allowed is a whole number"]),
         ("steps=", ["steps=: allowed is a whole number"]),
         ("steps=[1]", ["steps=[1]: allowed is a whole number"]),
-        ("steps={a:1}", ["allowed is a whole number"]),
         ("steps=-1", ["out of range", "at least 0"]),
         ("steps=nan", ["out of range"]),
         ("steps=99999999999", ["out of range", "at most 4294967295"]),
         ("optimizer.lr=fast", ["optimizer.lr=fast: allowed is a finite number"]),
-        ("optimizer.lr=", ["allowed is a finite number"]),
         ("optimizer.lr=true", ["allowed is a finite number"]),
         ("optimizer.lr=nan", ["out of range"]),
-        ("optimizer.lr=inf", ["out of range"]),
-        ("optimizer.lr=-inf", ["out of range"]),
-        ("optimizer.lr='nan'", ["out of range"]),
         ("optimizer.eps=0", ["out of range, allowed is a finite number above 0"]),
-        ("seed=-1", ["out of range"]),
-        ("seed=4294967296", ["at most 4294967295"]),
         ("model.path=", ["model.path is empty"]),
-        ("model.path=null", ["model.path holds null"]),
         ("model.revision=1e10", ["quote it"]),
-        ("task.name=", ["task.name is empty"]),
         ("task.label_words=great", ["expected a list"]),
-        ("task.label_words={a:b}", ["expected a list"]),
         ("task.label_words=[Yes,true]", ["boolean True", "quote the word"]),
         ("task.labels=[a,[b]]", ["expected a text"]),
         ("task.hub=null", ["expected a group of keys"]),
@@ -96,21 +67,15 @@ def error_of(*words: str, config_dir: Path | None = None) -> str:
         ("~steps", ["cannot be removed"]),
         ("task", ["'task' is not KEY=VALUE"]),
         ("=5", ["is not KEY=VALUE"]),
-        ("steps 5", ["is not KEY=VALUE"]),
-        ("--steps=5", ["cannot be read"]),
         ("steps==5", ["cannot be read", "quote"]),
         ("task.template={sentence} It was {mask}.", ["cannot be read", "quote"]),
         ("steps=1,2", ["names several values: add -m"]),
-        ("task=sst2,rte", ["names several values: add -m"]),
-        ("seed=range(1,3)", ["add -m"]),
-        ("seed=choice(1,2)", ["add -m"]),
         ("task=glob(s*)", ["add -m"]),
         ("steps=${nosuch}", ["steps: an interpolation does not resolve", "'nosuch'"]),
         ("steps=${sed}", ["(did you mean 'seed'?)"]),
         ("model.path=${oc.env:MEZO_NOT_SET}", ["model.path: an interpolation does not resolve", "MEZO_NOT_SET"]),
         ("hydra.run.dir=", ["hydra.run.dir needs a folder"]),
         ("hydra.run.dir='~/runs'", ["$HOME"]),
-        ("hydra.run.dir=null", ["hydra.run.dir needs a folder"]),
         ("hydra.run.dir=${nosuch}", ["hydra.run.dir: an interpolation does not resolve"]),
         ("hydra.run.dri=x", ["(did you mean 'hydra.run.dir'?)"]),
         ("hydra.job.chdir=true", ["only hydra.run.dir, hydra.sweep.dir, hydra.sweep.subdir"]),
@@ -128,7 +93,13 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 odd = st.sampled_from(["'", "\\", "\\'", "${seed}", "a,b", "[a]", "{a:b}", " ", "null", "1e3", "#", "\\\\"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.one_of(words, odd))
-def test_a_quoted_value_reaches_the_config_unchanged(text: str) -> None:
-    assert build_config([f"logger.project={overrides.quote(text)}"]).logger.project == text
+def test_a_quoted_value_is_read_back_unchanged(text: str) -> None:
+    (override,) = parse([f"logger.project={quote(text)}"], {})
+    assert override.value.replace("\\${", "${") == text  # the rest OmegaConf resolves
+
+
+def test_a_quoted_value_reaches_the_config_unchanged() -> None:
+    text = "'a\\', ${seed} [b]\\"
+    assert build_config([f"logger.project={quote(text)}"]).logger.project == text

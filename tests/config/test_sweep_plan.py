@@ -45,21 +45,17 @@ def test_a_sweep_is_checked_whole(word: str, parts: list[str]) -> None:
 
 def test_a_sweep_counts_its_jobs() -> None:
     assert len(jobs_of(["task=sst2,rte", "seed=13,42,87", "steps=1"])) == 6
-    assert len(jobs_of(["task=glob(sst*)"])) == 2
-    assert len(jobs_of(["seed=range(0,4)"])) == 4
+    assert len(jobs_of(["task=glob(sst*)", "seed=range(0,2)"])) == 4
     assert len(jobs_of(["steps=1"])) == 1
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=paper/mezo", "task=sst2,rte", "seed=1,2"],
+        ["experiment=paper/zero_shot", "task=sst2,rte", "seed=1,2"],
         ["task=rte,sst2", "task.template='${task.name}{mask}'", "task.name=a,b", "optimizer.lr=1,2"],
         ["+task.rename.a=b", "task=rte,sst2", "seed=1,2"],
-        ["++steps=5", "steps=6,7"],
         ["optimizer=mezo,mezo_adam", "optimizer.lr=1e-3,2e-3", "optimizer.lr=5e-3", "data=files", "data.dir=a,'b c'"],
-        ["task.hub={path: x}", "task.hub.path=a,b"],
         ["task.hub.path=a,b", "task.hub={path: x}"],
         ["seed=1,2", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
     ],
@@ -76,14 +72,14 @@ def test_pairs_are_validated_too() -> None:
     )
 
 
-def test_a_thousand_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     compose_node = compose.compose_node
     monkeypatch.setattr(compose, "compose_node", lambda *args: calls.append(args) or compose_node(*args))
     seen: list[tuple[int, int]] = []
-    plan = plan_sweep(["seed=range(0,50)", "task=sst2,rte"], None, lambda *counts: seen.append(counts))
-    assert len(plan.jobs or ()) == 100
-    assert seen[-1] == (100, 100)
+    plan = plan_sweep(["seed=range(0,5)", "task=sst2,rte"], None, lambda *counts: seen.append(counts))
+    assert len(plan.jobs or ()) == 10
+    assert seen[-1] == (10, 10)
     assert len(calls) == 3  # one for the grid of the files, one per task
 
 
