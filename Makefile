@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
+RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-fast test-oldest test-engine campaign check bench clean
+.PHONY: help run test test-slow test-all test-fast test-oldest test-engine campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -41,11 +42,22 @@ check: $(VENV)/.dev ## install, then ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+release-check: ## build sdist and wheel in dist/, install the wheel in a new environment, run the demo offline elsewhere, uninstall
+	rm -rf dist && $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install -q hatchling -c constraints.txt && $(RELEASE)/bin/hatchling build -t sdist -d dist
+	$(RELEASE)/bin/pip wheel -q --no-deps -w dist dist/*.tar.gz
+	$(PYTHON) -m venv --clear $(RELEASE) && $(RELEASE)/bin/pip install -q dist/*.whl -c constraints.txt
+	$(RELEASE)/bin/mezo --version
+	cd $$(mktemp -d) && env -u PYTHONPATH HOME=$$PWD HF_HUB_OFFLINE=1 $(RELEASE)/bin/mezo train experiment=demo hydra.run.dir=run && \
+	grep mezo-runner run/run.json
+	$(RELEASE)/bin/pip uninstall -qy mezo-runner && ! test -e $(RELEASE)/bin/mezo
+	ls -l dist && rm -rf $(RELEASE)
+
 bench: $(VENV)/.dev ## install, then time the step against the reference's and against bare forwards
 	$(BIN)/python scripts/bench/bench_step.py
 
 clean: ## remove the virtual environment
-	rm -rf $(VENV) $(OLDEST)
+	rm -rf $(VENV) $(OLDEST) $(RELEASE) dist
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)

@@ -7,8 +7,7 @@ A comment directly before a block says how it is tested:
     <!-- shortened by the test: steps=2 -->  it is run with these settings added to each `mezo train`
 
 A block without one is run (tests/test_docs.py): shell blocks and Python blocks, page by page, in a folder of their own.
-A path in backquotes on the line before a fenced block makes it a file in that folder. A block of `text` after a shell
-block is what its commands print.
+A path in backquotes on the line before a fenced block makes it a file in that folder.
 """
 
 import re

@@ -65,17 +65,6 @@ def test_no_near_duplicates() -> None:
             assert len(x & y) / len(x | y) < (0.8 if one == two else 0.65), (one, a, two, b)
 
 
-def test_the_sentences_are_varied() -> None:
-    sentences = [sentence for _, sentence, _ in EVERY]
-    lengths = [len(words(s)) for s in sentences]
-    assert min(lengths) <= 4
-    assert max(lengths) >= 20
-    openings = Counter(tuple(words(s)[:3]) for s in sentences)
-    assert openings.most_common(1)[0][1] <= len(sentences) / 100  # no template that every other sentence fills in
-    assert len({w for s in sentences for w in words(s)}) > 1000
-    assert any(s[0].islower() for s in sentences)
-
-
 def test_no_word_gives_the_label_away() -> None:
     """Sentiment words are natural, but no single one, nor a length, may carry the task."""
     seen: dict[str, Counter[str]] = {"negative": Counter(), "positive": Counter()}
@@ -128,18 +117,6 @@ def test_the_model_hears_the_difference() -> None:
             margins[label].append((scores[great] - scores[terrible]).item())
     wins = [p > n for p in margins["positive"] for n in margins["negative"]]
     assert sum(wins) / len(wins) > 0.65
-
-
-def test_the_card_shows_the_words_that_the_model_gives() -> None:
-    completions = re.findall(r"^\| (.*`<mask>`.*) \| (.*) \|$", (DEMO / "model" / "README.md").read_text("utf-8"), re.M)
-    assert len(completions) == 5
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
-    model = AutoModelForMaskedLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
-    for said, shown in completions:
-        ids = tokenizer(said.replace("`", ""), return_tensors="pt")["input_ids"]
-        with torch.inference_mode():
-            scores = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
-        assert [tokenizer.decode([i]).strip() for i in scores.topk(5).indices.tolist()] == shown.split(", "), said
 
 
 @pytest.mark.slow

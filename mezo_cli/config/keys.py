@@ -14,6 +14,8 @@ from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import did_you_mean, join
 
+REMOVED = {"logger.name": "logger.names=[NAME]"}  # key of an earlier version -> what to use instead
+
 
 def children(node: Any) -> dict[str, Any]:
     """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
@@ -43,8 +45,10 @@ def check_key(key: str, extra: Iterable[str] = ()) -> None:
     """Check that a dotted key exists. `extra` are further top-level names.
 
     Raises:
-        SettingError: for an unknown key, with the nearest one and its siblings.
+        SettingError: for an unknown key, with the nearest one and its siblings, and for one of an earlier version.
     """
+    if key in REMOVED:
+        raise SettingError(key, f"{key} is of an earlier version: use {REMOVED[key]}")
     node: Any = Config
     parts = key.split(".")
     for depth, part in enumerate(parts):

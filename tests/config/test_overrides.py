@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config, compose_run, parse
+from mezo_cli.config.keys import REMOVED
 from mezo_cli.config.overrides import quote
 from mezo_cli.errors import UserError
 
@@ -39,7 +40,7 @@ def error_of(*words: str, config_dir: Path | None = None) -> str:
         ("objective.name=mml", ["not one of mlm, cls, lm"]),
         ("logger.names=[wand]", ["not one of tensorboard, wandb, trackio", "(did you mean 'wandb'?)"]),
         ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
-        ("logger.name=wandb", ["(did you mean 'logger.names'?)"]),
+        *((f"{key}=wandb", [key, instead]) for key, instead in REMOVED.items()),
         ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),
         ("experiment=nosuch", ["experiment=nosuch: no such experiment"]),
