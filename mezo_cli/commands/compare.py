@@ -2,14 +2,20 @@
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mezo_cli import report
+from rich.console import Console
+
 from mezo_cli.commands.outputs import OUTPUTS, folders_or_outputs
 from mezo_cli.console import make_console, print_line
 from mezo_cli.errors import UserError
+from mezo_cli.report import output
+from mezo_cli.report.tables import comparison
+
+log = logging.getLogger("mezo")
 
 
 def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool = False, quiet: bool = False) -> None:
@@ -17,7 +23,7 @@ def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool 
 
     Args:
         folders: where to look for runs.
-        view: one of `report.VIEWS`.
+        view: one of `tables.VIEWS`.
         out: a file to write instead of printing.
         as_json: print one JSON document instead of tables.
         quiet: print the tables alone: no notes and no warnings.
@@ -28,19 +34,24 @@ def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool 
     if as_json and out is not None:
         raise UserError(f"--json and --out {out}: a document is printed or written, not both")
     if out is not None:
-        report.check_output(out)
+        output.check_output(out)
     only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
-    searched = [] if only_paper else folders_or_outputs(folders)
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
-    found = report.comparison(searched, view, width, warn=(lambda text: None) if quiet else _warn)
+    warn = (lambda text: None) if quiet else _warn
+    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, warn)
     if as_json:
-        print_line(json.dumps(found.document, indent=2, allow_nan=False))
+        print_line(json.dumps(runs.document, indent=2, allow_nan=False))
     elif out is None:
-        report.show(dataclasses.replace(found, notes=()) if quiet else found, console)
+        output.show(dataclasses.replace(runs, notes=()) if quiet else runs, console)
     else:
-        report.write(found, out)
+        output.write(runs, out)
         print_line(f"wrote {out}")
+
+
+def show_folder(folder: Path, console: Console) -> None:
+    """Show the comparison of the runs under a folder, at the end of a sweep or a search."""
+    output.show(comparison([folder], "groups", console.width, log.warning), console)
 
 
 def _warn(text: str) -> None:

@@ -17,7 +17,7 @@ from mezo_cli.console import console_logging, make_console, make_error_console, 
 from mezo_cli.data import texts
 from mezo_cli.distributed.join import joined
 from mezo_cli.errors import UserError, join
-from mezo_cli.report.render import check_output
+from mezo_cli.report.output import check_output
 from mezo_cli.runs.files import write_error
 from mezo_cli.runs.output import write_file
 from mezo_cli.system import import_torch

@@ -8,9 +8,9 @@ from pathlib import Path
 from mezo_cli.commands.outputs import folders_or_outputs
 from mezo_cli.console import make_console, print_line, progress_bar
 from mezo_cli.errors import UserError
-from mezo_cli.report.assemble import read_report
-from mezo_cli.report.figures import FORMATS
-from mezo_cli.report.render import check_output
+from mezo_cli.report.group_figures import FORMATS, paper_figure
+from mezo_cli.report.output import check_output, write_output
+from mezo_cli.report.page import read_report, render
 
 
 def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> None:
@@ -26,12 +26,12 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
     if figure is not None:
         check_output(figure, FORMATS, "--figure")
     progress = partial(progress_bar, make_console())
-    made = read_report(folders_or_outputs(folders), progress)
-    for text in made.warnings:
+    runs = read_report(folders_or_outputs(folders), progress)
+    for text in runs.warnings:
         print_line(f"warning: {text}", sys.stderr)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written
-        made.write_figure(figure)
+        paper_figure(runs.runs, runs.panels, figure)
         print_line(f"wrote {figure}")
     if out is not None:
-        made.write_page(out, progress)
+        write_output(out, render(runs, progress))
         print_line(f"wrote {out}")

@@ -23,7 +23,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from rich.console import Console
 
-from mezo_cli import report
 from mezo_cli.commands import sweep_workers
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
@@ -319,8 +318,10 @@ def _conclude(folder: Path, record: SweepRecord) -> int:
         if any(status in ("interrupted", "missing") for _, status in statuses.values()):
             log.info("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
         if finished and not record.quiet:
+            from mezo_cli.commands.compare import show_folder  # imports pandas
+
             log.info("")
-            report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
+            show_folder(folder, console)
     for number, (path, status) in statuses.items():
         if status != "finished":
             label = job_label(record, number)

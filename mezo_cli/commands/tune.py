@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mezo_cli import report
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
 from mezo_cli.commands.sweep_programs import check_record, with_engine_python
@@ -334,7 +333,9 @@ def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console:
     counts = "".join(f", {ends.count(end)} of them {end}" for end in ("pruned", DIVERGED) if end in ends)
     log.info("%d of %d trials finished%s", len(finished), len(jobs), counts)
     if finished and not record.quiet:
-        report.show(report.comparison([folder], width=console.width, warn=log.warning), console)
+        from mezo_cli.commands.compare import show_folder  # imports pandas
+
+        show_folder(folder, console)
     best = _best(study)
     if best is None:
         text = "best: none, no trial has ended with a result"

@@ -8,18 +8,17 @@ dev loss, then to the smaller lr. Test scores never decide.
 
 import json
 import math
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from mezo_cli.report.paper import Number, Row, paper
-from mezo_cli.report.read import Entry, Scores
+from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import (
-    built_in_choice,
-    flatten,
+    choice_values,
     format_setting,
     format_value,
     grid_settings,
@@ -34,69 +33,46 @@ Point = tuple[tuple[str, Any], ...]  # of the grid: (key, value) pairs
 PROMPT = ("template", "labels", "label_words")
 
 
-@dataclass(frozen=True)
-class Pick:
-    """A point of the grid on one data seed, with its finished runs (one per run seed)."""
-
-    point: Point
-    entries: tuple[Entry, ...]
-
-    @property
-    def dev(self) -> float:
-        """The mean dev score."""
-        return statistics.fmean(scores.score for scores in self._scores("dev"))
-
-    @property
-    def dev_loss(self) -> float:
-        """The mean dev loss, which decides a tie."""
-        return statistics.fmean(scores.loss for scores in self._scores("dev"))
-
-    @property
-    def test(self) -> float | None:
-        """The mean test score; None without a test split."""
-        found = self._scores("test")
-        return statistics.fmean(scores.score for scores in found) if len(found) == len(self.entries) else None
-
-    @property
-    def picked_start(self) -> bool:
-        """Whether the result of one of its runs is that of step 0, the model before training."""
-        return any(entry.picked_start for entry in self.entries)
-
-    def _scores(self, split: str) -> list[Scores]:
-        return [scores for entry in self.entries if (scores := getattr(entry, split)) is not None]
-
-
-@dataclass
 class Group:
-    """Runs that differ only in their seeds and in the settings of the grid."""
+    """Runs that differ only in their seeds and in the settings of the grid.
 
-    settings: Mapping[str, Any]  # that all its runs share
-    entries: list[Entry]
-    grid: list[Point] = field(default_factory=list)
-    picks: dict[int, Pick] = field(default_factory=dict)  # data seed -> the best point
-    troubles: list[str] = field(default_factory=list)  # missing and failed runs, one text each
-    expected: frozenset[int] = frozenset()  # data seeds that should have a result
-    ambiguous: bool = False  # whether another group has the same task, shots and label
-    distinguishing: list[str] = field(default_factory=list)  # keys that differ from groups that look the same
+    Args:
+        entries: the runs.
 
-    def __post_init__(self) -> None:
-        config = self.entries[0].config
-        self.config = config
-        self.task, self.metric = config.task.name, config.task.metric
-        self.objective, self.loss = config.objective.name, config.objective.loss
-        self.model = Path(config.model.path).name
-        self.method = method_name(config)
-        self.demo = config.data.name == "demo"  # its rows are not those of the task
-        self.zero_shot = is_zero_shot(config)
-        self.shots: int | None = 0 if self.zero_shot else self.entries[0].shots
-        self.steps = config.steps
-        self.unusual = unusual_settings(config, paper().usual_settings(self.method))
+    Attributes:
+        settings: that all runs have in common.
+        runs: a row per run that counts: data_seed, seed, point (its number in `grid`), finished, dev, dev_loss, test,
+            at_start (step 0 was picked), entry.
+        grid: the points at which there are runs, in order.
+        picks: the best point per data seed (the index): point, dev, dev_loss, test, at_start, entries.
+        troubles: missing and failed runs, one text each.
+        expected: data seeds that should have a result.
+        ambiguous: whether another group has the same task, shots and label.
+        distinguishing: keys that differ from groups that look the same.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries, self.settings, self.config = entries, group_settings(entries[0]), entries[0].config
+        self.task, self.metric = self.config.task.name, entries[0].metric
+        self.objective, self.loss = self.config.objective.name, self.config.objective.loss
+        self.model = Path(self.config.model.path).name
+        self.method, self.steps = method_name(self.config), self.config.steps
+        self.demo = self.config.data.name == "demo"  # its rows are not those of the task
+        self.zero_shot = is_zero_shot(self.config)
+        self.shots: int | None = 0 if self.zero_shot else entries[0].shots
+        self.unusual = unusual_settings(self.config, paper().usual_settings(self.method))
+        self.expected: frozenset[int] = frozenset()
+        self.ambiguous, self.distinguishing = False, list[str]()
+        self.runs, self.troubles = _current_runs(entries)
+        self.grid: list[Point] = sorted(set(self.runs.point))
+        self.runs["point"] = self.runs.point.map(self.grid.index)
+        self.picks = _pick_best(self.runs)
 
     @property
     def label(self) -> str:
         """The method, with its unusual settings and those that distinguish it from similar groups."""
         keys = dict.fromkeys([*self.unusual, *self.distinguishing])
-        values = flatten(self.config) | dict(self.settings)
+        values = {**self.entries[0].settings, **self.settings}
         settings = [format_setting(key, values.get(key)) for key in keys]
         return f"{self.method} ({', '.join(settings)})" if settings else self.method
 
@@ -110,27 +86,27 @@ class Group:
     @property
     def dev(self) -> float | None:
         """The mean dev score over the data seeds."""
-        return statistics.fmean(pick.dev for pick in self.picks.values()) if self.picks else None
+        return None if self.picks.empty else float(self.picks.dev.mean())
 
     @property
-    def tests(self) -> dict[int, float]:
+    def tests(self) -> pd.Series:
         """The test score of each data seed that has one."""
-        return {seed: pick.test for seed, pick in self.picks.items() if pick.test is not None}
+        return self.picks.test.dropna()
 
     @property
     def mean(self) -> float | None:
         """The mean test score over the data seeds."""
-        return statistics.fmean(self.tests.values()) if self.tests else None
+        return None if self.tests.empty else float(self.tests.mean())
 
     @property
     def std(self) -> float | None:
         """The population std (ddof 0) of the test score over the data seeds; None for fewer than two."""
-        return statistics.pstdev(self.tests.values()) if len(self.tests) > 1 else None
+        return float(self.tests.std(ddof=0)) if len(self.tests) > 1 else None
 
     @property
     def at_start(self) -> list[int]:
         """The data seeds for which step 0 was picked, the model before training."""
-        return sorted(seed for seed, pick in self.picks.items() if pick.picked_start)
+        return list(map(int, self.picks.index[self.picks.at_start.astype(bool)]))
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -140,7 +116,7 @@ class Group:
     @property
     def missing(self) -> list[int]:
         """The data seeds without a result."""
-        return sorted(self.expected - set(self.picks))
+        return sorted(self.expected - set(self.picks.index))
 
     @property
     def paper_row(self) -> Row | None:
@@ -167,17 +143,77 @@ def format_shots(shots: int | None) -> str:
     return "all" if shots is None else f"k={shots}"
 
 
-def format_point(point: Point, grid: Iterable[Point]) -> str:
+def format_point(number: int, grid: Sequence[Point]) -> str:
     """Return a point of a grid in short: the settings that vary in the grid, or its lr if none does."""
-    values: dict[str, set[Any]] = defaultdict(set)
-    for other in grid:
-        for key, value in other:
-            values[key].add(value)
-    varying = [key for key, found in values.items() if len(found) > 1] or ["optimizer.lr"]
-    return ", ".join(format_setting(key, value) for key, value in point if key in varying)
+    frame = pd.DataFrame(map(dict, grid), dtype=object)
+    varying = [key for key in frame if frame[key].nunique(dropna=False) > 1] or ["optimizer.lr"]
+    return ", ".join(format_setting(key, value) for key, value in grid[number] if key in varying)
 
 
-# --- groups ---
+# --- inside a group ---
+
+
+def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs that count: per data seed, point and run seed the newest, finished runs first.
+
+    Runs on other data than the newest run of their data seed are left out and named: their scores are not comparable.
+    """
+    columns = {
+        "data_seed": [entry.data_seed for entry in entries],
+        "seed": [entry.config.seed for entry in entries],
+        "point": [tuple(grid_settings(entry).items()) for entry in entries],
+        "finished": [entry.finished for entry in entries],
+        **{name: [entry.score(name) for entry in entries] for name in ("dev", "test")},
+        "dev_loss": [entry.score("dev", "loss") for entry in entries],
+        "at_start": [entry.picked_start for entry in entries],
+        "order": [(entry.start, entry.location) for entry in entries],
+        "data": [entry.data_fingerprint for entry in entries],
+        "entry": list(entries),
+    }
+    runs = pd.DataFrame(columns).astype({"dev": float, "test": float, "dev_loss": float}).sort_values("order")
+    newest = runs.dropna(subset="data").groupby("data_seed").data.last()
+    other = runs.data.notna() & (runs.data != runs.data_seed.map(newest))
+    troubles = []
+    for seed, members in runs[other].groupby("data_seed"):
+        count = (runs.data_seed == seed).sum()
+        named = f"{members.entry.iloc[0].location}{' ...' if len(members) > 1 else ''}"
+        troubles.append(f"seed {seed}: {len(members)} of {count} runs had other data than the newest: {named}")
+    runs = runs[~other].sort_values("finished", kind="stable")
+    return runs.drop_duplicates(["data_seed", "point", "seed"], keep="last"), troubles
+
+
+def _pick_best(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds."""
+    points = runs[runs.finished].groupby(["data_seed", "point"])
+    scores = points[["dev", "dev_loss", "test"]].mean()
+    scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
+    scores["at_start"] = points.at_start.any()
+    scores["entries"] = pd.Series({at: list(members.entry) for at, members in points}, scores.index, object)
+    best = scores.reset_index().sort_values(["dev", "dev_loss", "point"], ascending=[False, True, True])
+    return best.drop_duplicates("data_seed").set_index("data_seed").sort_index()
+
+
+def _note_missing(group: Group) -> None:
+    """Note which seeds, and which points of the grid on the other seeds, have no result, and why."""
+    seeds = set(group.runs.data_seed)
+    absent = sorted(group.expected - seeds)
+    if absent:
+        group.troubles.append(f"not run: {_format_seeds(absent)}")
+    for number in range(len(group.grid)):
+        start = f"{format_point(number, group.grid)}: " if len(group.grid) > 1 else ""
+        here = group.runs[group.runs.point == number].sort_values("data_seed", kind="stable")
+        skipped = sorted(seeds - set(here.data_seed))
+        if skipped and not group.zero_shot:
+            group.troubles.append(f"{start}not run: {_format_seeds(skipped)}")
+        for run in here[~here.finished].itertuples():
+            group.troubles.append(f"{start}seed {run.data_seed} {run.entry.trouble()}")
+
+
+def _format_seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+# --- groups beside each other ---
 
 
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
@@ -185,10 +221,10 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     by_settings: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_settings[json.dumps(group_settings(entry), sort_keys=True, default=str)].append(entry)
-    groups = [Group(group_settings(members[0]), members) for members in by_settings.values()]
+    groups = [Group(members) for members in by_settings.values()]
     for group in groups:
         group.expected = _expected_seeds(group, groups)
-        _pick_best(group)
+        _note_missing(group)
     _distinguish(groups)
     return sorted(groups, key=_sort_key)
 
@@ -210,10 +246,10 @@ def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
     if group.zero_shot:
         return frozenset()
 
-    def kind(one: Group) -> tuple[Any, ...]:
+    def setup(one: Group) -> tuple[Any, ...]:
         return one.task, one.demo, one.shots, one.model
 
-    alike = [one for one in groups if kind(one) == kind(group) and not one.zero_shot]
+    alike = [one for one in groups if setup(one) == setup(group) and not one.zero_shot]
     used = frozenset(entry.data_seed for one in alike for entry in one.entries)
     return used | paper().seeds if group.shots is not None and used <= paper().seeds else used
 
@@ -234,113 +270,48 @@ def _distinguish(groups: Sequence[Group]) -> None:
         group.ambiguous = names[group.task, group.shots, group.label] > 1
 
 
-# --- inside a group ---
-
-
-def _pick_best(group: Group) -> None:
-    """Pick the best point of each data seed, and note what is missing."""
-    runs: dict[int, dict[Point, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    for seed in sorted({entry.data_seed for entry in group.entries}):
-        for entry in _current_runs(group, seed):
-            runs[seed][tuple(grid_settings(entry.config).items())].append(entry)
-    for seed, points in runs.items():
-        finished = {point: [e for e in members if e.finished] for point, members in points.items()}
-        candidates = [Pick(point, tuple(members)) for point, members in finished.items() if members]
-        if candidates:
-            group.picks[seed] = min(candidates, key=lambda c: (-c.dev, c.dev_loss, c.point))
-    _note_missing(group, runs)
-
-
-def _current_runs(group: Group, seed: int) -> list[Entry]:
-    """Return the runs of a data seed that count: per point and run seed the newest, finished runs first.
-
-    Runs on other data than the newest run's are left out, with a note: their scores are not comparable.
-    """
-    members = sorted((e for e in group.entries if e.data_seed == seed), key=lambda e: (e.start, e.location))
-    fingerprints = [entry.data_fingerprint for entry in members if entry.data_fingerprint is not None]
-    other = [entry for entry in members if entry.data_fingerprint not in (None, *fingerprints[-1:])]
-    if other:
-        group.troubles.append(
-            f"seed {seed}: {len(other)} of {len(members)} runs had other data than the newest and are left out "
-            f"({other[0].location}{' ...' if len(other) > 1 else ''})"
-        )
-    newest: dict[Any, Entry] = {}
-    for entry in members:
-        key = (tuple(grid_settings(entry.config).items()), entry.config.seed)
-        if entry not in other and not (key in newest and newest[key].finished and not entry.finished):
-            newest[key] = entry
-    return list(newest.values())
-
-
-def _note_missing(group: Group, runs: Mapping[int, Mapping[Point, Sequence[Entry]]]) -> None:
-    """Note which seeds, and which points of the grid on the other seeds, have no result, and why."""
-    absent = sorted(group.expected - set(runs))
-    if absent:
-        group.troubles.append(f"not run: {_format_seeds(absent)}")
-    group.grid = sorted({point for points in runs.values() for point in points})
-    for point in group.grid:
-        prefix = f"{format_point(point, group.grid)}: " if len(group.grid) > 1 else ""
-        skipped = [seed for seed, points in runs.items() if point not in points]
-        if skipped and not group.zero_shot:
-            group.troubles.append(f"{prefix}not run: {_format_seeds(skipped)}")
-        for seed, points in runs.items():
-            for entry in points.get(point, ()):
-                if not entry.finished:
-                    group.troubles.append(f"{prefix}seed {seed} {entry.trouble()}")
-
-
-def _format_seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 # --- how a group differs from the paper's runs ---
 
 
 def unlike_paper(group: Group) -> list[str]:
-    """Return in what the group's set-up differs from that of the paper's row, one text each."""
-    found = [] if group.zero_shot else [*_other_settings(group), *_outside_grid(group), *_other_seeds(group)]
-    if _other_prompt(group):
-        found.append("another prompt")
+    """Return in what the group's setup differs from that of the paper's row, one text each."""
+    texts = [] if group.zero_shot else [*_other_settings(group), *_outside_grid(group), *_other_seeds(group)]
+    built_in = choice_values("task", group.task)
+    if any(getattr(group.config.task, key) != built_in[key] for key in PROMPT):
+        texts.append("another prompt")
     if group.config.data.eval_limit is not None:
-        found.append(f"tested on at most {group.config.data.eval_limit} rows")
+        texts.append(f"tested on at most {group.config.data.eval_limit} rows")
     if group.zero_shot and group.config.data.shots is None and not group.settings["data.shots"]:
-        found.append("tested on all rows, the paper on at most 1000")
-    return found
+        texts.append("tested on all rows, the paper on at most 1000")
+    return texts
 
 
 def _other_settings(group: Group) -> list[str]:
     expected = paper().settings(group.method)
     if not expected:  # the paper gives none for LP
         return []
-    given = flatten(group.config)
-    other = {key: value for key, value in expected.items() if key in group.settings and given[key] != value}
-    return [
-        f"{format_setting(key, given[key])} not {format_value(value)}" for key, value in (other | group.unusual).items()
-    ]
+    values = group.entries[0].settings
+    other = {key: value for key, value in expected.items() if key in group.settings and values[key] != value}
+    differing = (other | group.unusual).items()
+    return [f"{format_setting(key, values[key])} not {format_value(usual)}" for key, usual in differing]
 
 
 def _outside_grid(group: Group) -> list[str]:
     """Return the picked values that lie outside the paper's grid."""
-    found = []
+    texts = []
     for key, ends in paper().grid(group.method).items():
-        picked = {float(value) for pick in group.picks.values() for name, value in pick.point if name == key}
+        picked = {float(dict(group.grid[number]).get(key, ends[0])) for number in group.picks.point}
         outside = sorted(value for value in picked if not min(ends) <= value <= max(ends))
         if outside:
-            span = " to ".join(f"{end:g}" for end in ends)
-            found.append(f"{', '.join(format_setting(key, value) for value in outside)} not {span}")
-    return found
+            allowed = " to ".join(f"{end:g}" for end in ends)
+            texts.append(f"{', '.join(format_setting(key, value) for value in outside)} not {allowed}")
+    return texts
 
 
 def _other_seeds(group: Group) -> list[str]:
-    ours = set(group.tests)
+    ours = set(group.tests.index)
     if ours == paper().seeds:
         return []
     if ours < paper().seeds:
         return [f"{len(ours)} of {len(paper().seeds)} data seeds"]
     return [f"data seeds {', '.join(map(str, sorted(ours)))}"]
-
-
-def _other_prompt(group: Group) -> bool:
-    """Return whether the prompt differs from that of the built-in task of the same name."""
-    built_in = built_in_choice("task", group.task)
-    return any(getattr(group.config.task, key) != built_in[key] for key in PROMPT)

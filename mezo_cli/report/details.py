@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report import untrained
-from mezo_cli.report.read import ONE_LABEL, Entry
-from mezo_cli.report.rerun import Changed, changed_settings, commands
-from mezo_cli.report.series import Curve, Histogram, histogram, smoothed, thin_indices
+from mezo_cli.report.read import Entry, metrics_of
 from mezo_cli.report.settings import is_zero_shot, method_name
-from mezo_cli.runs import completeness, trajectory
-from mezo_cli.runs.picked import MARK
+from mezo_cli.runs import completeness, sweep_record, trajectory
+from mezo_cli.runs.picked import MARK, NOTE
 
 EXAMPLES = 10  # right and wrong test rows each
+ONE_LABEL = 0.95  # share of rows from which on a run counts as predicting one label only
+MOSTLY_ZERO = 0.5  # share of projected gradients that are exactly 0 from which on a note says so
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
 OPEN_END = "Test rows appear once the run has finished."
 
@@ -32,63 +33,40 @@ class Result:
 
     Attributes:
         name: where and when it was measured.
-        score: the task's metric.
-        accuracy: a fraction.
-        loss: None for a baseline, whose scores are moved by a bias.
+        scores: metric -> value, with the `loss`; a baseline, whose scores are moved by a bias, has no loss.
         step: of the weights.
-        interval: the 95% interval of the metric in percent; empty if it is not known.
+        interval: the 95% interval of the task's metric in percent; empty if it is not known.
     """
 
     name: str
-    score: float
-    accuracy: float
-    loss: float | None
+    scores: Mapping[str, float]
     step: int
     interval: str = ""
 
 
 @dataclass(frozen=True)
-class Evaluations:
-    """The evaluations on dev, in order of steps."""
+class Examples:
+    """Test rows to look at, right and wrong, from the surest prediction to the least sure; or why there are none.
 
-    steps: list[int]
-    scores: list[float]
-    losses: list[float]
-    shares: list[dict[str, float]]  # label -> share of the rows predicted as it
-    best: int  # the index of the best
+    The rows are those of predictions.jsonl; `counts` says how often each (label, predicted) occurs among all of them.
+    """
 
-    def best_text(self) -> str:
-        """Return the best score and its step."""
-        return f"{100 * self.scores[self.best]:.1f}% at step {self.steps[self.best]}"
+    right: Sequence[Mapping[str, Any]] = ()
+    wrong: Sequence[Mapping[str, Any]] = ()
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    message: str = ""
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one test row."""
-
-    row: int
-    texts: Mapping[str, str]  # column -> text
-    label: str
-    predicted: str
-    probabilities: Mapping[str, float]
+    def count(self, right: bool) -> int:
+        """Return the number of all test rows that are predicted right, or wrong."""
+        return sum(n for (label, predicted), n in self.counts.items() if (label == predicted) == right)
 
     @property
-    def confidence(self) -> float:
-        """The probability of the predicted label."""
-        return self.probabilities[self.predicted]
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Test rows to look at, right and wrong, from the surest prediction to the least sure; or why there are none."""
-
-    right: list[Prediction]
-    wrong: list[Prediction]
-    right_count: int = 0
-    wrong_count: int = 0
-    majority: float = 0.0  # share of the most frequent label among all test rows
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (label, predicted) -> test rows
-    message: str = ""
+    def majority(self) -> float:
+        """The share of the most frequent label among all test rows; 0 without rows."""
+        labels: Counter[str] = Counter()
+        for (label, _), n in self.counts.items():
+            labels[label] += n
+        return max(labels.values(), default=0) / max(labels.total(), 1)
 
 
 class RunDetails:
@@ -99,20 +77,22 @@ class RunDetails:
 
     Attributes:
         damage: what the files of a run that has not finished lack at their ends.
+        steps, losses, seconds: arrays, of the logged training steps.
+        evaluations: the lines of metrics.jsonl, in order.
 
     Raises:
         UserError: (by its parts) when a file of the run is damaged.
     """
 
     def __init__(self, entry: Entry) -> None:
-        self.entry, self.run, self.config = entry, entry.run, entry.config
+        self.entry, self.run, self.config, self.metric = entry, entry.run, entry.config, entry.metric
         self.info = self.run.info()
         self.damage: list[str] = []
         lines = self.run.metrics()
         train = [line for line in lines if line["kind"] == "train"]  # many: only these three are kept
-        self._steps = np.array([line["step"] for line in train], int)
-        self._losses, self._seconds = (np.array([line[key] for line in train], float) for key in ("loss", "seconds"))
-        self._evaluations = [line for line in lines if line["kind"] == "eval"]
+        self.steps = np.array([line["step"] for line in train], int)
+        self.losses, self.seconds = (np.array([line[key] for line in train], float) for key in ("loss", "seconds"))
+        self.evaluations = [line for line in lines if line["kind"] == "eval"]
 
     @property
     def name(self) -> str:
@@ -120,9 +100,10 @@ class RunDetails:
         return self.entry.location
 
     @property
-    def metric(self) -> str:
-        """The task's metric, by which the best checkpoint is chosen."""
-        return self.config.task.metric
+    def total_seconds(self) -> float:
+        """How long the training has taken, or has taken so far."""
+        logged = [*self.seconds[-1:], *(line["seconds"] for line in self.evaluations[-1:])]
+        return float(self.entry.summary.get("seconds", max(logged, default=0.0)))
 
     # --- what it was ---
 
@@ -150,15 +131,11 @@ class RunDetails:
             settings += f", eps {config.optimizer.eps:g}"
         verb = "trains" if self.entry.status == "running" else "trained"
         steps = f"{config.steps:,}" if self.entry.finished else f"{self.entry.steps_done:,} of {config.steps:,}"
+        size = min(config.batch_size, (self.info.get("rows") or {}).get("train") or config.batch_size)
         return (
             f"{method_name(config)} {verb} {self._trained()} of {self.model} on {data} for {steps} steps of "
-            f"{self._batch_size()} rows: {settings}, seed {config.seed}."
+            f"{size} rows: {settings}, seed {config.seed}."
         )
-
-    def _batch_size(self) -> int:
-        """Return the rows of a step: a training set that is smaller than a batch is the whole batch."""
-        size = self.config.batch_size
-        return min(size, (self.info.get("rows") or {}).get("train") or size)
 
     def _rows(self) -> str:
         rows = self.info.get("rows") or {}
@@ -168,9 +145,9 @@ class RunDetails:
         trainable = self.info.get("trainable")
         if not trainable:
             return "the parameters"
-        share = float(trainable["share"])
+        fraction = float(trainable["share"])
         count = f"{int(trainable['count']):,} parameters"
-        return f"all {count}" if share == 1 else f"{count} ({100 * share:.2g}%)"
+        return f"all {count}" if fraction == 1 else f"{count} ({100 * fraction:.2g}%)"
 
     @property
     def prompt(self) -> str | None:
@@ -191,83 +168,88 @@ class RunDetails:
 
     # --- the result ---
 
+    @property
+    def dev(self) -> list[dict[str, Any]]:
+        """The evaluations on dev, in order of steps; empty before the first one."""
+        return [line for line in self.evaluations if line["split"] == "dev"]
+
     @cached_property
-    def dev(self) -> Evaluations | None:
-        """The evaluations on dev; None before the first one."""
-        lines = [line for line in self._evaluations if line["split"] == "dev"]
-        if not lines:
-            return None
-        scores = [float(line[self.metric]) for line in lines]
-        shares = [_shares(line["predicted"]) for line in lines]
-        losses = [float(line["loss"]) for line in lines]
-        return Evaluations([line["step"] for line in lines], scores, losses, shares, scores.index(max(scores)))
+    def best(self) -> dict[str, Any] | None:
+        """The best evaluation on dev, of equal ones the first; None before the first one."""
+        return max(self.dev, key=lambda line: float(line[self.metric]), default=None)
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The evaluation on test at the best checkpoint, or else the last one on dev; None before the first one."""
+        tests = [line for line in self.evaluations if line["split"] == "test"]
+        return next(reversed([*self.dev, *tests]), None)
 
     def results(self) -> list[Result]:
         """Return dev before training and its best, test before training, baselines, test at best, as far as known."""
-        if self.dev is None:
+        if self.best is None:
             return []
-        lines = [line for line in self._evaluations if line["split"] == "dev"]
-        last = {line["split"]: line for line in self._evaluations}
+        last = {line["split"]: line for line in self.evaluations}
         start = "dev after the linear probe" if self.config.init == "linear_probe" else "dev before training"
-        found = [self._result(start, lines[0])]
+        results = [Result(start, metrics_of(self.dev[0]), self.dev[0]["step"])]
         mark = f" {MARK}" if self.entry.picked_start else ""
-        if len(lines) > 1:
-            best = f"dev best{mark}" if self.entry.finished else "dev best so far"
-            found.append(self._result(best, lines[self.dev.best], "dev"))
+        if len(self.dev) > 1:
+            results.append(self._result(f"dev best{mark}" if self.entry.finished else "dev best so far", self.best))
         if "test_before" in last:
-            found.append(self._result("test before training", last["test_before"], "test_before"))
+            results.append(self._result("test before training", last["test_before"]))
         for one in untrained.baselines(self.entry.summary):
-            score, accuracy = float(one.scores[self.metric]), float(one.scores["accuracy"])
-            found.append(Result(one.name, score, accuracy, None, 0, untrained.interval(one.scores, self.metric)))
-        return found + ([self._result(f"test at best{mark}", last["test"], "test")] if "test" in last else [])
+            interval = untrained.interval(one.scores, self.metric)
+            results.append(Result(one.name, metrics_of(one.scores), 0, interval))
+        return results + ([self._result(f"test at best{mark}", last["test"])] if "test" in last else [])
 
-    def _result(self, name: str, line: Mapping[str, Any], key: str = "") -> Result:
-        """Return an evaluation as a line of the result, with the interval that summary.json has under a key."""
-        values = (float(line[self.metric]), float(line["accuracy"]), float(line["loss"]), int(line["step"]))
-        return Result(name, *values, untrained.interval(self.entry.summary.get(key) or {}, self.metric))
+    def _result(self, name: str, line: Mapping[str, Any]) -> Result:
+        """Return an evaluation as a line of the result, with the interval that summary.json has for its split."""
+        interval = untrained.interval(self.entry.summary.get(line["split"]) or {}, self.metric)
+        return Result(name, metrics_of(line), line["step"], interval)
 
     def baseline_sentence(self) -> str:
         """Return what training has gained beside a removed bias; empty where that is not known."""
         return untrained.sentence(self.entry.summary, self.metric)
 
-    def gain(self) -> float | None:
-        """Return by how many points the best dev score is above that before training; None without steps."""
-        if self.dev is None or len(self.dev.scores) < 2:
-            return None
-        return 100 * (self.dev.scores[self.dev.best] - self.dev.scores[0])
-
-    @property
     def one_label(self) -> tuple[str, float] | None:
-        """The label predicted for nearly all rows of the last evaluation, and its share; None if there is none."""
-        if self.dev is None:
-            return None
-        label, share = max(self.dev.shares[-1].items(), key=lambda item: item[1])
-        return (label, share) if share >= ONE_LABEL else None
+        """Return the label predicted for nearly all rows of `last`, and its share; None if there is none."""
+        shares = {} if self.last is None else predicted_shares(self.last)
+        label = max(shares, key=shares.__getitem__, default="")
+        return (label, shares[label]) if shares and shares[label] >= ONE_LABEL else None
 
-    # --- curves ---
+    def warnings(self) -> list[str]:
+        """Return what a reader must know before believing the numbers of a run."""
+        texts = {
+            "finished": [],
+            "running": [f"The run is still running: step {self.entry.steps_done:,} of {self.config.steps:,}."],
+            "interrupted": [f"The run was {self.entry.trouble()}. It can be resumed."],
+        }.get(self.entry.status, [f"The run {self.entry.trouble()}."])
+        texts += [f"{text[0].upper()}{text[1:]}." for text in self.damage]
+        if self.entry.verdict == "diverged":
+            texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
+        if self.entry.picked_start:
+            texts.append(f"{NOTE}.")
+        if (one := self.one_label()) is not None and self.last is not None:
+            texts.append(f"{one[0]} is predicted for {100 * one[1]:.0f}% of the {self.last['split']} rows.")
+        zero = self.gradient_stats["zero_fraction"]
+        if zero is not None and zero >= MOSTLY_ZERO:
+            texts.append(f"g is exactly 0 in {100 * zero:.0f}% of all samples, which then change nothing.")
+        return texts
+
+    # --- the steps ---
 
     @cached_property
-    def loss(self) -> Curve | None:
-        """The training loss of the logged steps; None before the first."""
-        return smoothed(self._steps, self._losses) if len(self._steps) else None
-
-    @cached_property
-    def _projected_grads(self) -> np.ndarray | None:
+    def projected_grads(self) -> np.ndarray | None:
+        """Those of all steps, not only of the logged ones; None for a method that has none, and before the first."""
         file, optimizer = self.run.trajectory, self._optimizer
         if not optimizer.replayable or not file.exists() or not file.stat().st_size:
             return None
-        return completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.samples)
-
-    @cached_property
-    def gradients(self) -> Histogram | None:
-        """The sizes of the projected gradients of all steps; None for a method that has none, and before the first."""
-        values = self._projected_grads
-        return None if values is None or not values.size else histogram(values)
+        grads = completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.samples)
+        return grads if grads.size else None
 
     @cached_property
     def gradient_stats(self) -> Mapping[str, float | None]:
-        """The share of zeros and mean, least and greatest |g|."""
-        return trajectory.projected_grad_stats(self._projected_grads)
+        """The fraction of zeros and mean, least and greatest |g|."""
+        return trajectory.projected_grad_stats(self.projected_grads)
 
     @cached_property
     def _optimizer(self) -> Any:
@@ -278,16 +260,12 @@ class RunDetails:
         probe = (self.info.get("probe") or {}).get("forwards", 0)
         return int(self._optimizer.passes(step)["forwards"]) + int(probe)
 
-    @cached_property
-    def speed(self) -> Curve | None:
-        """The steps per second between logged steps; None for fewer than three of them."""
-        if len(self._steps) < 3:
-            return None
-        passed, done = np.diff(self._seconds), np.diff(self._steps)
+    @property
+    def speed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, and the steps per second since the logged step before each; empty before the second logged step."""
+        passed, done = np.diff(self.seconds), np.diff(self.steps)
         known = passed > 0  # a time is stored to the millisecond
-        if not known.any():
-            return None
-        return smoothed(self._steps[1:][known], done[known] / passed[known])
+        return self.steps[1:][known], done[known] / passed[known]
 
     # --- test rows ---
 
@@ -299,30 +277,52 @@ class RunDetails:
         """
         rows = self.run.predictions()
         if not rows:
-            has_test = self.entry.test is not None
-            message = NO_PREDICTIONS if has_test else "There is no test split." if self.entry.finished else OPEN_END
-            return Examples([], [], message=message)
-        found = [
-            Prediction(row["row"], row["columns"], row["label"], row["predicted"], row["probabilities"]) for row in rows
-        ]
-        found.sort(key=lambda one: (-one.confidence, one.row))
-        right = [one for one in found if one.predicted == one.label]
-        wrong = [one for one in found if one.predicted != one.label]
-        majority = max(Counter(one.label for one in found).values()) / len(found)
-        counts = Counter((one.label, one.predicted) for one in found)
-        return Examples(_spread(right), _spread(wrong), len(right), len(wrong), majority, counts)
+            done = "There is no test split." if self.entry.score("test") is None else NO_PREDICTIONS
+            return Examples(message=done if self.entry.finished else OPEN_END)
+        rows = sorted(rows, key=lambda row: (-confidence(row), row["row"]))
+        right = [row for row in rows if row["predicted"] == row["label"]]
+        wrong = [row for row in rows if row["predicted"] != row["label"]]
+        counts = Counter((row["label"], row["predicted"]) for row in rows)
+        return Examples(_spread(right), _spread(wrong), counts)
 
     # --- setup ---
 
-    def settings(self) -> list[Changed]:
-        """Return the settings that differ from the defaults."""
-        return changed_settings(self.config)
-
     def commands(self) -> list[tuple[str, str]]:
         """Return what can be done with the run, and the command for it."""
-        best = None if self.dev is None else self.dev.steps[self.dev.best]
-        resumable = not (self.run.path / "export.json").exists()  # that of a folder made by `mezo export --trajectory`
-        return commands(self.config, self.name, self.entry.status, best, resumable)
+        config, status, run, optimizer = self.config, self.entry.status, shlex.quote(self.name), self._optimizer
+        # A folder that `mezo export --trajectory` made cannot be resumed, and does not say where the files were.
+        resumable = not (self.run.path / "export.json").exists()
+        data = " data.dir=DIR" if config.data.name == "files" and data_dir(config.data) is None else ""
+        commands = [("Run again", self._train_command)]
+        if resumable and status in ("interrupted", "failed"):
+            commands.append(("Resume", f"mezo resume {run}"))
+        elif resumable and status == "finished" and config.steps and not optimizer.tied_to_steps(config.optimizer):
+            commands.append(("Train longer", f"mezo resume {run} steps={2 * config.steps}"))
+        if optimizer.replayable and config.steps and self.best is not None:
+            replay = f"mezo replay {run} --step {self.best['step']} --out FOLDER"
+            commands.append(("Rebuild the weights of a step", replay))
+        if status == "finished":
+            commands.append(("Evaluate", f"mezo eval {run} --split test{data}"))
+            commands.append(("Export the model", f"mezo export {run} --out FOLDER"))
+            commands.append(("Predict a text of your own", _predict_command(config, run)))
+        return [(name, command) for name, command in commands if command]
+
+    @cached_property
+    def _train_command(self) -> str:
+        """The command that began the run, without its directory; of a sweep's job that of the job alone.
+
+        Empty for a run that did not record it.
+        """
+        words, folder = [str(word) for word in self.info.get("argv") or ()][1:], self.run.path.parent
+        try:
+            record = sweep_record.read(folder) if sweep_record.exists(folder) else None
+        except UserError as error:
+            self.damage.append(str(error))
+            return ""
+        jobs = {job.directory: job.overrides for job in (record and record.jobs) or ()}
+        if self.run.path.name in jobs:
+            words = ["train", *jobs[self.run.path.name]]
+        return _command([word for word in words if not word.startswith("hydra.run.dir=")])
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what is known about where and how the run was made: (name, value)."""
@@ -342,7 +342,7 @@ class RunDetails:
             "data revision": info.get("data_revision"),
             "model revision": info.get("model_revision"),
             "git commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
-            **_origin([str(word) for word in info.get("argv") or ()]),
+            "command line": _command(list(map(str, info.get("argv") or ()))[1:]) or None,
         }
         return [(name, str(value)) for name, value in values.items() if value is not None]
 
@@ -358,29 +358,45 @@ def read_details(entry: Entry) -> RunDetails:
         UserError: when one of them is damaged.
     """
     try:
-        found = RunDetails(entry)
-        found.sentence()
-        found.facts()
-        found.results()
-        found.baseline_sentence()
-        for part in ("examples", "dev", "loss", "speed", "gradients", "gradient_stats"):
-            getattr(found, part)
-        return found
+        details = RunDetails(entry)
+        for part in (details.sentence, details.facts, details.results, details.baseline_sentence, details.commands):
+            part()
+        details.warnings()
+        _ = details.examples
+        return details
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{entry.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
 
 
-def _origin(argv: Sequence[str]) -> dict[str, str]:
-    """Return the command line that made a run, or the call from Python."""
-    if argv[1:2] == ["finetune"]:
-        return {"Python call": f"finetune({', '.join(argv[2:])})"}
-    return {"command line": shlex.join(["mezo", *argv[1:]])} if argv else {}
-
-
-def _shares(predicted: Mapping[str, int]) -> dict[str, float]:
+def predicted_shares(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
+    predicted = line.get("predicted") or {}
     total = sum(predicted.values()) or 1
     return {label: count / total for label, count in predicted.items()}
 
 
-def _spread(rows: Sequence[Prediction]) -> list[Prediction]:
+def confidence(row: Mapping[str, Any]) -> float:
+    """Return the probability of the predicted label of a test row."""
+    return float(row["probabilities"][row["predicted"]])
+
+
+def thin_indices(count: int, most: int) -> np.ndarray:
+    """Return at most `most` evenly spaced indices of `count`, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.zeros(0, int)
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [rows[i] for i in thin_indices(len(rows), EXAMPLES)]
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return the words behind `mezo` as a command line, or as the call from Python; empty without words."""
+    if words[:1] == ["finetune"]:
+        return f"finetune({', '.join(words[1:])})"
+    return shlex.join(["mezo", *words]) if words else ""
+
+
+def _predict_command(config: Config, run: str) -> str:
+    columns = config.task.columns
+    texts = ["..."] if len(columns) == 1 else [f"{column}=..." for column in columns]
+    return " ".join([f"mezo predict {run}", *(f'--text "{text}"' for text in texts)])

@@ -1,40 +1,25 @@
-"""The figures of a page, each with its title, its legend and the table behind it; and figures for a paper."""
+"""The figures of one run, each with the table behind it, its legend and a note; and the axes of all figures."""
 
-import io
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from mezo_cli.errors import UserError
-from mezo_cli.report.curves import Line, Panel
-from mezo_cli.report.details import RunDetails
-from mezo_cli.report.draw import (
-    MARKERS,
-    SHOWN_LINES,
-    count_axis,
-    draw_curve,
-    draw_evaluations,
-    draw_histogram,
-    draw_lines,
-    draw_shares,
-    draw_trials,
-    label_text,
-    series_name,
-)
-from mezo_cli.report.render import Table, write_output
-from mezo_cli.report.searches import Search, Trial
-from mezo_cli.report.series import TABLE_ROWS, Curve, thin_indices
-from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes
+from mezo_cli.report.details import RunDetails, predicted_shares, thin_indices
+from mezo_cli.report.output import make_table
+from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes, series_name
 
-FORMATS = (".svg", ".pdf", ".png")
+if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
+    from matplotlib.axes import Axes
+
 SHOWN_LABELS = 6  # in the figure of predictions; the rest are counted together
-PAPER_STYLE = {"svg.fonttype": "path", "pdf.fonttype": 42, "font.size": 8, "figure.dpi": 300, "savefig.dpi": 300}
-COLUMN, ROW = 3.3, 2.3  # inches: a column of a two-column paper, and the height of a panel
-LEGEND = 40  # characters in a line of a legend
+CURVE_POINTS = 240  # at most, of a noisy curve
+TABLE_ROWS = 24  # at most, in a table behind a figure
+FEWEST = 10  # values that are smoothed at all
+SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
+FEW = 40  # points up to which each is marked
 
 
 @dataclass(frozen=True)
@@ -52,267 +37,215 @@ class Figure:
     title: str
     note: str
     svg: str
-    table: Table
+    table: pd.DataFrame
     legend: Sequence[tuple[str, str]] = ()
-
-
-# --- one run ---
 
 
 def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
+    parts = [_loss] * bool(len(run.losses)) + [_dev, _dev_loss] * bool(run.dev)
+    parts += [_predictions] * any(predicted_shares(line) for line in run.dev[:1])
+    parts += [_gradients] * (run.projected_grads is not None)
+    parts += [_speed] * (len(run.speed[0]) > 1)
     with drawing():
-        made = [
-            make(run, f"{name}{number}")
-            for number, make in enumerate((_loss, _dev, _dev_loss, _predictions, _gradients, _speed))
-        ]
-    return [figure for figure in made if figure is not None]
+        return [draw(run, f"{name}{number}") for number, draw in enumerate(parts)]
 
 
-def _loss(run: RunDetails, name: str) -> Figure | None:
-    curve = run.loss
-    if curve is None:
-        return None
+def _loss(run: RunDetails, name: str) -> Figure:
     axes = new_axes()
-    draw_curve(axes, curve, "c1")
-    note = f"Thin: as logged. Thick: the mean of {curve.window} neighbouring values." if curve.window > 1 else ""
-    rows = [
-        [f"{curve.steps[i]:,}", f"{curve.values[i]:.4f}", f"{curve.smooth[i]:.4f}"]
-        for i in thin_indices(len(curve.steps), TABLE_ROWS)
-    ]
-    label = f"Training loss over steps, from {curve.smooth[0]:.4f} to {curve.smooth[-1]:.4f}"
-    table = Table("", ("step", "loss", "smoothed"), rows, left=0)
+    smooth, note = draw_loss(axes, run)
+    label = f"Training loss over steps, from {smooth.iloc[0]:.4f} to {smooth.iloc[-1]:.4f}"
+    table = _table(run.steps, {"loss": (run.losses, ".4f"), "smoothed": (smooth, ".4f")})
     return Figure("Training loss", note, inline_svg(axes, name, label), table)
 
 
-def _dev(run: RunDetails, name: str) -> Figure | None:
-    dev = run.dev
-    if dev is None:
-        return None
+def draw_loss(axes: "Axes", run: RunDetails) -> tuple[pd.Series, str]:
+    """Draw the training loss; return it smoothed, and what the lines are."""
+    return _draw_curve(axes, pd.Series(run.losses, run.steps), "c1")
+
+
+def _dev(run: RunDetails, name: str) -> Figure:
     axes = new_axes()
-    draw_evaluations(axes, dev, "c3")
-    rows = [
-        [f"{dev.steps[i]:,}", f"{100 * dev.scores[i]:.1f}{' (best)' if i == dev.best else ''}", f"{dev.losses[i]:.4f}"]
-        for i in sorted({*thin_indices(len(dev.steps), TABLE_ROWS), dev.best})
-    ]
+    best = draw_dev(axes, run)
+    dev = pd.DataFrame(run.dev)
+    table = _table(dev["step"], {f"{run.metric} %": (100 * dev[run.metric], ".1f"), "loss": (dev["loss"], ".4f")})
     title = f"{run.metric.capitalize()} on dev"
-    note = f"Dashed: {100 * dev.scores[0]:.1f}% before the first step. Best: {dev.best_text()}."
-    table = Table("", ("step", f"{run.metric} %", "loss"), rows, left=0)
+    note = f"Dashed: {100 * run.dev[0][run.metric]:.1f}% before the first step. Best: {best}."
     return Figure(title, note, inline_svg(axes, name, f"{title} over steps. {note}"), table)
 
 
-def _dev_loss(run: RunDetails, name: str) -> Figure | None:
-    dev = run.dev
-    if dev is None:
-        return None
-    axes, steps, losses = new_axes(), np.array(dev.steps), np.array(dev.losses)
-    draw_curve(axes, Curve(steps, losses, losses, 1), "c2")
-    lowest = int(losses.argmin())
-    note = f"{losses[0]:.4f} before the first step; lowest {losses[lowest]:.4f} at step {steps[lowest]:,}."
-    rows = [[f"{steps[i]:,}", f"{losses[i]:.4f}"] for i in thin_indices(len(steps), TABLE_ROWS)]
+def draw_dev(axes: "Axes", run: RunDetails) -> str:
+    """Draw the metric on dev in percent, its first value as a level, its best marked; return the best in words."""
+    assert run.best is not None
+    dev, at, best = pd.DataFrame(run.dev), run.best["step"], 100 * run.best[run.metric]
+    axes.axhline(100 * dev[run.metric].iloc[0], color=colour("quiet"), linewidth=1, linestyle=(0, (4, 3)))
+    axes.plot(dev["step"], 100 * dev[run.metric], color=colour("c3"), linewidth=2, **_dots(len(dev)))
+    axes.plot([at], [best], "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
+    axes.margins(y=0.16)
+    late = at > 0.6 * max(dev["step"].iloc[-1], 1)
+    side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
+    axes.annotate(f"best {best:.1f}%", (at, best), textcoords="offset points", weight="bold", **side)
+    percent_axis(axes)
+    step_axis(axes, dev["step"].iloc[-1])
+    return f"{best:.1f}% at step {at}"
+
+
+def _dev_loss(run: RunDetails, name: str) -> Figure:
+    axes, dev = new_axes(), pd.DataFrame(run.dev).set_index("step")["loss"]
+    axes.plot(dev.index, dev, color=colour("c2"), linewidth=2, **_dots(len(dev)))
+    step_axis(axes, dev.index[-1])
+    note = f"{dev.iloc[0]:.4f} before the first step; lowest {dev.min():.4f} at step {dev.idxmin():,}."
     svg = inline_svg(axes, name, f"Loss on dev over steps. {note}")
-    return Figure("Loss on dev", note, svg, Table("", ("step", "loss"), rows, left=0))
+    return Figure("Loss on dev", note, svg, _table(dev.index, {"loss": (dev, ".4f")}))
 
 
-def _predictions(run: RunDetails, name: str) -> Figure | None:
-    dev = run.dev
-    if dev is None:
-        return None
-    shares = shown_shares(dev.shares)
-    axes = new_axes()
-    draw_shares(axes, dev.steps, shares)
-    rows = [
-        [f"{dev.steps[i]:,}", *(f"{100 * values[i]:.1f}" for values in shares.values())]
-        for i in thin_indices(len(dev.steps), TABLE_ROWS)
-    ]
-    if run.one_label is not None:
-        label, share = run.one_label
-        note = f"The last evaluation predicts {label} for {100 * share:.0f}% of the rows."
+def _predictions(run: RunDetails, name: str) -> Figure:
+    shares = shown_shares(run.dev)
+    axes, steps = new_axes(), shares.index
+    colours = [colour(series_name(number)) for number in range(shares.shape[1])]
+    if len(shares) > 1:
+        axes.stackplot(steps, 100 * shares.T, colors=colours, alpha=0.85, linewidth=0)
+        axes.margins(x=0)
+        step_axis(axes, steps[-1])
     else:
-        note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
-    legend = [(series_name(number), label) for number, label in enumerate(shares)]
-    table = Table("", ("step", *(f"{label} %" for label in shares)), rows, left=0)
+        tops = 100 * shares.iloc[0].cumsum()
+        axes.bar([0] * len(tops), 100 * shares.iloc[0], 0.5, tops - 100 * shares.iloc[0], color=colours, alpha=0.85)
+        step_axis(axes, 0)
+    axes.set_ylim(0, 100)
+    percent_axis(axes)
+    note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
+    legend = [(series_name(number), str(label)) for number, label in enumerate(shares)]
+    table = _table(steps, {f"{label} %": (100 * shares[label], ".1f") for label in shares})
     svg = inline_svg(axes, name, "Share of the dev rows predicted as each label, over steps")
     return Figure("Predictions per label", note, svg, table, legend)
 
 
-def shown_shares(shares: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    """Return label -> share at each evaluation, of the most predicted labels and of the others together."""
-    labels = list(shares[0])
-    if len(labels) > SHOWN_LABELS:
-        labels = sorted(labels, key=lambda label: -sum(one.get(label, 0.0) for one in shares))[: SHOWN_LABELS - 1]
-    found = {label: [one.get(label, 0.0) for one in shares] for label in labels}
-    rest = len(shares[0]) - len(labels)
-    if rest:
-        found[f"{rest} other labels"] = [1 - sum(one.get(label, 0.0) for label in labels) for one in shares]
-    return found
+def shown_shares(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the share of the most predicted labels, and of all others together, at each evaluation (step)."""
+    shares = pd.DataFrame([predicted_shares(line) for line in dev], [line["step"] for line in dev]).fillna(0.0)
+    if shares.shape[1] <= SHOWN_LABELS:
+        return shares
+    kept = shares.sum().sort_values(ascending=False, kind="stable").index[: SHOWN_LABELS - 1]
+    rest = shares.drop(columns=kept)
+    return shares[kept].assign(**{f"{rest.shape[1]} other labels": rest.sum(axis=1)})
 
 
-def _gradients(run: RunDetails, name: str) -> Figure | None:
-    found, stats = run.gradients, run.gradient_stats
-    if found is None:
-        return None
-    zeros = f"{found.zeros:,} of {found.total:,} are exactly 0 ({100 * found.zeros / found.total:.1f}%)"
-    if not found.counts.size:
-        svg = ""
-        rows = []
-    else:
+def _gradients(run: RunDetails, name: str) -> Figure:
+    assert run.projected_grads is not None
+    sizes = np.abs(run.projected_grads.astype(np.float64)).ravel()
+    zeros, svg, rows = int((sizes == 0).sum()), "", [{"|g|": "0", "samples": f"{(sizes == 0).sum():,}"}]
+    note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
+    if zeros < sizes.size:
         axes = new_axes()
-        draw_histogram(axes, found, "c4")
-        svg = inline_svg(axes, name, f"Histogram of the sizes of the projected gradients. {zeros}")
-        pairs = zip(found.edges[:-1], found.edges[1:], found.counts, strict=True)
-        rows = [[f"{low:.3g} to {high:.3g}", f"{count:,}"] for low, high, count in pairs]
-    mean = f"mean {stats['mean_abs']:.3g}, from {stats['min_abs']:.3g} to {stats['max_abs']:.3g}"
-    table = Table("", ("|g|", "samples"), [["0", f"{found.zeros:,}"], *rows], left=1)
-    return Figure("Size of the projected gradient |g|", f"{zeros}; {mean}.", svg, table)
+        counts, edges = histogram(sizes[sizes > 0])
+        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
+        log_axis(axes, edges[0], edges[-1])
+        axes.set_xlabel("|g|", loc="right")
+        count_axis(axes)
+        svg = inline_svg(axes, name, f"Histogram of the sizes of the projected gradients. {note}")
+        bins = zip(edges[:-1], edges[1:], counts, strict=True)
+        rows += [{"|g|": f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
+    note += f"; mean {sizes.mean():.3g}, from {sizes.min():.3g} to {sizes.max():.3g}."
+    return Figure("Size of the projected gradient |g|", note, svg, make_table("", rows))
 
 
-def _speed(run: RunDetails, name: str) -> Figure | None:
-    curve = run.speed
-    if curve is None:
-        return None
-    axes = new_axes()
-    draw_curve(axes, curve, "c5")
+def histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the counts of positive values in bins of equal width on a logarithmic scale, and the bins' edges.
+
+    There are about sqrt(n) bins, from 6 to 30.
+    """
+    low, high = float(sizes.min()), float(sizes.max())
+    if high / low < 1.01:
+        low, high = low / 1.1, high * 1.1
+    edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(sizes.size)))) + 1)
+    edges[0], edges[-1] = low, high  # as rounding may put the ends inside
+    return np.histogram(sizes, edges)[0], edges
+
+
+def _speed(run: RunDetails, name: str) -> Figure:
+    axes, (steps, rates) = new_axes(), run.speed
+    smooth, _ = _draw_curve(axes, pd.Series(rates, steps), "c5")
     count_axis(axes)
-    middle = sorted(curve.values)[len(curve.values) // 2]
-    rows = [
-        [f"{curve.steps[i]:,}", f"{curve.values[i]:.3g}", f"{curve.smooth[i]:.3g}"]
-        for i in thin_indices(len(curve.steps), TABLE_ROWS)
-    ]
-    note = f"Median {middle:.3g} steps per second, evaluations between logged steps included."
-    table = Table("", ("step", "steps/s", "smoothed"), rows, left=0)
+    note = f"Median {np.median(rates):.3g} steps per second, evaluations between logged steps included."
+    table = _table(steps, {"steps/s": (rates, ".3g"), "smoothed": (smooth, ".3g")})
     return Figure("Speed", note, inline_svg(axes, name, f"Steps per second over steps. {note}"), table)
 
 
-# --- groups of runs ---
+def _table(steps: Any, columns: Mapping[str, tuple[Any, str]]) -> pd.DataFrame:
+    """Return a table over some of the steps, of columns (values, format)."""
+    at = thin_indices(len(steps), TABLE_ROWS)
+    cells = {name: [f"{value:{form}}" for value in np.asarray(values)[at]] for name, (values, form) in columns.items()}
+    return make_table("", pd.DataFrame({"step": [f"{step:,}" for step in np.asarray(steps)[at]], **cells}), left=0)
 
 
-def panel_figure(panel: Panel, name: str) -> Figure:
-    """Return the figure of a panel."""
-    with drawing():
-        axes = new_axes((440, 280))
-        draw_lines(axes, panel.lines)
-        svg = inline_svg(axes, name, f"{panel_title(panel)} against forwards, one line per group")
-    rows = [_line_row(line, i) for line in panel.lines for i in thin_indices(len(line.forwards), TABLE_ROWS // 2)]
-    several = any((line.std > 0).any() for line in panel.lines)
-    parts = ["Lines: mean over data seeds" + (", with a band of one standard deviation." if several else ".")]
-    if any(line.test is not None for line in panel.lines):
-        parts.append("Filled diamonds: test at the best checkpoint.")
-    if any(line.number is not None for line in panel.lines):
-        parts.append("Hollow diamonds: the paper's test score.")
-    table = Table("", ("group", "forwards", "mean %", "std", "runs"), rows, left=1)
-    return Figure(panel_title(panel), " ".join(parts), svg, table, panel_legend(panel.lines))
+# --- curves ---
 
 
-def _line_row(line: Line, at: int) -> list[str]:
-    scores = [f"{100 * value:.1f}" for value in (line.mean[at], line.std[at])]
-    return [line.label, f"{line.forwards[at]:,.0f}", *scores, str(line.runs[at])]
+def _draw_curve(axes: "Axes", values: pd.Series, name: str) -> tuple[pd.Series, str]:
+    """Draw a curve thin and, over it, its mean over neighbouring values; return this mean, and what the lines are."""
+    window = 2 * max(len(values) // (2 * SMOOTHING), 1) + 1 if len(values) >= FEWEST else 1
+    smooth = values.rolling(window, center=True, min_periods=1).mean()
+    if window > 1:
+        axes.plot(extremes(values), color=colour(name), alpha=0.5, linewidth=0.8)
+    shown = smooth.iloc[thin_indices(len(smooth), CURVE_POINTS)]
+    axes.plot(shown, color=colour(name), linewidth=2, **_dots(len(values) if window == 1 else FEW + 1))
+    step_axis(axes, int(values.index[-1]))
+    return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
 
 
-def panel_title(panel: Panel) -> str:
-    """Return what a panel shows."""
-    return f"{panel.task}{' (demo data)' if panel.demo else ''}: {panel.metric} on dev"
+def extremes(values: pd.Series) -> pd.Series:
+    """Return at most `CURVE_POINTS` values that keep the range of a noisy curve: the ends of each part's range."""
+    if len(values) <= CURVE_POINTS:
+        return values
+    part = np.arange(len(values)) * (CURVE_POINTS // 2) // len(values)
+    ranges = values.groupby(part)
+    return values[sorted({*ranges.idxmin(), *ranges.idxmax()})]
 
 
-def panel_legend(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Return (colour name, text) of each line; those that have no colour of their own are counted."""
-    legend = []
-    for number, line in enumerate(lines[:SHOWN_LINES]):
-        test = "" if line.test is None else f": test {100 * line.test:.1f}"
-        spread = "" if line.test_std is None else f" ({100 * line.test_std:.1f})"
-        paper = "" if line.number is None else f", paper {line.number}"
-        legend.append((series_name(number), f"{line.label}{test}{spread}{paper}"))
-    rest = len(lines) - SHOWN_LINES
-    return legend + ([("quiet", f"{rest} more, in the table")] if rest > 0 else [])
+def _dots(count: int) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 4} if count <= FEW else {}
 
 
-# --- searches ---
+# --- axes ---
 
 
-def search_figures(search: Search, name: str) -> list[Figure]:
-    """Return one figure per searched number: the score of every trial against it. `name` is unique in the page."""
-    what = "lowest loss" if search.goal == "loss" else search.goal
-    note = (
-        f"The {what} on dev after step 0. Filled: the best trial so far; ringed: the best. Hollow: another that "
-        "finished. Small and grey: pruned, or not finished. Cross: diverged."
-    )
-    found = []
-    for number, searched in enumerate(search.ranges):
-        rows = [
-            [str(trial.number), f"{trial.values[searched.key]:.3g}", _trial_score(trial, search.goal), trial.end]
-            for trial in search.trials
-        ]
-        title = f"{search.name}: {search.goal} against {searched.key}"
-        with drawing():
-            axes = new_axes((440, 280))
-            draw_trials(axes, search, searched)
-            svg = inline_svg(axes, f"{name}{number}", f"{title}, one mark per trial")
-        unit = "" if search.goal == "loss" else " %"
-        table = Table("", ("trial", searched.key, f"{search.goal}{unit}", "ended"), rows, left=0)
-        found.append(Figure(title, note, svg, table))
-    return found
+def step_axis(axes: "Axes", last: int, label: str = "step") -> None:
+    """Label the axis of steps or forwards, up to the last one."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel(label, loc="right")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=2))
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+    if last == 0:
+        axes.set_xlim(-1, 1)
+        axes.set_xticks([0], ["0"])
 
 
-def _trial_score(trial: Trial, goal: str) -> str:
-    if trial.score is None:
-        return "-"
-    return f"{trial.score if goal == 'loss' else 100 * trial.score:.3g}{' (best so far)' if trial.is_record else ''}"
+def percent_axis(axes: "Axes") -> None:
+    """Label the vertical axis in percent."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
 
 
-# --- for a paper ---
+def count_axis(axes: "Axes") -> None:
+    """Label the vertical axis of counts or rates, from zero."""
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
 
 
-def paper_figure(runs: Sequence[RunDetails], panels: Sequence[Panel], path: Path) -> None:
-    """Write one figure for a paper, in the colours on white: of one run its loss and dev metric, else the panels.
-
-    Raises:
-        UserError: when there is nothing to draw, or the file cannot be written.
-    """
-    if not panels:
-        raise UserError("--figure: no run here has been evaluated yet, so there is nothing to draw")
-    from matplotlib.figure import Figure as Sheet
-
-    with drawing(**PAPER_STYLE):
-        rows = 1 if len(runs) == 1 else len(panels)
-        sheet = Sheet((2 * COLUMN, rows * ROW), layout="constrained")
-        if len(runs) == 1:
-            _draw_run(sheet, runs[0])
-        else:
-            _draw_panels(sheet, panels)
-        _save(sheet, path)
+def log_axis(axes: "Axes", low: float, high: float) -> None:
+    """Make the horizontal axis logarithmic from `low` to `high`: ticks at the powers of ten, or at three values."""
+    axes.set_xscale("log")
+    ticks = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) < 2:
+        ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(low, high, 3)})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
 
 
-def _draw_run(sheet: Any, run: RunDetails) -> None:
-    """Draw the loss, if a step was logged, and beside it the metric on dev."""
-    columns = 1 if run.loss is None else 2
-    if run.loss is not None:
-        axes = sheet.add_subplot(1, columns, 1)
-        draw_curve(axes, run.loss, "c1")
-        axes.set_title("training loss", loc="left")
-    if run.dev is not None:
-        axes = sheet.add_subplot(1, columns, columns)
-        draw_evaluations(axes, run.dev, "c3")
-        axes.set_title(f"{run.metric} on dev", loc="left")
-
-
-def _draw_panels(sheet: Any, panels: Sequence[Panel]) -> None:
-    """Draw one panel per row, its legend beside it."""
-    for number, panel in enumerate(panels):
-        axes = sheet.add_subplot(len(panels), 1, number + 1)
-        draw_lines(axes, panel.lines)
-        axes.set_title(label_text(panel_title(panel)), loc="left", parse_math=False)
-        entries = panel_legend(panel.lines)
-        signs = dict(zip(SERIES, MARKERS, strict=True))
-        handles = [axes.plot([], [], signs.get(name, ""), ls="-", color=colour(name), ms=4)[0] for name, _ in entries]
-        texts = [textwrap.fill(label_text(text), LEGEND) for _, text in entries]
-        legend = axes.legend(handles, texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-
-
-def _save(sheet: Any, path: Path) -> None:
-    """Write a figure, completely or not at all. It holds no date, so that the same runs give the same file."""
-    nothing = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix]
-    file = io.BytesIO()
-    sheet.savefig(file, format=path.suffix[1:], metadata=nothing)
-    write_output(path, file.getvalue(), "--figure")
+def short_count(value: float) -> str:
+    """Return a count in short: 500, 20k, 1.5M."""
+    for unit, sign in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= unit:
+            return f"{value / (1e3 if sign == 'k' else unit):g}{sign}"
+    return f"{value:g}"

@@ -1,35 +1,27 @@
-"""Read the runs under some folders: the settings of each, how it ended, its scores and its statistics."""
+"""Read the runs under some folders: the settings of each, how it ended, its scores."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
-from mezo_cli.errors import UserError, one_line
+from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.optim import optimizer_class
+from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, completeness, find_runs, trajectory
 from mezo_cli.runs.picked import picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
-ONE_LABEL = 0.95  # share of rows from which on a run counts as predicting one label only
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The result of an evaluation: the task's metric and the accuracy (both fractions), and the loss."""
-
-    score: float
-    accuracy: float
-    loss: float
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run. `dev`, `train` and `test` are the scores of its best checkpoint; None where it has none (yet)."""
+    """One run. `scores` are those of its best checkpoint: split (dev, train, test) -> metric or `loss` -> value."""
 
     run: Run
     config: Config
@@ -39,9 +31,12 @@ class Entry:
     data_fingerprint: str | None
     steps_done: int
     summary: Mapping[str, Any]  # summary.json; empty until the run has finished
-    dev: Scores | None
-    train: Scores | None
-    test: Scores | None
+    scores: Mapping[str, Mapping[str, float]]
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Every setting by its dotted key."""
+        return flatten(self.config)
 
     @property
     def location(self) -> str:
@@ -52,6 +47,15 @@ class Entry:
     def finished(self) -> bool:
         """Whether the run has finished."""
         return self.status == "finished"
+
+    @property
+    def metric(self) -> str:
+        """The metric by which the best checkpoint is chosen."""
+        return self.config.task.metric
+
+    def score(self, split: str, metric: str | None = None) -> float | None:
+        """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
+        return self.scores.get(split, {}).get(metric or self.metric)
 
     @property
     def shots(self) -> int | None:
@@ -94,14 +98,25 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     Raises:
         UserError: for a folder that does not exist.
     """
-    found = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
+    runs = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
     entries, warnings = [], []
-    for run in found.values():
+    for run in runs.values():
         try:
             entries.append(read_run(run.path))
         except (UserError, OSError) as error:
-            warnings.append(f"{relative_path(run.path)} is left out: {one_line(error)}")
+            warnings.append(left_out(run, error))
     return entries, warnings
+
+
+def left_out(run: Run, error: Exception) -> str:
+    """Return the warning about a run that cannot be read."""
+    return f"{relative_path(run.path)} is left out: {one_line(error)}"
+
+
+def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
+    """Return the error for folders without a run that can be read, with the first reason."""
+    reason = f" that can be read: {warnings[0]}" if warnings else ""
+    return UserError(f"no runs under {join(map(str, folders))}{reason}")
 
 
 def read_run(path: Path) -> Entry:
@@ -118,86 +133,30 @@ def read_run(path: Path) -> Entry:
     steps = [summary.get("steps", 0)]
     if status != "finished":
         steps = [completeness.recorded_steps(run), *(line["step"] for line in run.metrics())]
-    scores = {split: _scores(path, summary, split, config.task.metric) for split in ("dev", "train", "test")}
-    if summary and scores["dev"] is None:
-        raise UserError(f"{path / 'summary.json'} is damaged: it lacks dev")
+    scores = _scores(path / "summary.json", summary, config.task.metric)
     start, error, fingerprint = (info.get(name) for name in ("start", "error", "data_fingerprint"))
-    return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, **scores)
+    return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, scores)
 
 
-def _scores(path: Path, summary: Mapping[str, Any], split: str, metric: str) -> Scores | None:
-    given = summary.get(split)
-    if given is None:
-        return None
-    try:
-        values: Sequence[float] = [float(given[name]) for name in (metric, "accuracy", "loss")]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path / 'summary.json'} is damaged: {split} lacks {metric}, accuracy or loss") from error
-    return Scores(*values)
+def _scores(path: Path, summary: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
+    """Return split -> metric by name, of the splits that summary.json has."""
+    scores = {}
+    for split in ("dev", "train", "test"):
+        values = summary.get(split)
+        if values is not None:
+            scores[split] = metrics_of(values)
+            if not {metric, "loss"} <= set(scores[split]):
+                raise UserError(f"{path} is damaged: {split} lacks {metric} or loss")
+    if summary and "dev" not in scores:
+        raise UserError(f"{path} is damaged: it lacks dev")
+    return scores
 
 
-# --- statistics of one run ---
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """How one run went. None where it has no such thing: no steps, no trajectory, no summary yet."""
-
-    entry: Entry
-    projected_grad: Mapping[str, float | None]  # zero_fraction, mean_abs, min_abs, max_abs over all steps
-    train_losses: tuple[float, float] | None  # of the first and of the last logged step
-    dev_losses: tuple[float, float]  # before the first step, and of the last evaluation
-    predicted: Mapping[str, int]  # label -> number of rows with that prediction
-    predicted_split: str  # the split of `predicted`: test, or else dev
-    forwards: int | None
-    backwards: int | None
-    seconds: float
-
-    @property
-    def most_predicted(self) -> tuple[str, float]:
-        """The label predicted most often, and its share of the rows."""
-        label = max(self.predicted, key=lambda name: self.predicted[name])
-        return label, self.predicted[label] / sum(self.predicted.values())
-
-    @property
-    def predicts_one_label(self) -> bool:
-        """Whether (nearly) every row gets the same label."""
-        return self.most_predicted[1] >= ONE_LABEL
-
-
-def statistics_of(entry: Entry, warn: Callable[[str], None]) -> Statistics | None:
-    """Return the statistics of a run; None if it has not been evaluated yet.
-
-    `warn` is called if the trajectory of a run that has not finished ends with damaged records, which are left out.
-
-    Raises:
-        UserError: when its metrics or its trajectory are damaged.
-    """
-    lines = entry.run.metrics()
-    evaluations = [line for line in lines if line["kind"] == "eval"]
-    dev = [line for line in evaluations if line["split"] == "dev"]
-    if not dev:
-        return None
-    last = ([line for line in evaluations if line["split"] == "test"] or dev)[-1]
-    steps = [line for line in lines if line["kind"] == "train"]
-    return Statistics(
-        entry=entry,
-        projected_grad=_projected_grad(entry, warn),
-        train_losses=(steps[0]["loss"], steps[-1]["loss"]) if steps else None,
-        dev_losses=(dev[0]["loss"], dev[-1]["loss"]),
-        predicted=last["predicted"],
-        predicted_split=last["split"],
-        forwards=entry.summary.get("forwards"),
-        backwards=entry.summary.get("backwards"),
-        seconds=float(entry.summary.get("seconds", lines[-1]["seconds"])),
-    )
-
-
-def _projected_grad(entry: Entry, warn: Callable[[str], None]) -> Mapping[str, float | None]:
-    """Return the statistics of the projected gradients of all steps, not only of the logged ones."""
-    file, config = entry.run.trajectory, entry.config
-    optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
-    if not optimizer.replayable or not file.exists() or not file.stat().st_size:
-        return trajectory.projected_grad_stats(None)
-    past = completeness.read_trajectory(entry.run, warn)
-    return trajectory.projected_grad_stats(past.drawn_grads(optimizer.samples))
+def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics and the loss among the fields of an evaluation, as metrics.jsonl or summary.json has them."""
+    others = ("step", "seconds", "rows")
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if name not in others and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

@@ -1,4 +1,4 @@
-"""Sort a run's settings by their part in a comparison, and name its method as the paper does.
+"""Sort a run's settings by their part in a comparison, name its method as the paper does, and find its defaults.
 
 Every setting has one of three parts:
 
@@ -11,17 +11,20 @@ Every setting has one of three parts:
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from mezo_cli.config.choices import conf_dir
-from mezo_cli.config.keys import all_keys, type_hints
+from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.keys import all_keys, groups, type_hints
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, data_dir, to_dict
-from mezo_cli.config.validation import default_of
+from mezo_cli.config.validation import class_defaults, defaults
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import optimizer_class
-from mezo_cli.report.read import Entry, few_shot_folder
+
+if TYPE_CHECKING:
+    from mezo_cli.report.read import Entry
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
@@ -64,6 +67,9 @@ def objective_order(config: Config) -> tuple[int, int]:
     return OBJECTIVES.names.index(config.objective.name), LOSSES.names.index(config.objective.loss)
 
 
+# --- the parts of settings ---
+
+
 def flatten(config: Config) -> dict[str, Any]:
     """Return every setting by its dotted key."""
     return flatten_values(to_dict(config))
@@ -71,63 +77,35 @@ def flatten(config: Config) -> dict[str, Any]:
 
 def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the settings in nested plain values by their dotted keys."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
         nested = isinstance(value, dict) and key not in KEYS
-        found |= flatten_values(value, f"{key}.") if nested else {key: value}
-    return found
+        settings |= flatten_values(value, f"{key}.") if nested else {key: value}
+    return settings
 
 
 KEYS = frozenset(all_keys())
 
 
-def grid_settings(config: Config) -> dict[str, Any]:
+def grid_settings(entry: "Entry") -> dict[str, Any]:
     """Return the run's point of the grid."""
-    return {key: value for key, value in flatten(config).items() if key in GRID and not _matches(key, _unused(config))}
+    unused = _unused(entry.config)
+    return {key: entry.settings[key] for key in entry.settings if key in GRID and not _matches(key, unused)}
 
 
-def group_settings(entry: Entry) -> dict[str, Any]:
-    """Return the settings that all runs of a group share: those that are not of the grid and have an effect."""
+def group_settings(entry: "Entry") -> dict[str, Any]:
+    """Return the settings that all runs of a group have in common: those that have an effect, without the grid."""
     config = entry.config
     limit = LIMIT if config.at_limit == "stop" else ()
-    excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *_unused(config))
-    kept = {key: value for key, value in flatten(config).items() if not _matches(key, excluded)}
-    for source in ("hub", "files"):
-        if config.data.name != source:
-            kept = {key: value for key, value in kept.items() if not key.startswith(f"task.{source}.")}
-    if few_shot_folder(config) is not None:
+    sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
+    excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *_unused(config), *sources)
+    kept = {key: value for key, value in entry.settings.items() if not _matches(key, excluded)}
+    if config.data.shots is None and entry.shots is not None:  # the folder of the few-shot folders
         kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
     # A zero-shot run reads no training rows: only the kind of its test set counts.
     kept["data.shots"] = entry.shots if not is_zero_shot(config) else entry.shots is not None
     return kept
-
-
-def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's and adapter's settings that differ from the usual value: key -> usual value.
-
-    The usual value is that of `usual`, else of the built-in choice (optimizer=adamw, peft=lora), else the schema's
-    default.
-    """
-    found = {}
-    for group in ("optimizer", "peft"):
-        part = getattr(config, group)
-        choice = built_in_choice(group, part.name)
-        for name in type_hints(type(part)):
-            key, value = f"{group}.{name}", getattr(part, name)
-            if name == "name" or value is None or key in GRID or _matches(key, _unused(config)):
-                continue
-            expected = usual.get(key, choice.get(name, default_of(type(part), name)))
-            if value != expected:
-                found[key] = expected
-    return found | ({"probe_c": None} if config.probe_c is not None else {})
-
-
-@cache
-def built_in_choice(group: str, name: str) -> Mapping[str, Any]:
-    """Return the values in the YAML of a built-in choice; empty if there is none of that name."""
-    file = conf_dir() / group / f"{name}.yaml"
-    return dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _unused(config: Config) -> tuple[str, ...]:
@@ -138,6 +116,69 @@ def _unused(config: Config) -> tuple[str, ...]:
 def _matches(key: str, names: tuple[str, ...]) -> bool:
     """Return whether a key is one of the names or lies in one of the groups (`logger.`)."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
+
+
+# --- the defaults ---
+
+
+def default_settings(config: Config) -> dict[str, Any]:
+    """Return the default of every setting by its dotted key, given the choices that a run has made.
+
+    A choice's values are those of its class and of its file over them. The default of a choice's own name is the one of
+    conf/config.yaml; a choice without a file here, the user's own, is compared with that one.
+    """
+    expected = flatten_values(defaults())
+    for group, usual in _usual_choices().items():
+        part = getattr(config, group)
+        if type_hints(Config)[group] in CHOICES:
+            expected |= flatten_values(class_defaults(type(part)), f"{group}.")
+        values = choice_values(group, getattr(part, "name", usual)) or choice_values(group, usual)
+        expected |= {**flatten_values(values, f"{group}."), f"{group}.name": usual}
+    if config.data.seed == config.seed:  # as composing sets it
+        expected["data.seed"] = config.seed
+    return expected
+
+
+def changed_settings(config: Config) -> list[tuple[str, Any, Any]]:
+    """Return (key, value, default) of the settings that differ from their defaults; a choice by its group's key."""
+    expected, values = default_settings(config), flatten(config)
+    changed = [(key, value, expected.get(key)) for key, value in values.items() if value != expected.get(key)]
+    choices = [f"{group}.name" for group in _usual_choices()]
+    ordered = sorted(changed, key=lambda one: one[0] not in choices)
+    return [(key.removesuffix(".name") if key in choices else key, value, usual) for key, value, usual in ordered]
+
+
+def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's and adapter's settings that differ from the usual value: key -> usual value.
+
+    The usual value is that of `usual`, else the choice's default (optimizer=adamw, peft=lora).
+    """
+    unusual, expected = {}, default_settings(config) | dict(usual)
+    for key, value in flatten(config).items():
+        of_method = key.startswith(("optimizer.", "peft.")) and not key.endswith(".name")
+        if not of_method or value is None or _matches(key, (*GRID, *_unused(config))):
+            continue
+        if value != expected.get(key):
+            unusual[key] = expected.get(key)
+    return unusual | ({"probe_c": None} if config.probe_c is not None else {})
+
+
+@cache
+def _usual_choices() -> Mapping[str, str]:
+    """Return the choice of each group in conf/config.yaml."""
+    entries = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    choices = {name: choice for entry in entries if isinstance(entry, dict) for name, choice in entry.items()}
+    return {name: choice for name, choice in choices.items() if name in groups() and choice}
+
+
+@cache
+def choice_values(group: str, name: str) -> Mapping[str, Any]:
+    """Return the values in the file of a choice that is built in or of a plug-in; empty if there is none."""
+    file = find_choices()[group].get(name)
+    return {} if file is None else dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+
+
+# --- as text ---
 
 
 def format_setting(key: str, value: Any) -> str:

@@ -9,20 +9,15 @@ import numpy as np
 from rich.console import Console
 
 from mezo_cli.console import TextTable, make_table, plain_text, printable
-from mezo_cli.report.details import Prediction, RunDetails
-from mezo_cli.report.figures import shown_shares
-from mezo_cli.report.page import run_warnings
-from mezo_cli.report.series import Histogram
+from mezo_cli.report.details import RunDetails, confidence, predicted_shares
+from mezo_cli.report.settings import changed_settings, format_value
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-PLAIN_BLOCKS = "_.-:=+*#"  # for an encoding without the blocks
 WIDTH = 80  # of every line but the commands, which are there to be copied
-SPARK = 24  # characters of a sparkline
 EXAMPLES = 3  # right and wrong test rows each
 
 
 def show_details(run: RunDetails, console: Console) -> None:
-    """Print what a run was, its result, its curves as sparklines, some test rows, its settings and commands."""
+    """Print what a run was, its result, how its steps went, some test rows, its settings and commands."""
     width = min(console.width, WIDTH)
 
     def say(text: str, indent: str = "") -> None:
@@ -32,31 +27,33 @@ def show_details(run: RunDetails, console: Console) -> None:
 
     console.print(plain_text(f"{run.name}  {run.entry.status}"))
     say(run.sentence())
-    for text in run_warnings(run):
+    for text in run.warnings():
         say(f"! {text}")
     if run.prompt is not None:
         console.print()
         say(f"prompt  {run.prompt}")
         say(", ".join(f"{word} = {label}" for label, word in run.label_words()), "        ")
-    for table in (_results(run), _curves(run, _blocks(console))):
-        if table.row_count:
-            console.print()
-            console.print(table, width=width)
-    if said := run.baseline_sentence():
+    if run.dev:
         console.print()
-        say(said)
+        console.print(_results(run), width=width)
+    if sentence := run.baseline_sentence():
+        console.print()
+        say(sentence)
     console.print()
     if run.examples.message:
         say(run.examples.message)
-    for name, rows, count in _examples(run):
-        say(f"{min(EXAMPLES, len(rows))} of the {count} {name} test rows")
-        for one in rows[:EXAMPLES]:
-            given = "" if one.label == one.predicted else f", label {one.label}"
-            text = textwrap.shorten(
-                " / ".join(one.texts.values()), max(20, width - 40 - len(given)), placeholder=" ..."
-            )
-            say(f"{one.predicted} {one.confidence:.2f}{given}: {text}", "  ")
-    for title, pairs in (("settings that differ from the defaults", _settings(run)), ("where it ran", run.facts())):
+    for name, rows in (("correct", run.examples.right), ("wrong", run.examples.wrong)):
+        if rows:
+            say(f"{min(EXAMPLES, len(rows))} of the {run.examples.count(name == 'correct')} {name} test rows")
+        for row in rows[:EXAMPLES]:
+            label = "" if row["label"] == row["predicted"] else f", label {row['label']}"
+            text = " / ".join(row["columns"].values())
+            short = textwrap.shorten(text, max(20, width - 40 - len(label)), placeholder=" ...")
+            say(f"{row['predicted']} {confidence(row):.2f}{label}: {short}", "  ")
+    changed = changed_settings(run.config)
+    settings = [(key, f"{format_value(value)} (default {format_value(usual)})") for key, value, usual in changed]
+    lists = {"how it went": _steps(run), "settings that differ from the defaults": settings}
+    for title, pairs in {**lists, "where it ran": run.facts()}.items():
         console.print()
         console.print(plain_text(title))
         console.print(_pairs(pairs), width=width)
@@ -67,88 +64,43 @@ def show_details(run: RunDetails, console: Console) -> None:
 
 def show_result(run: RunDetails, console: Console) -> None:
     """Print the warnings about a run, and its result."""
-    for text in run_warnings(run):
+    for text in run.warnings():
         console.print(plain_text(f"! {text}"), soft_wrap=True)
     console.print(_results(run), width=min(console.width, WIDTH))
-    if said := run.baseline_sentence():
-        console.print(plain_text(said), soft_wrap=True)
-
-
-def _blocks(console: Console) -> str:
-    try:
-        BLOCKS.encode(console.encoding)
-        return BLOCKS
-    except (UnicodeEncodeError, LookupError):
-        return PLAIN_BLOCKS
-
-
-def sparkline(
-    values: Sequence[float] | np.ndarray, blocks: str = BLOCKS, low: float | None = None, high: float | None = None
-) -> str:
-    """Return values as one line of blocks, at most `SPARK` of them: each is the mean of a part of the values.
-
-    Args:
-        values: one or more.
-        blocks: from the lowest to the highest.
-        low, high: the values of the lowest and of the highest block; the least and the greatest if not given.
-    """
-    parts = np.array_split(np.asarray(values, float), min(SPARK, len(values)))
-    means = np.array([part.mean() for part in parts])
-    low = float(means.min()) if low is None else low
-    span = (float(means.max()) if high is None else high) - low
-    levels = (means - low) / span * (len(blocks) - 1) if span > 0 else np.zeros(len(means))
-    return "".join(blocks[int(level + 0.5)] for level in levels)
+    if sentence := run.baseline_sentence():
+        console.print(plain_text(sentence), soft_wrap=True)
 
 
 def _results(run: RunDetails) -> TextTable:
-    found = run.results()
-    columns = [run.metric, "accuracy", "loss", "at step", *(["95% interval"] if any(r.interval for r in found) else [])]
-    table = make_table("", *dict.fromkeys(columns))
-    for one in found:
-        scores = [f"{100 * one.score:.1f}%"] + ([] if run.metric == "accuracy" else [f"{100 * one.accuracy:.1f}%"])
-        loss = "" if one.loss is None else f"{one.loss:.4f}"
-        table.add_row(one.name, *scores, loss, str(one.step), *([one.interval] if "95% interval" in columns else []))
+    results = run.results()
+    metrics = list(dict.fromkeys(name for one in results for name in one.scores if name != "loss"))
+    has_intervals = any(one.interval for one in results)
+    table = make_table("", *metrics, "loss", "at step", *["95% interval"] * has_intervals)
+    for one in results:
+        scores = [f"{100 * one.scores[name]:.1f}%" if name in one.scores else "" for name in metrics]
+        loss = f"{one.scores['loss']:.4f}" if "loss" in one.scores else ""
+        table.add_row(one.name, *scores, loss, str(one.step), *[one.interval] * has_intervals)
     return table
 
 
-def _curves(run: RunDetails, blocks: str) -> TextTable:
-    table = TextTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for column in ("", "", ""):
-        table.add_column(column, overflow="fold")
-    if run.loss is not None:
-        smooth = run.loss.smooth
-        table.add_row("loss", sparkline(smooth, blocks), f"{smooth[0]:.4f} to {smooth[-1]:.4f}")
-    if run.dev is not None and len(run.dev.scores) > 1:
-        table.add_row(f"dev {run.metric}", sparkline(run.dev.scores, blocks), f"best {run.dev.best_text()}")
-    if run.dev is not None:
-        for label, shares in shown_shares(run.dev.shares).items():
-            ends = (
-                f"{100 * shares[0]:.0f}% to {100 * shares[-1]:.0f}%" if len(shares) > 1 else f"{100 * shares[0]:.0f}%"
-            )
-            table.add_row(f"predicted {label}", sparkline(shares, blocks, 0.0, 1.0), ends)
-    if run.gradients is not None:
-        counts = run.gradients.counts
-        bars = sparkline(counts, blocks, 0.0) if counts.size else ""  # all of them may be 0
-        table.add_row("|g|, histogram", bars, _gradient_text(run, run.gradients))
-    if run.speed is not None:
-        median = float(np.median(run.speed.values))
-        table.add_row("steps/s", sparkline(run.speed.smooth, blocks, 0.0), f"median {median:.3g}")
-    return table
-
-
-def _gradient_text(run: RunDetails, found: Histogram) -> str:
+def _steps(run: RunDetails) -> list[tuple[str, str]]:
+    """Return how losses and predictions have changed, the projected gradients and the speed: (name, value)."""
+    pairs = []
+    if len(run.losses):
+        ends = (f"{run.losses[at]:.4f} at step {run.steps[at]:,}" for at in (0, -1))
+        pairs.append(("loss", ", ".join(ends)))
+    if run.dev:
+        scores = [f"{100 * line[run.metric]:.1f}" for line in run.dev]
+        shown = scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]]
+        pairs.append((f"dev {run.metric}", " ".join(shown)))
+        first, last = predicted_shares(run.dev[0]), predicted_shares(run.dev[-1])
+        pairs += [(f"predicted {label}", f"{100 * first[label]:.0f}% to {100 * last[label]:.0f}%") for label in first]
     stats = run.gradient_stats
-    return f"{100 * found.zeros / found.total:.1f}% zero, mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
-
-
-def _examples(run: RunDetails) -> list[tuple[str, list[Prediction], int]]:
-    found = run.examples
-    both = (("correct", found.right, found.right_count), ("wrong", found.wrong, found.wrong_count))
-    return [one for one in both if one[2]]
-
-
-def _settings(run: RunDetails) -> list[tuple[str, str]]:
-    return [(key, f"{value} (default {default})") for key, value, default in (one.texts() for one in run.settings())]
+    if stats["zero_fraction"] is not None:
+        sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
+        pairs.append(("|g|", f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"))
+    rates = run.speed[1]
+    return pairs + [("steps/s", f"median {np.median(rates):.3g}")] * bool(len(rates))
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> TextTable:
@@ -165,46 +117,32 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> TextTable:
 
 def document(run: RunDetails) -> dict[str, Any]:
     """Return what `show_details` prints, with the numbers of every evaluation and all test rows shown on the page."""
-    entry, dev, examples = run.entry, run.dev, run.examples
-    scores = [
-        {run.metric: one.score, **{key: value for key, value in asdict(one).items() if key != "score"}}
-        for one in run.results()
-    ]
-    evaluations = dev and [
-        {"step": step, run.metric: score, "loss": loss, "predicted_shares": shares}
-        for step, score, loss, shares in zip(dev.steps, dev.scores, dev.losses, dev.shares, strict=True)
-    ]
+    entry, examples, rates = run.entry, run.examples, run.speed[1]
+    fields = ("row", "columns", "label", "predicted", "probabilities")
+    results = [{**asdict(one), **one.scores} for one in run.results()]
+    dev = [{**line, "predicted_shares": predicted_shares(line)} for line in run.dev]
+    settings = {key: {"value": value, "default": usual} for key, value, usual in changed_settings(run.config)}
     return {
         "run": run.name,
         "status": entry.status,
         "error": entry.error,
         "verdict": entry.verdict,
         "sentence": run.sentence(),
-        "warnings": run_warnings(run),
+        "warnings": run.warnings(),
         "prompt": run.prompt,
         "label_words": dict(run.label_words()),
         "steps": {"done": entry.steps_done, "planned": run.config.steps},
         "metric": run.metric,
-        "results": scores,
+        "results": [{key: value for key, value in one.items() if key != "scores"} for one in results],
         **{key: entry.summary.get(key) for key in ("difference", "baselines")},
-        "dev": evaluations or [],
-        "loss": None if run.loss is None else {"steps": run.loss.steps.tolist(), "values": run.loss.values.tolist()},
+        "dev": [{key: value for key, value in line.items() if key not in ("crc", "kind", "split")} for line in dev],
+        "loss": {"steps": run.steps.tolist(), "values": run.losses.tolist()} if len(run.losses) else None,
         "projected_grad": dict(run.gradient_stats),
-        "steps_per_second": None if run.speed is None else float(np.median(run.speed.values)),
-        "right": [_record(one) for one in examples.right],
-        "wrong": [_record(one) for one in examples.wrong],
-        "settings": {one.key: {"value": one.value, "default": one.default} for one in run.settings()},
+        "steps_per_second": float(np.median(rates)) if len(rates) else None,
+        "right": [{name: row[name] for name in fields} for row in examples.right],
+        "wrong": [{name: row[name] for name in fields} for row in examples.wrong],
+        "settings": settings,
         "facts": dict(run.facts()),
         "versions": dict(run.versions()),
         "commands": dict(run.commands()),
-    }
-
-
-def _record(one: Prediction) -> dict[str, Any]:
-    return {
-        "row": one.row,
-        "columns": dict(one.texts),
-        "label": one.label,
-        "predicted": one.predicted,
-        "probabilities": dict(one.probabilities),
     }

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mezo_cli.report.details import read_details
 from mezo_cli.report.read import read_run
-from mezo_cli.report.terminal import PLAIN_BLOCKS, show_details, sparkline
+from mezo_cli.report.terminal import show_details
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_curves, make_run
 
@@ -26,7 +26,7 @@ def test_the_story_of_a_run(run: Path) -> None:
     assert lines[0] == f"{run} finished"
     assert "dev before training 50.0% 0.5000 0" in lines
     assert "test at best 75.0% 0.5000 40" in lines
-    assert "dev accuracy ▁▃▅▆█ best 80.0% at step 40" in lines
+    assert "dev accuracy 50.0 57.5 65.0 72.5 80.0" in lines
     assert "3 of the 30 correct test rows" in lines
     assert "seed 13 (default 42)" in lines
     assert f"evaluate: mezo eval {run} --split test" in lines
@@ -81,11 +81,3 @@ def test_a_run_that_is_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "config.yaml").write_text("steps: 1\n")
     (tmp_path / "run.json").write_text("{")
     assert "run.json is damaged" in error_line(mezo("show", tmp_path, "--json"))
-
-
-def test_sparklines() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([0.5, 0.5], low=0.0, high=1.0) == "▅▅"
-    assert sparkline([3.0]) == "▁"
-    assert sparkline(range(2400)) == sparkline(range(24))
-    assert sparkline([0, 1], PLAIN_BLOCKS) == "_#"

@@ -1,5 +1,6 @@
-"""Make run directories as training leaves them, with the project's own writers but without training."""
+"""Make runs as training leaves them, without training: as directories by the project's own writers, or in memory."""
 
+import itertools
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,12 @@ from mezo_cli.config.validation import build_group, check
 from mezo_cli.errors import RunFailed
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.report.aggregate import Group, group_runs
-from mezo_cli.report.read import read_runs
+from mezo_cli.report.read import Entry
 from mezo_cli.runs import Run
 from mezo_cli.runs.trajectory import Header, Writer
 
 SEEDS = (13, 21, 42, 87, 100)
+NUMBERS = itertools.count()  # of the names of runs without a directory
 
 
 @cache
@@ -41,6 +43,53 @@ def make_config(settings: Mapping[str, Any]) -> Config:
     kinds = {name: kind for name, kind in type_hints(Config).items() if is_group(kind)}
     groups = {name: build_group(kind, values[name], name) for name, kind in kinds.items()}
     return check(Config, {**values, **groups})  # without the rules: a test may combine what a run may not
+
+
+def make_entry(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    dev: float = 0.5,
+    test: float | None = 0.5,
+    dev_loss: float = 0.6,
+    ended: str = "finished",
+    rows: str = "rows",
+    start: str = "2026-01-01",
+    steps_done: int = 0,
+) -> Entry:
+    """Return a run as `read_run` gives it, without a directory. See `make_run`."""
+    config = make_config(settings or {})
+    scores = {"dev": dev, "test": test} if ended == "finished" else {}
+    losses = {"dev": dev_loss, "test": 0.6}
+    return Entry(
+        run=Run(Path(f"{ended}-{next(NUMBERS)}")),
+        config=config,
+        status=ended if ended in ("finished", "interrupted", "running") else "failed",
+        error=ended,
+        start=start,
+        data_fingerprint=f"{rows}-{config.data.seed}-{data_dir(config.data)}",
+        steps_done=steps_done,
+        summary={},
+        scores={
+            split: {"accuracy": value, config.task.metric: value, "loss": losses[split]}
+            for split, value in scores.items()
+            if value is not None
+        },
+    )
+
+
+def make_grid(settings: Mapping[str, Any], lrs: Mapping[float, Mapping[int, tuple[float, float]]]) -> list[Entry]:
+    """Return a run for each lr and seed, with the scores of `lrs`: lr -> seed -> (dev, test)."""
+    points = [(lr, seed, scores) for lr, seeds in lrs.items() for seed, scores in seeds.items()]
+    return [
+        make_entry({"optimizer.lr": lr, "seed": seed, **settings}, dev=dev, test=test)
+        for lr, seed, (dev, test) in points
+    ]
+
+
+def only_group(*entries: Entry) -> Group:
+    """Return the group of runs that belong together."""
+    (group,) = group_runs(entries)
+    return group
 
 
 def make_run(
@@ -115,28 +164,32 @@ def _finish(
     run.write_summary({"steps": recorded, "forwards": 2 * steps, "backwards": 0, "seconds": 9.0, **scores})
 
 
-def make_grid(root: Path, settings: Mapping[str, Any], lrs: Mapping[float, Mapping[int, tuple[float, float]]]) -> None:
-    """Make a run for each lr and seed, with the scores of `lrs`: lr -> seed -> (dev, test)."""
-    for lr, seeds in lrs.items():
-        for seed, (dev, test) in seeds.items():
-            point = {"optimizer.lr": lr, "seed": seed, **settings}
-            make_run(root / f"{len(list(root.glob('*')))}", point, dev=dev, test=test)
+def make_two_methods(root: Path) -> Path:
+    """Make the runs of two methods on SST-2, one of them incomplete, and return their folder."""
+    few = {"data.shots": 16}
+    for seed in SEEDS:
+        make_run(root / "mezo" / f"a{seed}", {**few, "seed": seed}, dev=0.8, test=0.9)
+    make_run(root / "mezo" / "b", {**few, "seed": 13, "optimizer.lr": 1e-7}, dev=0.9, test=0.95)
+    other = {**few, "optimizer.noise": "rademacher"}
+    make_run(root / "other" / "a", {**other, "seed": 13}, dev=0.7, test=0.6)
+    make_run(root / "other" / "b", {**other, "seed": 21}, ended="the disk | is\nfull")
+    return root
+
+
+def make_four_objectives(root: Path) -> Path:
+    """Make mlm and cls, each by cross-entropy and by accuracy, on one split, and return their folder."""
+    still = {"objective.loss": "accuracy"}
+    make_run(root / "d", {"objective": "cls", **still}, grads=[0.0] * 4, predicted=(0, 10))
+    make_run(root / "c", {"objective": "cls"}, test=0.6, grads=[1.0, -2.0, 0.5], predicted=(1, 39))
+    make_run(root / "b", still, test=0.7, grads=[0.0, 0.0, -0.5, 0.0])
+    make_run(root / "a", test=0.9, grads=[1.0, -3.0, 2.0, 0.5], predicted=(4, 6))
+    return root
 
 
 def first_table_cells(out: str) -> dict[str, list[str]]:
     """Return row name -> words of its cells, of the first table that `--objectives` printed."""
     lines = out.split("\n\n")[0].splitlines()[1:]
     return {name: cells.split() for name, cells in (re.split(r"\s{2,}", line, maxsplit=1) for line in lines)}
-
-
-def make_two_methods(root: Path) -> Path:
-    """Make the runs of two methods on SST-2, one of them incomplete, and return their folder."""
-    few_shot = {"data.shots": 16}
-    make_grid(root / "mezo", few_shot, {1e-6: dict.fromkeys(SEEDS, (0.8, 0.9)), 1e-7: {13: (0.9, 0.95)}})
-    other = {**few_shot, "optimizer.noise": "rademacher"}
-    make_run(root / "other" / "a", {**other, "seed": 13}, dev=0.7, test=0.6)
-    make_run(root / "other" / "b", {**other, "seed": 21}, ended="the disk | is\nfull")
-    return root
 
 
 def make_curves(
@@ -212,16 +265,3 @@ def _predict(row: int, text: str, labels: Sequence[str]) -> dict[str, Any]:
     probabilities = {name: high if name == predicted else rest for name in labels}
     columns = {"sentence": f"{text}, row {row}"}
     return {"columns": columns, "label": label, "predicted": predicted, "probabilities": probabilities}
-
-
-def read_groups(root: Path) -> list[Group]:
-    """Return the groups of the runs under a folder, of which none is damaged."""
-    entries, warnings = read_runs([root])
-    assert not warnings
-    return group_runs(entries)
-
-
-def only_group(root: Path) -> Group:
-    """Return the group of the runs under a folder, which belong together."""
-    (group,) = read_groups(root)
-    return group

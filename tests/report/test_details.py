@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.details import NO_PREDICTIONS, OPEN_END, RunDetails, read_details
+from mezo_cli.report.details import NO_PREDICTIONS, OPEN_END, RunDetails, confidence, read_details
 from mezo_cli.report.read import read_run
 from tests.report.run_directories import make_curves, make_run
 
@@ -19,19 +19,13 @@ def details(path: Path) -> RunDetails:
     return read_details(read_run(path))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_curves(tmp_path_factory.mktemp("details") / "run", {"seed": 13}).path
-
-
 def test_the_result_against_the_start(finished: Path) -> None:
     run = details(finished)
-    assert [(one.name, one.score, one.step) for one in run.results()] == [
+    assert [(one.name, one.scores["accuracy"], one.step) for one in run.results()] == [
         ("dev before training", 0.5, 0),
         ("dev best", 0.8, 40),
         ("test at best", 0.75, 40),
     ]
-    assert run.gain() == pytest.approx(30.0)
     assert run.forwards(40) == 80
     assert run.prompt == "<s>a film of no great length. It was<mask>.</s>"
     assert run.label_words() == [("negative", "terrible"), ("positive", "great")]
@@ -43,27 +37,36 @@ def test_how_it_was_started(finished: Path, tmp_path: Path) -> None:
     assert dict(details(finished).facts())["command line"] == f"mezo train steps=40 data.dir={'a/long/path' * 9}"
     called = make_run(tmp_path / "run", {"steps": 4})
     called.update(argv=["ipython", "finetune", "task=sst2", "steps=4"])
-    assert dict(details(called.path).facts())["Python call"] == "finetune(task=sst2, steps=4)"
+    assert dict(details(called.path).facts())["command line"] == "finetune(task=sst2, steps=4)"
 
 
-def test_the_curves(finished: Path) -> None:
+def test_the_steps(finished: Path) -> None:
     run = details(finished)
-    assert run.loss is not None
-    assert run.gradients is not None
-    assert run.speed is not None
-    np.testing.assert_allclose(run.loss.values, 1 - np.arange(1, 41) / 80)
-    assert (run.gradients.zeros, run.gradients.total) == (8, 40)
+    np.testing.assert_allclose(run.losses, 1 - np.arange(1, 41) / 80)
+    assert run.projected_grads is not None
+    assert run.projected_grads.size == 40
     assert run.gradient_stats["zero_fraction"] == 0.2
-    np.testing.assert_allclose(run.speed.values, 4.0)
+    np.testing.assert_allclose(run.speed[1], 4.0)
+
+
+@pytest.mark.parametrize("ended", ["finished", "interrupted"])
+def test_all_samples_that_were_drawn_count_and_no_others(ended: str, tmp_path: Path) -> None:
+    """n-SPSA with a linear schedule draws 1, 2, 3 and 4 samples; the file has four numbers per step."""
+    settings = {"optimizer.samples": 4, "optimizer.sample_schedule": "linear", "steps": 4}
+    grads = [[1.0], [-2.0, 3.0], [0.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]]
+    run = make_run(tmp_path / "a", settings, grads=grads, ended=ended)
+    run.truncate_metrics(2)  # not only the logged steps
+    stats = details(run.path).gradient_stats
+    assert stats == {"zero_fraction": 0.1, "mean_abs": 1.2, "min_abs": 0.0, "max_abs": 3.0}
 
 
 def test_the_test_rows_are_spread_from_sure_to_unsure(finished: Path) -> None:
     found = details(finished).examples
     assert (len(found.right), len(found.wrong)) == (10, 10)
-    assert (found.right_count, found.wrong_count) == (30, 10)
-    assert [one.row for one in found.right][:: len(found.right) - 1] == [39, 1]
-    assert all(one.predicted != one.label for one in found.wrong)
-    sure = [one.confidence for one in found.right]
+    assert (found.count(right=True), found.count(right=False)) == (30, 10)
+    assert [row["row"] for row in found.right][:: len(found.right) - 1] == [39, 1]
+    assert all(row["predicted"] != row["label"] for row in found.wrong)
+    sure = [confidence(row) for row in found.right]
     assert sure == sorted(sure, reverse=True)
     assert found.majority == 0.5
     assert found.counts["negative", "positive"] == 10
@@ -83,17 +86,18 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     (held.path / "metrics.jsonl").unlink()
     run = details(held.path)
     assert run.entry.status == "running"
-    assert (run.dev, run.loss, run.speed, run.gradients, run.results()) == (None, None, None, None, [])
+    assert (run.dev, run.best, list(run.losses), run.projected_grads, run.results()) == ([], None, [], None, [])
 
 
-@pytest.mark.parametrize("name", ["mezo", "nspsa_linear", "adam_window-interrupted"])
+@pytest.mark.parametrize("name", ["mezo", "momentum", "nspsa_linear", "adam_window-interrupted"])
 def test_runs_of_earlier_versions(name: str) -> None:
     run = details(OLD / name)
     finished = run.entry.finished
     assert run.examples.message == (NO_PREDICTIONS if finished else OPEN_END)
     assert run.prompt is None
-    assert run.gradients is not None
-    assert run.gradients.total == {"mezo": 12, "nspsa_linear": 24, "adam_window-interrupted": 7}[name]
+    assert run.projected_grads is not None
+    if finished:
+        assert run.gradient_stats == run.entry.summary["projected_grad"]
 
 
 def test_records_that_a_power_cut_lost_are_named(tmp_path: Path) -> None:
@@ -101,8 +105,8 @@ def test_records_that_a_power_cut_lost_are_named(tmp_path: Path) -> None:
     content = run.trajectory.read_bytes()
     run.trajectory.write_bytes(content[:-16] + bytes(16))
     found = details(run.path)
-    assert found.gradients is not None
-    assert found.gradients.total == 1
+    assert found.projected_grads is not None
+    assert found.projected_grads.size == 1
     assert "its last record" in found.damage[0]
 
 
@@ -118,3 +122,54 @@ def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
         (broken / name).write_text(change((broken / name).read_text()))
         with pytest.raises(UserError, match="damaged"):
             details(broken)
+
+
+# --- commands ---
+
+
+def commands(tmp_path: Path, ended: str = "finished", **settings: object) -> dict[str, str]:
+    made = make_run(tmp_path / "a run", {"steps": 9, **settings}, ended=ended, grads=[1.0])
+    made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x"])
+    return dict(details(made.path).commands())
+
+
+def test_the_commands_of_a_finished_run(tmp_path: Path) -> None:
+    found = commands(tmp_path)
+    assert list(found)[:4] == ["Run again", "Train longer", "Rebuild the weights of a step", "Evaluate"]
+    assert found["Run again"] == "mezo train task=sst2"
+    assert found["Evaluate"] == f"mezo eval '{tmp_path}/a run' --split test"
+
+
+@pytest.mark.parametrize(
+    ("ended", "settings", "has", "lacks"),
+    [
+        ("interrupted", {}, "Resume", "Evaluate"),
+        ("no memory", {}, "Resume", "Evaluate"),
+        ("finished", {"optimizer.schedule": "linear"}, "Evaluate", "Train longer"),
+        ("finished", {"optimizer.name": "adamw"}, "Evaluate", "Rebuild the weights of a step"),
+    ],
+)
+def test_the_commands_depend_on_how_the_run_ended(
+    ended: str, settings: dict[str, object], has: str, lacks: str, tmp_path: Path
+) -> None:
+    found = commands(tmp_path, ended, **settings)
+    assert has in found
+    assert lacks not in found
+
+
+def test_a_job_of_a_sweep_is_run_again_alone(tmp_path: Path) -> None:
+    job = make_run(tmp_path / "0")
+    jobs = [{"number": 0, "overrides": ["seed=1"], "directory": "0"}]
+    record = {"overrides": ["seed=1,2"], "argv": ["mezo"], "cwd": "/", "config_dir": None, "jobs": jobs}
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
+    assert dict(details(job.path).commands())["Run again"] == "mezo train seed=1"
+    (tmp_path / "sweep.json").write_text("{}")
+    assert any("sweep.json is damaged" in text for text in details(job.path).warnings())
+
+
+def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
+    (made.path / "export.json").write_text("{}")
+    found = dict(details(made.path).commands())
+    assert found["Evaluate"].endswith("--split test data.dir=DIR")
+    assert "Train longer" not in found

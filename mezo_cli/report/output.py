@@ -1,12 +1,10 @@
-"""Write the tables of a comparison: on the terminal, or as a Markdown, CSV or JSON file."""
+"""Write tables and pages to the file that an option names: completely or not at all."""
 
-import csv
-import io
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,34 +12,47 @@ from mezo_cli.console import TextTable, plain_text, printable
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import files, output
 
+if TYPE_CHECKING:  # `mezo predict` checks its --out here too
+    import pandas as pd
+
+FORMATS = (".md", ".csv", ".json")  # of a comparison
 SHORT = 14  # a column of texts up to this width is never folded
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table: the first `left` columns are texts, the others numbers."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: int = 1
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs: tables and notes to read, flat records for CSV, a document for JSON."""
+    """A comparison of runs.
 
-    tables: Sequence[Table]
+    Attributes:
+        tables: frames of texts from `make_table`, to read.
+        notes: one line each.
+        records: one flat record per group, number or run, for CSV.
+        document: for JSON.
+    """
+
+    tables: Sequence["pd.DataFrame"]
     notes: Sequence[str] = ()
     records: Sequence[Mapping[str, Any]] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
+def make_table(title: str, rows: "Sequence[Mapping[str, str]] | pd.DataFrame", left: int = 1) -> "pd.DataFrame":
+    """Return a table of texts, `-` where a row has none. The first `left` columns are words, the others numbers."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, dtype=object).fillna("-")
+    table.attrs.update(title=title, left=left)
+    return table
+
+
+# --- on the terminal ---
+
+
 def show(comparison: Comparison, console: Console) -> None:
     """Print the tables and, below them, the notes."""
     for table in comparison.tables:
-        if table.title:
-            console.print(plain_text(table.title))
+        if table.attrs["title"]:
+            console.print(plain_text(table.attrs["title"]))
         console.print(_text_table(table))
         console.print()
     for note in comparison.notes:
@@ -50,38 +61,35 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(item)
 
 
-def _text_table(table: Table) -> TextTable:
-    made = TextTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for number, name in enumerate(table.columns):
-        is_text = number < table.left
-        widest = max((len(line) for row in table.rows for line in row[number].split("\n")), default=0)
-        # In a narrow terminal long texts are folded; numbers and short texts never.
-        made.add_column(
-            name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text or widest <= SHORT
-        )
-    for row in table.rows:
-        made.add_row(*row)
-    return made
+def _text_table(table: "pd.DataFrame") -> TextTable:
+    """Return a table of rich. In a narrow terminal long words are folded; numbers and short words never."""
+    text = TextTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for number, name in enumerate(table):
+        words = number < table.attrs["left"]
+        folded = words and table.iloc[:, number].str.len().max() > SHORT
+        text.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not folded)
+    for row in table.to_numpy():
+        text.add_row(*row)
+    return text
 
 
 # --- files ---
 
 
-def check_output(path: Path, formats: Collection[str] | None = None, option: str = "--out") -> None:
+def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "--out") -> None:
     """Check that a file can be written to `path`, before any run is read.
 
     Args:
         path: the file.
-        formats: the file extensions that are allowed; those of a comparison if not given.
+        formats: the file extensions that are allowed.
         option: the option that named it.
 
     Raises:
         UserError: for an unknown file extension, a folder that does not exist, a path inside a run directory.
     """
-    allowed = WRITERS if formats is None else formats
-    if path.suffix not in allowed:
-        near = did_you_mean(path.suffix, allowed)
-        raise UserError(f"{option} {path}: the file extension sets the format; allowed are {join(allowed)}{near}")
+    if path.suffix not in formats:
+        near = did_you_mean(path.suffix, formats)
+        raise UserError(f"{option} {path}: the file extension sets the format; allowed are {join(formats)}{near}")
     if path.is_dir():
         raise UserError(f"{option} {path}: this is a folder, not a file")
     if not path.parent.is_dir():
@@ -96,7 +104,8 @@ def write(comparison: Comparison, path: Path) -> None:
     Raises:
         UserError: when the file cannot be written.
     """
-    write_output(path, WRITERS[path.suffix](comparison))
+    text = {".md": _markdown, ".csv": _csv, ".json": _json}[path.suffix](comparison)
+    write_output(path, text)
 
 
 def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
@@ -112,18 +121,17 @@ def write_output(path: Path, content: str | bytes, option: str = "--out") -> Non
 
 
 def _markdown(comparison: Comparison) -> str:
+    """Return the tables and notes as Markdown. pandas' own `to_markdown` needs a further package."""
     parts = []
     for table in comparison.tables:
-        rules = ["---" if number < table.left else "---:" for number in range(len(table.columns))]
-        lines = [_markdown_row(table.columns), f"|{'|'.join(rules)}|", *map(_markdown_row, table.rows)]
-        parts.append("\n".join(([f"**{_escape(table.title)}**", ""] if table.title else []) + lines))
+        left, title = table.attrs["left"], table.attrs["title"]
+        rules = ["---" if number < left else "---:" for number in range(table.shape[1])]
+        rows = ["| " + " | ".join(map(_escape, row)) + " |" for row in (table.columns, *table.to_numpy())]
+        lines = [*([f"**{_escape(title)}**", ""] if title else []), rows[0], f"|{'|'.join(rules)}|", *rows[1:]]
+        parts.append("\n".join(lines))
     if comparison.notes:
         parts.append("\n".join(f"- {_escape(note)}" for note in comparison.notes))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
 
 
 def _escape(text: str) -> str:
@@ -134,15 +142,10 @@ def _escape(text: str) -> str:
 
 
 def _csv(comparison: Comparison) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for record in comparison.records for key in record)))
-    writer.writeheader()
-    writer.writerows(comparison.records)
-    return file.getvalue()
+    import pandas as pd
+
+    return str(pd.DataFrame(comparison.records, dtype=object).to_csv(index=False))
 
 
 def _json(comparison: Comparison) -> str:
     return json.dumps(comparison.document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-WRITERS = {".md": _markdown, ".csv": _csv, ".json": _json}

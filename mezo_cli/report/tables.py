@@ -1,0 +1,474 @@
+"""Build the tables of `mezo compare`: groups of runs, the paper's table, and objectives run by run."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from mezo_cli.console import format_duration
+from mezo_cli.errors import UserError
+from mezo_cli.report.aggregate import Group, format_point, format_shots, group_runs, unlike_paper
+from mezo_cli.report.details import MOSTLY_ZERO, ONE_LABEL, RunDetails, predicted_shares
+from mezo_cli.report.output import Comparison, make_table
+from mezo_cli.report.paper import Row, paper
+from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
+from mezo_cli.report.settings import format_value, grid_settings, group_settings, method_name, objective_order
+from mezo_cli.runs.picked import MARK, NOTE
+
+VIEWS = ("groups", "seeds", "paper", "objectives")
+PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
+INFERRED = (
+    "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
+    " 13 21 42 87 100 if they are among them"
+)
+UNCERTAIN = "? the paper's number was read from a damaged table"
+WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table
+
+
+def comparison(folders: Sequence[Path], view: str, width: int, warn: Callable[[str], None]) -> Comparison:
+    """Return a comparison of all runs under `folders`, for `output.show` or `output.write`.
+
+    Args:
+        folders: where to look for run directories, at any depth.
+        view: `groups` (mean and std over data seeds), `seeds` (also the picked point of each data seed), `paper` (the
+            paper's whole table with the runs' results), or `objectives` (one column per run).
+        width: characters per line that a table may take; some views split a table that is wider.
+        warn: called for each directory that cannot be read as a run.
+
+    Raises:
+        UserError: for a folder that does not exist, and if there are no runs (the view `paper` needs none).
+    """
+    entries, warnings = read_runs(folders)
+    for text in warnings:
+        warn(text)
+    if view == "paper":
+        return paper_view(group_runs(entries), width)
+    if not entries:
+        raise no_runs(folders, warnings)
+    if view == "objectives":
+        return objective_view(entries, width)
+    return group_view(group_runs(entries), seeds=view == "seeds")
+
+
+def format_percent(value: float | None, std: float | None = None, marked: bool = False) -> str:
+    """Return a fraction as the paper prints it, `90.5 (1.2)`; `marked` if it is of the model before training."""
+    if value is None or pd.isna(value):
+        return "-"
+    return f"{100 * value:.1f}" + ("" if std is None else f" ({100 * std:.1f})") + (f" {MARK}" if marked else "")
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None or pd.isna(value) else round(100 * float(value), 4)
+
+
+# --- groups of runs ---
+
+
+def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
+    """Return one row per group: mean (std) of test over the data seeds, and the paper's number.
+
+    With `seeds`, a further table shows the picked point of each data seed.
+    """
+    tables = []
+    for title, members in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
+        table = make_table(title, [_group_row(group) for group in members], left=3)
+        tables.append(table if table["paper"].any() else table.drop(columns=["paper", "diff"]))
+    if seeds:
+        rows = [row for group in groups for row in _pick_rows(group)]
+        tables.append(make_table("picked per data seed", rows, left=4))
+    records = [_group_record(group) for group in groups]
+    details = [{**record, **_group_details(group)} for group, record in zip(groups, records, strict=True)]
+    document = {"protocol": PROTOCOL, "unit": "percent", "paper": paper().source, "groups": details}
+    return Comparison(tables, _group_notes(groups), records, document)
+
+
+def _group_row(group: Group) -> dict[str, str]:
+    """Return the cells of a group, by column."""
+    marks = [group.metric] * (group.metric != "accuracy") + ["demo data"] * group.demo
+    difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
+    return {
+        "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
+        "shots": _shots_cell(group),
+        "method": group.label,
+        "steps": str(group.steps),
+        "seeds": _seeds_cell(group),
+        "dev": format_percent(group.dev, marked=bool(group.at_start)),
+        "test": format_percent(group.mean, group.std, marked=bool(group.at_start)),
+        "paper": str(group.paper_number or ""),
+        "diff": difference,
+    }
+
+
+def _pick_rows(group: Group) -> list[dict[str, str]]:
+    """Return the cells of each data seed's picked point, by column."""
+    return [
+        {
+            "task": group.task,
+            "shots": _shots_cell(group),
+            "method": group.label,
+            "picked": format_point(pick.point, group.grid),
+            "seed": str(pick.Index),
+            "dev": format_percent(pick.dev, marked=pick.at_start),
+            "test": format_percent(pick.test, marked=pick.at_start),
+        }
+        for pick in group.picks.itertuples()
+    ]
+
+
+def _shots_cell(group: Group) -> str:
+    return "all" if group.shots is None else str(group.shots)
+
+
+def _seeds_cell(group: Group) -> str:
+    """Return how many data seeds have a result, of how many that should have one: `5`, `3/5`."""
+    return f"{len(group.picks)}/{len(group.expected)}" if group.missing else str(len(group.picks))
+
+
+def _group_notes(groups: Sequence[Group]) -> list[str]:
+    """Return notes on what is missing, what differs from the paper, and what the marks mean."""
+    notes = [f"{group.title}: {trouble}" for group in groups for trouble in group.troubles]
+    notes += [NOTE] if any(group.at_start for group in groups) else []
+    for group in groups:
+        if 0 < len(group.at_start) < len(group.picks):
+            notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
+        if group.verdicts.get("diverged"):
+            notes.append(f"{group.title}: {group.verdicts['diverged']} of {len(group.entries)} runs diverged")
+        other = unlike_paper(group) if group.difference is not None else []
+        if other:
+            notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
+    if any(group.paper_number is not None and group.paper_number.uncertain for group in groups):
+        notes.append(UNCERTAIN)
+    return [*notes, *[INFERRED] * any(group.missing for group in groups)]
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    """Return a group as one flat record."""
+    number, difference = group.paper_number, group.difference
+    return {
+        "task": group.task,
+        "metric": group.metric,
+        "shots": group.shots,
+        "model": group.model,
+        "objective": group.objective,
+        "loss": group.loss,
+        "method": group.method,
+        "label": group.label,
+        "steps": group.steps,
+        "n": len(group.tests),
+        "dev_mean": _percent(group.dev),
+        "test_mean": _percent(group.mean),
+        "test_std": _percent(group.std),
+        **(dict.fromkeys(("paper_mean", "paper_std", "paper_uncertain")) if number is None else number.record()),
+        "difference": None if difference is None else round(difference, 4),
+        "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
+        "seeds": " ".join(map(str, group.picks.index)),
+        "missing": " ".join(map(str, group.missing)),
+        "step_0_picked": " ".join(map(str, group.at_start)),
+        "verdicts": " ".join(f"{verdict}:{count}" for verdict, count in group.verdicts.items()),
+        "troubles": "; ".join(group.troubles),
+    }
+
+
+def _group_details(group: Group) -> dict[str, Any]:
+    """Return what a group's record has as texts as lists, its seeds in full, and its settings."""
+    seeds = {
+        str(pick.Index): {
+            "dev": _percent(pick.dev),
+            "test": _percent(pick.test),
+            "verdicts": [entry.verdict for entry in pick.entries],
+            "picked": dict(group.grid[pick.point]),
+            "runs": [entry.location for entry in pick.entries],
+        }
+        for pick in group.picks.itertuples()
+    }
+    lists = {"missing": group.missing, "troubles": group.troubles, "step_0_picked": group.at_start}
+    return {**lists, "verdicts": group.verdicts, "seeds": seeds, "settings": dict(group.settings)}
+
+
+# --- the paper's table ---
+
+
+def paper_view(groups: Sequence[Group], width: int) -> Comparison:
+    """Return the paper's whole table with the user's results below its rows.
+
+    A terminal of fewer than `WIDE` columns gets the tasks in two tables.
+    """
+    tasks, all_shots = paper().tasks, dict.fromkeys(row.shots for row in paper().rows)
+    shown = [group for group in groups if group.task in tasks and group.shots in all_shots and not group.demo]
+    table = make_table("", [line for shots in all_shots for line in _paper_lines(shots, shown)], left=2)
+    parts = [tasks] if width >= WIDE else [tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]]
+    notes = [f"paper: {paper().source}; {paper().model}, mean (std) of test over five data seeds"]
+    notes += _group_notes(shown)
+    notes += [] if UNCERTAIN in notes else [UNCERTAIN]
+    rest = len(groups) - len(shown)
+    if rest:
+        notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
+    cells = [cell for row in paper().rows for cell in _paper_cells(row, shown)]
+    cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
+    document = {"paper": paper().source, "unit": "percent", "cells": cells}
+    return Comparison([table[["shots", "method", *part]] for part in parts], notes, cells, document)
+
+
+def _paper_lines(shots: int, groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the lines of some shots: below each of the paper's rows the user's, and at the end others."""
+    lines, own = [], [group for group in groups if group.shots == shots]
+    for row in (row for row in paper().rows if row.shots == shots):
+        lines.append(_line(row.label, {task: str(number) for task, number in row.numbers.items()}, ""))
+        same = [group for group in own if group.paper_row is row]
+        lines += _own_lines(same, _variant_name) or [_line("  yours", {}, "-")]
+    lines += _own_lines([group for group in own if group.paper_row is None], _full_name)
+    return [{"shots": str(shots) if number == 0 else "", **line} for number, line in enumerate(lines)]
+
+
+def _line(method: str, cells: Mapping[str, str], empty: str) -> dict[str, str]:
+    return {"method": method, **{task: cells.get(task, empty) for task in paper().tasks}}
+
+
+def _own_lines(groups: Sequence[Group], name: Callable[[Group], str]) -> list[dict[str, str]]:
+    """Return one line per name of a group, and one with the differences if the paper has numbers."""
+    lines = []
+    for title in dict.fromkeys(map(name, groups)):
+        same = [group for group in groups if name(group) == title]
+        lines.append(_line(title, {group.task: _result_cell(group) for group in same}, "-"))
+        points = {group.task: f"{group.difference:+.1f}" for group in same if group.difference is not None}
+        lines += [_line("  difference", points, "")] if points else []
+    return lines
+
+
+def _result_cell(group: Group) -> str:
+    score = format_percent(group.mean, group.std, bool(group.at_start))
+    return score + (f" {_seeds_cell(group)}" if group.missing else "")
+
+
+def _variant_name(group: Group) -> str:
+    """Return `  yours`, and the settings that differ from the paper's row."""
+    usual = paper().settings(group.method).get("steps")
+    steps = [f"steps={group.steps}"] if group.steps and group.steps != usual else []
+    texts = [group.label.removeprefix(group.method).strip(" ()"), *steps]
+    variant = ", ".join(text for text in texts if text)
+    return f"  yours: {variant}" if variant else "  yours"
+
+
+def _full_name(group: Group) -> str:
+    """Return the full name of a group that matches no row of the paper."""
+    objective = [text for text in (group.objective, group.loss) if text not in (paper().objective, "cross_entropy")]
+    steps = [f"steps={group.steps}"] if group.steps else []
+    return f"yours: {group.label}, {', '.join([group.model, *objective, *steps])}"
+
+
+def _paper_cells(row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
+    """Yield one record per number of a row and matching group; a number without a group has n = 0."""
+    name = f"{row.label}, k={row.shots}"
+    for task in paper().tasks:
+        same = [group for group in groups if group.task == task and group.paper_row is row]
+        yield from ({"row": name, **_group_record(group)} for group in same)
+        if not same and task in row.numbers:
+            empty = {"task": task, "shots": row.shots, "method": row.method, "loss": row.loss, "n": 0}
+            yield {"row": name, **empty, **row.numbers[task].record()}
+
+
+# --- objectives, run by run ---
+
+SHOWN = ("objective.name", "objective.loss", "optimizer.name", "optimizer.lr", "peft.name", "init", "steps", "data.dir")
+
+
+class Common(NamedTuple):
+    """What runs must have in common to be compared run by run."""
+
+    task: str
+    model: str
+    seed: int
+    fingerprint: str  # of the data
+
+    def __str__(self) -> str:
+        return f"{self.task}, seed {self.seed}, data {self.fingerprint[:8]}"
+
+
+def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
+    """Return one table per set of comparable runs, with one column per run, for a terminal of `width` columns.
+
+    Raises:
+        UserError: when no run has been evaluated yet, or all that have are damaged.
+    """
+    runs, unread = _evaluated(entries)
+    sets: dict[Common, list[RunDetails]] = defaultdict(list)
+    for run in sorted(runs, key=_run_order):
+        config = run.config
+        sets[Common(config.task.name, config.model.path, config.seed, str(run.entry.data_fingerprint))].append(run)
+    differing = {key: members for key, members in sets.items() if len({_objective(run) for run in members}) > 1}
+    shown = dict(sorted((differing or sets).items()))
+    notes = _set_notes(sets, shown) if len(sets) > 1 else []
+    tables = []
+    for common, members in shown.items():
+        tables += _run_tables(common, members, width)
+        notes += _run_notes(f"{common}: " if len(shown) > 1 else "", members)
+    records = [{**common._asdict(), **_run_record(run)} for common, members in shown.items() for run in members]
+    notes += [text for members in shown.values() for run in members for text in run.damage]
+    return Comparison(tables, [*notes, *unread], list(map(_flat, records)), {"unit": "percent", "runs": records})
+
+
+def _evaluated(entries: Sequence[Entry]) -> tuple[list[RunDetails], list[str]]:
+    """Return the runs that have been evaluated, and why the others are left out."""
+    runs, early, damaged = [], [], []
+    for entry in entries:
+        try:
+            run = RunDetails(entry)
+            _ = run.gradient_stats  # reads the trajectory
+        except UserError as error:
+            damaged.append(left_out(entry.run, error))
+            continue
+        if run.dev:
+            runs.append(run)
+        else:
+            early.append(f"{entry.location} is left out: {entry.trouble()}, before its first evaluation")
+    if not runs:
+        reason = f"can be compared: {damaged[0]}" if damaged else "has been evaluated yet"
+        raise UserError(f"no run here {reason}")
+    return runs, damaged + early
+
+
+def _objective(run: RunDetails) -> tuple[str, str]:
+    return run.config.objective.name, run.config.objective.loss
+
+
+def _run_order(run: RunDetails) -> tuple[Any, ...]:
+    config = run.config
+    return (*objective_order(config), method_name(config), config.optimizer.lr, run.entry.start)
+
+
+def _run_tables(common: Common, runs: Sequence[RunDetails], width: int) -> list[pd.DataFrame]:
+    """Return tables with one column per run, as many per table as the terminal holds."""
+    shots = format_shots(runs[0].entry.shots)
+    title = f"{common.task}, {Path(common.model).name}, {shots}, seed {common.seed}, data {common.fingerprint[:8]}"
+    varying = _varying_settings(runs)
+    cells = pd.DataFrame([_run_cells(run, varying) for run in runs], dtype=object).dropna(axis=1, how="all")
+    hidden = ["method"] * (cells["method"].nunique() == 1) + ["status"] * (set(cells["status"]) == {"finished"})
+    cells = cells.drop(columns=hidden).fillna("-").T
+    widths = 1 + cells.map(len).max()
+    tables: list[pd.DataFrame] = []
+    while cells.shape[1]:
+        fitting = max(1, (1 + cells.index.str.len().max() + widths[cells.columns].cumsum() <= width).sum())
+        tables.append(_with_head(cells.iloc[:, :fitting], f"{title}, continued" if tables else title))
+        cells = cells.iloc[:, fitting:]
+    return tables
+
+
+def _with_head(cells: pd.DataFrame, title: str) -> pd.DataFrame:
+    """Return a table whose first row is its header, and whose index is its first column."""
+    table = cells.iloc[1:].reset_index()
+    table.columns = [cells.index[0], *cells.iloc[0]]
+    table.attrs.update(title=title, left=1)
+    return table
+
+
+def _varying_settings(runs: Sequence[RunDetails]) -> list[str]:
+    """Return the settings in which the runs differ, except those that every table shows."""
+    settings = (group_settings(run.entry) | grid_settings(run.entry) for run in runs)
+    texts = pd.DataFrame([{key: format_value(value) for key, value in one.items()} for one in settings])
+    return [key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]
+
+
+def _run_cells(run: RunDetails, varying: Sequence[str]) -> dict[str, str | None]:
+    """Return the cells of a run: row name -> text; rows that are None for every run are not shown."""
+    entry, config, last = run.entry, run.config, run.last or {}
+    cells: dict[str, str | None] = {"objective": config.objective.name, "loss": config.objective.loss}
+    cells |= {"method": method_name(config), "status": entry.status, "steps": str(entry.steps_done)}
+    cells |= {"lr": format_value(config.optimizer.lr)}
+    cells |= {key.split(".", 1)[-1]: format_value(entry.settings.get(key)) for key in varying}
+    stats = run.gradient_stats
+    if stats["zero_fraction"] is not None:
+        cells["g = 0 in"] = f"{stats['zero_fraction']:.1%}"
+        cells |= {f"|g| {name}": f"{stats[f'{name}_abs']:.3g}" for name in ("mean", "min", "max")}
+    for name, losses in (("dev loss", [line["loss"] for line in run.dev]), ("train loss", run.losses)):
+        cells |= {f"{name}, {end}": f"{losses[at]:.4f}" for end, at in (("first", 0), ("last", -1)) if len(losses)}
+    cells["verdict"] = entry.verdict
+    for split in ("train", "dev", "test"):
+        metrics = {name: value for name, value in entry.scores.get(split, {}).items() if name != "loss"}
+        cells |= {f"{split} {name}": format_percent(value, None, entry.picked_start) for name, value in metrics.items()}
+    cells["predictions on"] = last.get("split")
+    cells |= {f"predicted {label}": f"{share:.1%}" for label, share in predicted_shares(last).items()}
+    cells["one label only?"] = _one_label_cell(run)
+    summary = entry.summary
+    cells |= {name: str(summary[name]) if summary.get(name) else None for name in ("forwards", "backwards")}
+    return {**cells, "time": format_duration(run.total_seconds)}
+
+
+def _one_label_cell(run: RunDetails) -> str | None:
+    shares = predicted_shares(run.last or {})
+    if not shares:
+        return None
+    label = max(shares, key=shares.__getitem__)
+    return "no" if shares[label] < ONE_LABEL else f"ALL {label}" if shares[label] == 1 else f"NEARLY {label}"
+
+
+def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Common, Any]) -> list[str]:
+    """Return why there is more than one set of runs, and how many runs have nothing to be compared with."""
+    notes = ["a table compares only runs on the same rows, with the same seed and from the same model"]
+    rows = defaultdict(list)
+    for common in sets:
+        rows[common[:3]].append(common.fingerprint[:8])
+    for (task, _, seed), data in sorted(rows.items()):
+        if len(data) > 1:
+            notes.append(f"{task}, seed {seed}: the runs had different rows (data {', '.join(sorted(data))})")
+    if not any(len({_objective(run) for run in members}) > 1 for members in shown.values()):
+        notes.append("only one objective and one loss each: `mezo train -m experiment=objectives` runs four to compare")
+    rest = sum(len(members) for common, members in sets.items() if common not in shown)
+    return notes + [f"not shown: {rest} runs with no other objective or loss to compare"] * bool(rest)
+
+
+def _run_notes(where: str, runs: Sequence[RunDetails]) -> list[str]:
+    """Return notes on runs that predict one label only, have mostly zero gradients, or did not finish."""
+    notes = [NOTE] if any(run.entry.picked_start for run in runs) else []
+    for run in runs:
+        name = f"{where}{' '.join(_objective(run))}, lr={format_value(run.config.optimizer.lr)}"
+        if (one := run.one_label()) is not None and run.last is not None:
+            notes.append(f"{name}: predicts {one[0]} for {one[1]:.1%} of {run.last['split']} rows")
+        zero = run.gradient_stats["zero_fraction"]
+        if zero is not None and zero >= MOSTLY_ZERO:
+            notes.append(f"{name}: g is exactly 0 in {zero:.1%} of all samples, which then change nothing")
+        if not run.entry.finished:
+            notes.append(f"{name}: {run.entry.trouble()}")
+    return notes
+
+
+def _run_record(run: RunDetails) -> dict[str, Any]:
+    """Return what `objective_view` shows of a run as plain values."""
+    entry, config, one, last = run.entry, run.config, run.one_label(), run.last or {}
+    return {
+        "shots": entry.shots,
+        "data_seed": entry.data_seed,
+        "objective": config.objective.name,
+        "loss": config.objective.loss,
+        "method": method_name(config),
+        **{key.removeprefix("optimizer."): value for key, value in grid_settings(entry).items()},
+        "steps": entry.steps_done,
+        "status": entry.status,
+        "verdict": entry.verdict,
+        **run.gradient_stats,
+        "loss_first": float(run.losses[0]) if len(run.losses) else None,
+        "loss_last": float(run.losses[-1]) if len(run.losses) else None,
+        "dev_loss_first": run.dev[0]["loss"],
+        "dev_loss_last": run.dev[-1]["loss"],
+        **{
+            f"{split}_{name}": _percent(value)
+            for split in ("train", "dev", "test")
+            for name, value in entry.scores.get(split, {}).items()
+            if name != "loss"
+        },
+        "predicted": last.get("predicted"),
+        "predicted_on": last.get("split"),
+        "one_answer": None if one is None else one[0],
+        "forwards": entry.summary.get("forwards"),
+        "backwards": entry.summary.get("backwards"),
+        "seconds": run.total_seconds,
+        "run": entry.location,
+    }
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record for CSV: the label counts as one text."""
+    predicted = (record["predicted"] or {}).items()
+    return {**record, "predicted": " ".join(f"{label}:{count}" for label, count in predicted)}

@@ -1,0 +1,272 @@
+"""The tables of `mezo compare`: groups of runs, the paper's table, objectives run by run; on the terminal and as files."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.report import paper
+from mezo_cli.report.aggregate import group_runs
+from mezo_cli.report.read import read_runs
+from mezo_cli.report.tables import group_view, objective_view, paper_view
+from mezo_cli.runs import files
+from tests.command_line import environment, error_line, mezo
+from tests.report.run_directories import SEEDS, first_table_cells, make_entry, make_grid, make_run
+
+FEW = {"data.shots": 16}
+
+
+def titles(out: str) -> list[str]:
+    return [block.splitlines()[0] for block in out.split("\n\n") if block.startswith("sst2, ")]
+
+
+def rows(out: str) -> list[str]:
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+# --- groups ---
+
+
+def test_the_table(two_methods: Path) -> None:
+    said = mezo("compare", two_methods)
+    assert said.code == 0, said
+    assert rows(said.out)[:4] == [
+        "roberta-large, mlm, cross_entropy",
+        "task shots method steps seeds dev test paper diff",
+        "sst2 16 MeZO 100000 5 82.0 91.0 (2.0) 90.5 (1.2) +0.5",
+        "sst2 16 MeZO (noise=rademacher) 100000 1/5 70.0 60.0 90.5 (1.2) -30.5 *",
+    ]
+    for note in ("seed 21 failed (the disk | is full)", "noise=rademacher not gaussian; 1 of 5 data seeds"):
+        assert note in " ".join(said.out.split())
+
+
+def test_without_a_number_of_the_paper_it_has_no_column() -> None:
+    (table,) = group_view(group_runs([make_entry({"data.name": "demo"})]), seeds=False).tables
+    assert "paper" not in table
+
+
+def test_the_picked_points(two_methods: Path) -> None:
+    told = rows(mezo("compare", "--seeds", two_methods).out)
+    at = told.index("picked per data seed")
+    assert told[at + 2 : at + 4] == ["sst2 16 MeZO lr=1e-07 13 90.0 95.0", "sst2 16 MeZO lr=1e-06 21 80.0 90.0"]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_tables_fit_the_terminal(width: int, two_methods: Path) -> None:
+    """In a process on a terminal of that width no number is folded and no line is longer."""
+    code = (
+        "import sys\nfrom rich.console import Console\nfrom mezo_cli import console\nfrom mezo_cli.cli import main\n"
+        f"console.make_console = lambda: Console(width={width}, file=sys.stdout)\n"
+        f"sys.argv = ['mezo', 'compare', '--seeds', {str(two_methods)!r}]\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= width
+    for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
+        assert number in done.stdout
+
+
+# --- the paper's table ---
+
+
+def test_the_papers_table_without_runs(tmp_path: Path) -> None:
+    said = mezo("compare", "--paper", tmp_path)
+    assert said.code == 0, said
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["shots", "method", *paper.paper().tasks]
+    assert sum(line.strip().startswith("yours") for line in lines) == 14
+    assert "64.3 (0.8)?" in said.out
+    assert paper.paper().source in said.out
+
+
+def test_own_results_are_below_the_papers_rows() -> None:
+    runs = make_grid(FEW, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.91))})
+    runs += make_grid({**FEW, "task": "trec"}, {1e-6: {13: (0.5, 0.75)}})
+    short = {**FEW, "optimizer.noise": "rademacher", "steps": 9}
+    runs += make_grid(short, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.9))})
+    runs += make_grid({**FEW, "model.path": "distilroberta"}, {1e-6: dict.fromkeys(SEEDS, (0.5, 0.8))})
+    runs += make_grid({"task": "mr"}, {1e-6: {13: (0.5, 0.5)}})
+    view = paper_view(group_runs(runs), 140)
+    (table,) = view.tables
+    lines = [" ".join(" ".join(row[1:]).split()) for row in table.to_numpy()]
+    at = lines.index("MeZO 90.5 (1.2) 45.5 (2.0) 68.5 (3.9) 58.7 (2.5) 64.0 (3.3) 76.9 (2.7)")
+    assert lines[at + 1 : at + 5] == [
+        "yours 91.0 (0.0) - - - - 75.0 1/5",
+        "difference +0.5 -1.9",
+        "yours: noise=rademacher, steps=9 90.0 (0.0) - - - - -",
+        "difference -0.5",
+    ]
+    assert "yours: MeZO, distilroberta, steps=100000 80.0 (0.0) - - - - -" in lines
+    assert any(note.startswith("1 group of other tasks") for note in view.notes)
+    assert [table.shape[1] for table in paper_view([], 80).tables] == [5, 5]
+    cells = view.document["cells"]
+    mine = [cell for cell in cells if cell["n"] and cell["row"] == "MeZO, k=16" and cell["task"] == "sst2"]
+    assert (mine[0]["test_mean"], mine[0]["difference"]) == (91.0, 0.5)
+    assert {cell["paper_uncertain"] for cell in cells if cell["row"]} == {True, False}
+
+
+# --- objectives ---
+
+
+def test_four_runs_in_one_table(four_objectives: Path) -> None:
+    said = mezo("compare", "--objectives", four_objectives)
+    assert said.code == 0, said
+    assert titles(said.out) == ["sst2, roberta-large, all, seed 42, data rows-42-"]
+    expected = {
+        "objective": "mlm mlm cls cls",
+        "loss": "cross_entropy accuracy cross_entropy accuracy",
+        "g = 0 in": "0.0% 75.0% 0.0% 100.0%",
+        "|g| mean": "1.62 0.125 1.17 0",
+        "|g| max": "3 0.5 2 0",
+        "train loss, first": "0.7000 0.7000 0.7000 0.7000",
+        "train loss, last": "0.6700 0.6700 0.6800 0.6700",
+        "train accuracy": "90.0 90.0 90.0 90.0",
+        "test accuracy": "90.0 70.0 60.0 50.0",
+        "predicted negative": "40.0% 50.0% 2.5% 0.0%",
+        "one label only?": "no no NEARLY positive ALL positive",
+        "forwards": "200000 200000 200000 200000",
+        "time": "9 s 9 s 9 s 9 s",
+    }
+    table = first_table_cells(said.out)
+    assert {name: " ".join(table[name]) for name in expected} == expected
+    assert not {"method", "status", "backwards", "eps"} & set(table)  # the same everywhere
+    for note in ("exactly 0 in 75.0%", "predicts positive for 97.5% of test rows"):
+        assert note in said.out
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "tables"),
+    [
+        ({"optimizer.lr": 1e-5, "batch_size": 8}, "rows", 1),
+        ({"optimizer.noise": "rademacher"}, "rows", 1),
+        ({"seed": 7, "data.seed": 42}, "rows", 2),
+        ({"model.path": "other"}, "rows", 2),
+        ({"data.seed": 7}, "rows", 2),
+        ({}, "others", 2),
+    ],
+)
+def test_a_table_compares_only_runs_with_the_same_rows_seed_and_model(
+    settings: dict[str, object], data: str, tables: int, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "a", start="2026-01-01")
+    make_run(tmp_path / "b", {"objective.loss": "accuracy", **settings}, rows=data)
+    out = mezo("compare", "--objectives", tmp_path).out
+    assert len(titles(out)) == tables
+    assert ("only runs on the same rows" in out) == (tables == 2)
+    if tables == 1:  # settings in which the runs differ are rows
+        assert {key.split(".")[-1] for key in settings} <= set(first_table_cells(out))
+    else:
+        make_run(tmp_path / "c", {"objective": "cls"})
+        out = mezo("compare", "--objectives", tmp_path).out
+        assert len(titles(out)) == 1
+        assert "not shown: 1 run" in out
+
+
+def test_another_metric_and_unfinished_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", {"task": "mrpc"}, test=0.8, start="2026-01-01")
+    unfinished = {"task": "mrpc", "steps": 9}
+    make_run(tmp_path / "b", unfinished, ended="the loss is not finite", grads=[1.0, 2.0], start="2026-01-02")
+    said = mezo("compare", "--objectives", tmp_path)
+    table = first_table_cells(said.out)
+    assert table["test f1"] == ["80.0", "-"]
+    assert (table["status"], table["steps"]) == (["finished", "failed"], ["0", "2"])
+    assert table["predictions on"] == ["test", "dev"]
+    assert "failed (the loss is not finite)" in said.out
+
+
+def test_runs_with_a_damaged_trajectory_are_left_out_and_named(tmp_path: Path) -> None:
+    broken = make_run(tmp_path / "b", {"objective": "cls"}, grads=[1.0])
+    broken.trajectory.write_bytes(b"X" + broken.trajectory.read_bytes()[1:])
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 2  # there is no other
+    assert "trajectory.bin" in said.err
+    cut = make_run(tmp_path / "a", ended="interrupted", grads=[1.0, 2.0])
+    data = bytearray(cut.trajectory.read_bytes())
+    data[-1] ^= 1
+    cut.trajectory.write_bytes(data)
+    said = mezo("compare", "--objectives", tmp_path)
+    assert said.code == 0
+    assert first_table_cells(said.out)["|g| mean"] == ["1"]
+    assert "trajectory.bin is damaged: its last record" in said.out
+    assert "b is left out" in said.out + said.err
+
+
+def test_no_run_was_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ended="interrupted")
+    (run.path / "metrics.jsonl").unlink()
+    assert "no run here has been evaluated yet" in error_line(mezo("compare", "--objectives", tmp_path))
+
+
+def test_a_narrow_terminal_gets_several_tables(four_objectives: Path) -> None:
+    entries, _ = read_runs([four_objectives])
+    assert [table.shape[1] for table in objective_view(entries, 80).tables] == [5]
+    narrow = objective_view(entries, 60).tables
+    assert [table.shape[1] for table in narrow] == [4, 2]
+    for table in narrow:
+        lines = [list(table.columns), *table.to_numpy().tolist()]
+        assert sum(1 + max(len(line[number]) for line in lines) for number in range(table.shape[1])) <= 60
+
+
+# --- files ---
+
+
+def test_markdown(two_methods: Path, tmp_path: Path) -> None:
+    said = mezo("compare", two_methods, "--out", tmp_path / "t.md")
+    assert (said.code, said.out) == (0, f"wrote {tmp_path / 't.md'}\n")
+    text = (tmp_path / "t.md").read_text().splitlines()
+    assert text[0] == "**roberta-large, mlm, cross\\_entropy**"
+    assert text[2:5] == [
+        "| task | shots | method | steps | seeds | dev | test | paper | diff |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| sst2 | 16 | MeZO | 100000 | 5 | 82.0 | 91.0 (2.0) | 90.5 (1.2) | +0.5 |",
+    ]
+    assert any("seed 21 failed (the disk \\| is full)" in line for line in text)
+
+
+def test_csv(two_methods: Path, four_objectives: Path, tmp_path: Path) -> None:
+    def written(*words: object) -> list[dict[str, str]]:
+        assert mezo("compare", *words, "--out", tmp_path / "t.csv").code == 0
+        with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    first, second = written(two_methods)
+    assert (first["method"], first["n"], first["test_mean"], first["test_std"]) == ("MeZO", "5", "91.0", "2.0")
+    assert (first["paper_mean"], first["paper_std"], first["difference"]) == ("90.5", "1.2", "0.5")
+    assert (second["label"], second["test_std"]) == ("MeZO (noise=rademacher)", "")
+    assert (second["seeds"], second["missing"]) == ("13", "21 42 87 100")
+    assert "failed (the disk | is full)" in second["troubles"]
+    lines = written("--objectives", four_objectives)
+    assert [line["test_accuracy"] for line in lines] == ["90.0", "70.0", "60.0", "50.0"]
+    assert lines[0]["predicted"] == "negative:4 positive:6"
+
+
+def test_json(two_methods: Path, four_objectives: Path) -> None:
+    first, second = json.loads(mezo("compare", two_methods, "--json").out)["groups"]
+    assert (first["n"], first["test_mean"], first["test_std"], first["paper_mean"]) == (5, 91.0, 2.0, 90.5)
+    assert [first["seeds"][seed]["picked"]["optimizer.lr"] for seed in ("13", "21")] == [1e-7, 1e-6]
+    assert all(Path(run).is_dir() for seed in first["seeds"].values() for run in seed["runs"])
+    assert second["missing"] == [21, 42, 87, 100]
+    assert second["settings"]["optimizer.noise"] == "rademacher"
+    runs = json.loads(mezo("compare", "--objectives", four_objectives, "--json").out)["runs"]
+    assert [run["zero_fraction"] for run in runs] == [0.0, 0.75, 0.0, 1.0]
+    assert [run["one_answer"] for run in runs] == [None, None, "positive", "positive"]
+    assert runs[0]["predicted"] == {"negative": 4, "positive": 6}
+
+
+def test_a_file_is_written_completely_or_not(
+    two_methods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "t.md"
+    out.write_text("the old one")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", full)
+    result = mezo("compare", two_methods, "--out", out)
+    assert result.code == 1
+    assert f"--out {out}" in result.err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "the old one")]
