@@ -283,7 +283,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only.")] = False,
 ) -> None:
-    """Show one run: what it was, its result, its curves, its settings."""
+    """Show one run: what it was, its result, how it went, its settings."""
     from mezo_cli.commands import show as command
 
     command.show(run, as_json, quiet)

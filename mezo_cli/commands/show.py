@@ -1,4 +1,4 @@
-"""`mezo show`: what one run was, its result and its curves, on the terminal or as JSON."""
+"""`mezo show`: what one run was, its result and how it went, on the terminal or as JSON."""
 
 import json
 from pathlib import Path

@@ -21,8 +21,6 @@ from mezo_cli.report.settings import (
     choice_values,
     format_setting,
     format_value,
-    grid_settings,
-    group_settings,
     is_zero_shot,
     method_name,
     objective_order,
@@ -52,7 +50,7 @@ class Group:
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries, self.settings, self.config = entries, group_settings(entries[0]), entries[0].config
+        self.entries, self.settings, self.config = entries, entries[0].group_settings(), entries[0].config
         self.task, self.metric = self.config.task.name, entries[0].metric
         self.objective, self.loss = self.config.objective.name, self.config.objective.loss
         self.model = Path(self.config.model.path).name
@@ -161,7 +159,7 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
     columns = {
         "data_seed": [entry.data_seed for entry in entries],
         "seed": [entry.config.seed for entry in entries],
-        "point": [tuple(grid_settings(entry).items()) for entry in entries],
+        "point": [tuple(entry.grid_settings().items()) for entry in entries],
         "finished": [entry.finished for entry in entries],
         **{name: [entry.score(name) for entry in entries] for name in ("dev", "test")},
         "dev_loss": [entry.score("dev", "loss") for entry in entries],
@@ -220,7 +218,7 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
     by_settings: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        by_settings[json.dumps(group_settings(entry), sort_keys=True, default=str)].append(entry)
+        by_settings[json.dumps(entry.group_settings(), sort_keys=True, default=str)].append(entry)
     groups = [Group(members) for members in by_settings.values()]
     for group in groups:
         group.expected = _expected_seeds(group, groups)

@@ -267,6 +267,12 @@ class RunDetails:
         known = passed > 0  # a time is stored to the millisecond
         return self.steps[1:][known], done[known] / passed[known]
 
+    @property
+    def median_speed(self) -> float | None:
+        """The median of the steps per second; None before the second logged step."""
+        rates = self.speed[1]
+        return float(np.median(rates)) if len(rates) else None
+
     # --- test rows ---
 
     @cached_property

@@ -166,7 +166,7 @@ def _speed(run: RunDetails, name: str) -> Figure:
     axes, (steps, rates) = new_axes(), run.speed
     smooth, _ = _draw_curve(axes, pd.Series(rates, steps), "c5")
     count_axis(axes)
-    note = f"Median {np.median(rates):.3g} steps per second, evaluations between logged steps included."
+    note = f"Median {run.median_speed:.3g} steps per second, evaluations between logged steps included."
     table = _table(steps, {"steps/s": (rates, ".3g"), "smoothed": (smooth, ".3g")})
     return Figure("Speed", note, inline_svg(axes, name, f"Steps per second over steps. {note}"), table)
 

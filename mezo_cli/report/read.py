@@ -12,7 +12,16 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.optim import optimizer_class
-from mezo_cli.report.settings import flatten
+from mezo_cli.report.settings import (
+    GRID,
+    IN_OTHER_COLUMNS,
+    LIMIT,
+    WITHOUT_EFFECT,
+    flatten,
+    is_zero_shot,
+    matches,
+    unused,
+)
 from mezo_cli.runs import Run, completeness, find_runs, trajectory
 from mezo_cli.runs.picked import picked_start
 
@@ -78,6 +87,24 @@ class Entry:
     def picked_start(self) -> bool:
         """Whether the result is that of step 0, the model before training, although steps were taken."""
         return picked_start(self.summary)
+
+    def grid_settings(self) -> dict[str, Any]:
+        """Return the run's point of the grid."""
+        excluded = unused(self.config)
+        return {key: value for key, value in self.settings.items() if key in GRID and not matches(key, excluded)}
+
+    def group_settings(self) -> dict[str, Any]:
+        """Return the settings that all runs of a group have in common: those that have an effect, without the grid."""
+        config = self.config
+        limit = LIMIT if config.at_limit == "stop" else ()
+        sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
+        excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *unused(config), *sources)
+        kept = {key: value for key, value in self.settings.items() if not matches(key, excluded)}
+        if few_shot_folder(config) is not None:
+            kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
+        # A zero-shot run reads no training rows: only the kind of its test set counts.
+        kept["data.shots"] = self.shots if not is_zero_shot(config) else self.shots is not None
+        return kept
 
     def trouble(self) -> str:
         """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""

@@ -10,21 +10,17 @@ Every setting has one of three parts:
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from mezo_cli.config.choices import conf_dir, find_choices
 from mezo_cli.config.keys import all_keys, groups, type_hints
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.schema import Config, data_dir, to_dict
+from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import class_defaults, defaults
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import optimizer_class
-
-if TYPE_CHECKING:
-    from mezo_cli.report.read import Entry
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
@@ -88,32 +84,12 @@ def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 KEYS = frozenset(all_keys())
 
 
-def grid_settings(entry: "Entry") -> dict[str, Any]:
-    """Return the run's point of the grid."""
-    unused = _unused(entry.config)
-    return {key: entry.settings[key] for key in entry.settings if key in GRID and not _matches(key, unused)}
-
-
-def group_settings(entry: "Entry") -> dict[str, Any]:
-    """Return the settings that all runs of a group have in common: those that have an effect, without the grid."""
-    config = entry.config
-    limit = LIMIT if config.at_limit == "stop" else ()
-    sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
-    excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *_unused(config), *sources)
-    kept = {key: value for key, value in entry.settings.items() if not _matches(key, excluded)}
-    if config.data.shots is None and entry.shots is not None:  # the folder of the few-shot folders
-        kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
-    # A zero-shot run reads no training rows: only the kind of its test set counts.
-    kept["data.shots"] = entry.shots if not is_zero_shot(config) else entry.shots is not None
-    return kept
-
-
-def _unused(config: Config) -> tuple[str, ...]:
+def unused(config: Config) -> tuple[str, ...]:
     """Return the settings that have no effect with the run's method."""
     return OF_STEPS if config.steps == 0 else ()
 
 
-def _matches(key: str, names: tuple[str, ...]) -> bool:
+def matches(key: str, names: tuple[str, ...]) -> bool:
     """Return whether a key is one of the names or lies in one of the groups (`logger.`)."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
@@ -156,7 +132,7 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     unusual, expected = {}, default_settings(config) | dict(usual)
     for key, value in flatten(config).items():
         of_method = key.startswith(("optimizer.", "peft.")) and not key.endswith(".name")
-        if not of_method or value is None or _matches(key, (*GRID, *_unused(config))):
+        if not of_method or value is None or matches(key, (*GRID, *unused(config))):
             continue
         if value != expected.get(key):
             unusual[key] = expected.get(key)

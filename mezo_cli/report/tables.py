@@ -15,7 +15,7 @@ from mezo_cli.report.details import MOSTLY_ZERO, ONE_LABEL, RunDetails, predicte
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
-from mezo_cli.report.settings import format_value, grid_settings, group_settings, method_name, objective_order
+from mezo_cli.report.settings import format_value, method_name, objective_order
 from mezo_cli.runs.picked import MARK, NOTE
 
 VIEWS = ("groups", "seeds", "paper", "objectives")
@@ -366,7 +366,7 @@ def _with_head(cells: pd.DataFrame, title: str) -> pd.DataFrame:
 
 def _varying_settings(runs: Sequence[RunDetails]) -> list[str]:
     """Return the settings in which the runs differ, except those that every table shows."""
-    settings = (group_settings(run.entry) | grid_settings(run.entry) for run in runs)
+    settings = (run.entry.group_settings() | run.entry.grid_settings() for run in runs)
     texts = pd.DataFrame([{key: format_value(value) for key, value in one.items()} for one in settings])
     return [key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]
 
@@ -443,7 +443,7 @@ def _run_record(run: RunDetails) -> dict[str, Any]:
         "objective": config.objective.name,
         "loss": config.objective.loss,
         "method": method_name(config),
-        **{key.removeprefix("optimizer."): value for key, value in grid_settings(entry).items()},
+        **{key.removeprefix("optimizer."): value for key, value in entry.grid_settings().items()},
         "steps": entry.steps_done,
         "status": entry.status,
         "verdict": entry.verdict,

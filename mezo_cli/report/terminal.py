@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from mezo_cli.console import TextTable, make_table, plain_text, printable
@@ -99,8 +98,9 @@ def _steps(run: RunDetails) -> list[tuple[str, str]]:
     if stats["zero_fraction"] is not None:
         sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
         pairs.append(("|g|", f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"))
-    rates = run.speed[1]
-    return pairs + [("steps/s", f"median {np.median(rates):.3g}")] * bool(len(rates))
+    if run.median_speed is not None:
+        pairs.append(("steps/s", f"median {run.median_speed:.3g}"))
+    return pairs
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> TextTable:
@@ -117,7 +117,7 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> TextTable:
 
 def document(run: RunDetails) -> dict[str, Any]:
     """Return what `show_details` prints, with the numbers of every evaluation and all test rows shown on the page."""
-    entry, examples, rates = run.entry, run.examples, run.speed[1]
+    entry, examples = run.entry, run.examples
     fields = ("row", "columns", "label", "predicted", "probabilities")
     results = [{**asdict(one), **one.scores} for one in run.results()]
     dev = [{**line, "predicted_shares": predicted_shares(line)} for line in run.dev]
@@ -138,7 +138,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         "dev": [{key: value for key, value in line.items() if key not in ("crc", "kind", "split")} for line in dev],
         "loss": {"steps": run.steps.tolist(), "values": run.losses.tolist()} if len(run.losses) else None,
         "projected_grad": dict(run.gradient_stats),
-        "steps_per_second": float(np.median(rates)) if len(rates) else None,
+        "steps_per_second": run.median_speed,
         "right": [{name: row[name] for name in fields} for row in examples.right],
         "wrong": [{name: row[name] for name in fields} for row in examples.wrong],
         "settings": settings,

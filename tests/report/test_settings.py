@@ -12,8 +12,6 @@ from mezo_cli.report.settings import (
     LIMIT,
     WITHOUT_EFFECT,
     changed_settings,
-    grid_settings,
-    group_settings,
     method_name,
 )
 from tests.report.run_directories import make_config, make_entry, only_group
@@ -28,7 +26,7 @@ FIRST_ORDER = {"optimizer.name": "adamw", "optimizer.schedule": "linear"}
 def test_every_key_of_the_schema_has_exactly_one_part() -> None:
     """A key that is new keeps runs apart until someone says otherwise; nothing is in two parts."""
     entry = make_entry({"data.name": "files", "data.dir": "/data"})
-    apart, grid = set(group_settings(entry)), set(grid_settings(entry))
+    apart, grid = set(entry.group_settings()), set(entry.grid_settings())
     assert not apart & grid
     silent = set(all_keys()) - apart - grid
     named = (*WITHOUT_EFFECT, *LIMIT, *IN_OTHER_COLUMNS, "task.hub.")
@@ -89,5 +87,5 @@ def test_only_what_differs_from_the_defaults_is_listed() -> None:
         ("optimizer.lr", 1e-3, 1e-5),
         ("steps", 5, 100_000),
     ]
-    own = dict((key, value) for key, value, _ in changed_settings(build_config(["task.name=tone", "seed=7"])))
+    own = {key: value for key, value, _ in changed_settings(build_config(["task.name=tone", "seed=7"]))}
     assert own == {"task": "tone", "seed": 7}

@@ -1,4 +1,4 @@
-"""The tables of `mezo compare`: groups of runs, the paper's table, objectives run by run; on the terminal and as files."""
+"""The tables of `mezo compare`, on the terminal and as files: groups, the paper's table, objectives run by run."""
 
 import csv
 import json
