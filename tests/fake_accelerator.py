@@ -130,7 +130,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     original, config = models.load, case_config(name, folder, "cpu")
     replaced = {
         "mezo_cli.models.load": load,
-        "mezo_cli.models.adapters.fingerprint": lambda *_, **__: "",
+        "mezo_cli.adapters.adapter.fingerprint": lambda *_, **__: "",
         "mezo_cli.training.start_checks.check_against_reference": lambda *_: None,
         "mezo_cli.objectives.reference_check._agree": lambda *_: True,
         "torch.Tensor.numpy": lambda x: np.array(made_up(x.shape)),  # a linear probe reads its features so

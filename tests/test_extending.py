@@ -1,20 +1,37 @@
-"""docs/how-to/extending.md: its task runs, its two packages install, pass their conformance tests, and train."""
+"""docs/how-to/extending.md: its task runs, and each plug-in of its packages does what it is for, from outside mezo."""
 
+import importlib
+import json
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
+import torch
 
+from mezo_cli.config import choices, registry
 from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.runs import Run
-from tests.command_line import environment, mezo, small
+from mezo_cli.tasks import InputEncoder
+from tests.command_line import environment, error_line, mezo, small
 from tests.doc_blocks import files
+from tests.interruption import interrupt_at
+from tests.models.test_loading import SERVED, family
+from tests.optim.test_mezo import SENTENCES, ready
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how-to" / "extending.md"
+PACKAGES = ("mezo-rms", "null-prompt", "mezo-parts")
 DEMO = ["model=demo", "data=demo", "model.device=cpu", "steps=4", "batch_size=4", "data.eval_limit=20", "log_every=1"]
+TABLES = [table for table in vars(registry).values() if isinstance(table, registry.Registry)]
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")
@@ -28,31 +45,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(folder: Path) -> Path:
-    """Build both packages and install them into a folder of their own."""
-    target = folder / "site-packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [*pip, "--target", str(target), "./mezo-rms", "./null-prompt"], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return target
+def plugins(folder: Path) -> Iterator[Path]:
+    """Let this process see the three packages as if they were installed: their folders and their entry points."""
+    for package in PACKAGES:
+        project = tomllib.loads((folder / package / "pyproject.toml").read_text())["project"]
+        lines = []
+        for group, points in project["entry-points"].items():
+            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+        info = folder / package / f"{package.replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+        (info / "entry_points.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        for package in PACKAGES:
+            patch.syspath_prepend(folder / package)
+        forget()
+        yield folder
+    forget()
 
 
-def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of Python in a process that sees the installed packages."""
-    path = os.pathsep.join(map(str, (installed, ROOT)))
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(
-        command, cwd=installed.parent, env=environment(PYTHONPATH=path), capture_output=True, text=True
-    )
+def forget() -> None:
+    """Let every table look for plug-ins again."""
+    importlib.invalidate_caches()
+    choices.plugin_dirs.cache_clear()
+    for table in TABLES:
+        vars(table).pop("targets", None)
 
 
-def test_all_that_an_objective_may_define_is_on_the_page() -> None:
-    names = [name for name in vars(Objective) if not name.startswith("_")]
-    assert "lay_out" in names
-    page = PAGE.read_text()
-    assert [name for name in names if f"`{name}" not in page and f" {name}(" not in page] == []
+def train(run: Path, *words: str) -> dict[str, Any]:
+    """Train on the demo; return the summary."""
+    done = mezo("train", *DEMO, *words, f"hydra.run.dir={run}")
+    assert done.code == 0, done
+    return Run(run).read_summary()
+
+
+def replay(run: Path, out: Path, name: str = "model.safetensors") -> bool:
+    """Replay the last step; return whether its weights are bitwise identical to the checkpoint's."""
+    assert mezo("replay", run, "--step", "4", "--out", out).code == 0
+    return (out / name).read_bytes() == (run / "checkpoints" / "last" / name).read_bytes()
+
+
+def page(run: Path, out: Path) -> str:
+    """Return the report's page."""
+    assert mezo("report", run, "--out", out).code == 0
+    return out.read_text(encoding="utf-8")
+
+
+def test_all_that_a_plug_in_may_define_is_on_the_page() -> None:
+    text = PAGE.read_text()
+    names = [name for kind in (Objective, InputEncoder) for name in vars(kind) if not name.startswith("_")]
+    assert {"lay_out", "write_snippet"} <= set(names)
+    shown = {"encode", "encode_all", "encode_to_fit", "without_limits", "decode"}  # which no plug-in has to define
+    assert [name for name in names if f"`{name}" not in text and f" {name}(" not in text and name not in shown] == []
+    assert [table.group for table in TABLES if table.group and f"`{table.group}`" not in text] == []
 
 
 def test_a_task_is_one_file(folder: Path, roberta: Path, movies: Path, tmp_path: Path) -> None:
@@ -63,33 +108,89 @@ def test_a_task_is_one_file(folder: Path, roberta: Path, movies: Path, tmp_path:
     assert "All in all, it was" in shown.out
 
 
-@pytest.mark.slow
-def test_the_optimizer_passes_its_conformance_tests_and_trains(installed: Path) -> None:
-    tests = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "mezo-rms/tests")
-    assert tests.returncode == 0, tests.stdout
-    words = ["optimizer=mezo_rms", "optimizer.lr=1e-3", "optimizer.decay=0.9", *DEMO]
-    trained = run(installed, "mezo_cli", "train", *words, "hydra.run.dir=rms")
-    assert trained.returncode == 0, trained.stderr
-    replayed = run(installed, "mezo_cli", "replay", "rms", "--step", "4", "--out", "replayed")
-    assert replayed.returncode == 0, replayed.stderr
-    weights = [installed.parent / name / "model.safetensors" for name in ("rms/checkpoints/last", "replayed")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert "  decay: 0.9\n" in (installed.parent / "rms" / "config.yaml").read_text()
-    assert "MeZO-RMS" in run(installed, "mezo_cli", "compare", "rms").stdout
-    for words, line in {
-        ("optimizer=mezo_rms", "optimizer.decay=2"): "optimizer.decay=2: out of range, allowed is a finite number",
-        ("optimizer=mezo_rms", "optimizer.momentum=0.5"): "optimizer=mezo_rms does not read it",
-        ("optimizer=mezo_rsm",): "no such optimizer (did you mean 'mezo_rms'?)",
+def test_an_optimizer(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, "optimizer=mezo_rms", "optimizer.lr=1e-3", "optimizer.decay=0.9")
+    assert replay(run, tmp_path / "replayed")
+    assert "  decay: 0.9\n" in (run / "config.yaml").read_text()
+    assert "MeZO-RMS" in mezo("compare", run).out
+    assert "MeZO-RMS" in page(run, tmp_path / "page.html")
+    for words, key in {
+        ("optimizer=mezo_rms", "optimizer.decay=2"): "optimizer.decay=2",
+        ("optimizer=mezo_rms", "optimizer.momentum=0.5"): "optimizer.momentum",
+        ("optimizer=mezo_rsm",): "did you mean 'mezo_rms'?",
     }.items():
-        refused = run(installed, "mezo_cli", "train", *words)
-        assert refused.returncode == 2
-        assert line in refused.stderr
+        assert key in error_line(mezo("train", *words))
+
+
+def test_an_objective(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, "objective=null_prompt")
+    assert replay(run, tmp_path / "replayed")
+    assert "label words at a mask after the text" in " ".join(mezo("show", run).out.split())
+    assert "label words at a mask after the text" in page(run, tmp_path / "page.html")
+    checked = mezo("doctor", *DEMO, "objective=null_prompt", "--seconds", "1")
+    assert "terrible" in checked.out  # the label words are judged
+    assert mezo("export", run, "--out", tmp_path / "exported").code == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "terrible" in card
+    assert "import torch" not in card  # its encoder writes no code
+
+
+def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
+    run, adapter = tmp_path / "run", "adapter_model.safetensors"
+    words = ["peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, registry.OPTIMIZERS.load("mezo"), "step", 3)
+        assert mezo("train", *DEMO, *words, f"hydra.run.dir={run}").code == 130
+    assert mezo("resume", run).code == 0
+    train(tmp_path / "whole", *words)
+    last = Path("checkpoints") / "last" / adapter
+    assert (run / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+    assert replay(run, tmp_path / "replayed", adapter)
+    names = json.loads((run / "run.json").read_text())["trainable"]["names"]
+    assert "ia3_l" in names[0]
+    assert all("ia3_l" in name for name in names)
+    assert "MeZO (IA)3" in page(run, tmp_path / "page.html")
+    assert mezo("export", run, "--out", tmp_path / "exported").code == 0
+    assert peft.PeftConfig.from_pretrained(tmp_path / "exported").peft_type == "IA3"
+    assert "peft.target_modules" in error_line(mezo("train", "peft=ia3", "peft.target_modules=key"))
+    other = ["peft=ia3", "peft.target_modules=[nowhere]", "peft.feedforward_modules=[]"]
+    assert "peft=ia3 does not support" in error_line(mezo("train", *DEMO, *other, f"hydra.run.dir={tmp_path / 'no'}"))
+
+
+def test_a_loss_and_a_metric(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["objective.loss=hinge", "task.metric=balanced_accuracy"]
+    summary = train(run, *words)
+    assert {"balanced_accuracy", "accuracy", "loss"} <= set(summary["dev"])
+    assert summary["best"]["step"] in (0, 4)
+    assert replay(run, tmp_path / "replayed")
+    assert "balanced_accuracy" in page(run, tmp_path / "page.html")
+    assert "balanced_accuracy" in mezo("show", run).out
+    assert mezo("export", run, "--out", tmp_path / "exported").code == 0
+    assert "balanced_accuracy" in (tmp_path / "exported" / "README.md").read_text()
+    train(tmp_path / "backward", *words, "optimizer=sgd", "steps=1")  # it has a gradient
+    assert "did you mean 'hinge'?" in error_line(mezo("train", *DEMO, "objective.loss=hinges"))
+    assert "task.metric=f2" in error_line(mezo("train", *DEMO, "task.metric=f2"))
+
+
+def test_a_model_family(plugins: Path, tmp_path: Path) -> None:
+    ours = ready(family(tmp_path, SERVED["electra"]), "objective=mlm")  # the start has compared its scores
+    assert find_encoder_family(ours.loaded.model) is not None
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert ours.objective.fits_paired_forward(batch)
+    with torch.no_grad():
+        assert ours.objective.logits(batch).isfinite().all()
 
 
 @pytest.mark.slow
-def test_the_objective_passes_its_conformance_tests_and_trains(installed: Path) -> None:
-    tests = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "null-prompt/tests")
-    assert tests.returncode == 0, tests.stdout
-    trained = run(installed, "mezo_cli", "train", "objective=null_prompt", *DEMO, "hydra.run.dir=prompt")
-    assert trained.returncode == 0, trained.stderr
-    assert Run(installed.parent / "prompt").read_summary()["steps"] == 4
+@pytest.mark.parametrize("package", ["mezo-rms", "null-prompt"])
+def test_a_package_is_built_installed_and_passes_its_conformance_tests(package: str, folder: Path) -> None:
+    target = folder / "site-packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(target), f"./{package}"], cwd=folder, check=True, capture_output=True)
+    path = os.pathsep.join(map(str, (target, ROOT)))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{package}/tests"]
+    done = subprocess.run(command, cwd=folder, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

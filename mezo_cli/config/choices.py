@@ -10,9 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from mezo_cli.config.keys import groups
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.errors import UserError
-
-PLUGIN_GROUPS = ("mezo.optimizers", "mezo.objectives")  # entry points of packages that may bring config files
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
 
@@ -30,7 +29,7 @@ def plugin_dirs() -> tuple[Path, ...]:
     The packages are located, not imported.
     """
     found = set()
-    for group in PLUGIN_GROUPS:
+    for group in filter(None, (registry.group for registry in CHOICES.values())):
         for point in metadata.entry_points(group=group):
             spec = importlib.util.find_spec(point.module.partition(".")[0])
             for location in (spec.submodule_search_locations or ()) if spec else ():

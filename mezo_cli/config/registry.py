@@ -103,12 +103,13 @@ METRICS = Registry(
 PEFT = Registry(
     "peft",
     {
-        "none": "mezo_cli.config.schema:PeftConfig",
-        "lora": "mezo_cli.config.schema:LoraConfig",
-        "prefix": "mezo_cli.config.schema:PrefixConfig",
-        "head": "mezo_cli.config.schema:PeftConfig",
-        "bias": "mezo_cli.config.schema:BiasConfig",
+        "none": "mezo_cli.adapters.base:WholeModel",
+        "lora": "mezo_cli.adapters.lora:Lora",
+        "prefix": "mezo_cli.adapters.prefix:Prefix",
+        "head": "mezo_cli.adapters.head:Head",
+        "bias": "mezo_cli.adapters.bias:Bias",
     },
+    "mezo.peft",
 )
 SOURCES = Registry(
     "data",
@@ -121,6 +122,29 @@ SOURCES = Registry(
 ENGINES = Registry(
     "engine",
     {"none": "mezo_cli.config.schema:EngineConfig", "vllm": "mezo_cli.config.schema:VllmConfig"},
+)
+ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get padded batches
+    "model_type",
+    {
+        "roberta": "mezo_cli.objectives.families:ROBERTA",
+        "xlm-roberta": "mezo_cli.objectives.families:ROBERTA",
+        "camembert": "mezo_cli.objectives.families:ROBERTA",
+        "bert": "mezo_cli.objectives.families:BERT",
+    },
+    "mezo.encoder_families",
+)
+DECODER_FAMILIES = Registry(
+    "model_type",
+    {
+        "gpt2": "mezo_cli.objectives.families:GPT2",
+        "opt": "mezo_cli.objectives.families:OPT",
+        "llama": "mezo_cli.objectives.families:LLAMA",
+        "mistral": "mezo_cli.objectives.families:LLAMA",
+        "qwen2": "mezo_cli.objectives.families:LLAMA",
+        "qwen3": "mezo_cli.objectives.families:LLAMA",
+        "gpt_neox": "mezo_cli.objectives.families:GPT_NEOX",
+    },
+    "mezo.decoder_families",
 )
 NOISES = Registry(
     "optimizer.noise",

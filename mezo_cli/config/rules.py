@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from mezo_cli.config.registry import LOGGERS, LOSSES, OBJECTIVES, OPTIMIZERS
+from mezo_cli.config.registry import LOGGERS, LOSSES, OBJECTIVES, OPTIMIZERS, PEFT
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.errors import UserError, join, without_credentials
 
@@ -85,8 +85,8 @@ def _check_linear_probe(config: Config) -> None:
             raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
     if config.probe_c is not None and config.init != "linear_probe":
         raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
-    decoder_is_probed = config.init == "linear_probe" and config.peft.name not in ("none", "head")
-    if decoder_is_probed and not OBJECTIVES.load(config.objective.name).model_kind.has_classifier:
+    decoder_is_lost = config.init == "linear_probe" and not PEFT.load(config.peft.name).trains_output_layer
+    if decoder_is_lost and not OBJECTIVES.load(config.objective.name).model_kind.has_classifier:
         why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
         raise SettingError("init", f"init=linear_probe: {why}; use peft=none or head, or objective=cls")
 

@@ -168,52 +168,13 @@ class OptimizerConfig(Settings):
 
 @dataclass(frozen=True)
 class PeftConfig(Settings):
-    """Which parameters are trained. conf/peft/NAME.yaml has the values.
+    """Which parameters are trained: the method and its settings.
 
     Attributes:
         name: which parameters are trained (`registry.PEFT`); chosen by `peft=`.
     """
 
     name: Text = MISSING
-
-
-@dataclass(frozen=True)
-class LoraConfig(PeftConfig):
-    """Low-rank updates B A of frozen matrices.
-
-    Attributes:
-        r: rank of LoRA's B A.
-        alpha: LoRA's B A is scaled by alpha / r.
-        targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
-        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
-    """
-
-    r: Positive = 8
-    alpha: Positive = 16
-    targets: Literal["query_value", "attention_feed_forward"] = "query_value"
-    layers: Positive | None = None
-
-
-@dataclass(frozen=True)
-class PrefixConfig(PeftConfig):
-    """Keys and values before those of the text, in every layer.
-
-    Attributes:
-        length: tokens of the prefix.
-    """
-
-    length: Positive = 5
-
-
-@dataclass(frozen=True)
-class BiasConfig(PeftConfig):
-    """The bias terms alone.
-
-    Attributes:
-        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
-    """
-
-    layers: Positive | None = None
 
 
 @dataclass(frozen=True)

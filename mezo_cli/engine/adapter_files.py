@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mezo_cli.adapters.adapter import WEIGHTS, Adapter
 from mezo_cli.engine.scratch import scratch_folder
-from mezo_cli.models.adapters import WEIGHTS, Adapter
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import SEQUENCE_CLASSIFIER
-from mezo_cli.objectives import packed_encoder
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packed_encoder import PackedEncoder
+from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClsEncoder
 
@@ -28,8 +27,8 @@ class ClassHeadScorer(Objective):
 
     def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[int]) -> None:
         super().__init__(model, forward, label_ids)
-        self.supports_paired_forward = packed_encoder.is_supported(model)
-        self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+        self._packed = pack_encoder(model, forward)
+        self.supports_paired_forward = self._packed is not None
         self.frozen = None if self._packed is None else self._packed.frozen
         layers = _label_layers(model)
         if layers:

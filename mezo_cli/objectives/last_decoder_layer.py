@@ -8,33 +8,13 @@ positions alone. GPT-2 and GPT-NeoX make queries, keys and values by one product
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.objectives.families import DecoderFamily
 from mezo_cli.objectives.packing import PackedLayout, attend_from
-
-
-class _Names(NamedTuple):
-    """What a family calls the parts of a layer."""
-
-    attention: str
-    norm: str  # before the attention
-    output: str  # the product after the attention
-    fused: str | None = None  # the product that makes queries, keys and values; None: q_proj, k_proj and v_proj
-
-
-_SEPARATE = _Names("self_attn", "input_layernorm", "o_proj")
-FAMILIES = {
-    "gpt2": _Names("attn", "ln_1", "c_proj", "c_attn"),
-    "opt": _Names("self_attn", "self_attn_layer_norm", "out_proj"),
-    "llama": _SEPARATE,
-    "mistral": _SEPARATE,
-    "qwen2": _SEPARATE,
-    "qwen3": _SEPARATE,
-    "gpt_neox": _Names("attention", "input_layernorm", "dense", "query_key_value"),
-}
 
 
 class LastDecoderLayer:
@@ -43,16 +23,16 @@ class LastDecoderLayer:
     Not under autograd: dropout would draw another mask than in earlier versions.
 
     Args:
-        layer: of a family in `FAMILIES`; its forward is replaced for good, and that of its attention.
-        model_type: the family.
+        layer: its forward is replaced for good, and that of its attention.
+        family: of the model.
     """
 
-    def __init__(self, layer: nn.Module, model_type: str) -> None:
-        self._names, self._fuses_by_head = FAMILIES[model_type], model_type == "gpt_neox"
-        attention = layer.get_submodule(self._names.attention)
+    def __init__(self, layer: nn.Module, family: DecoderFamily) -> None:
+        self._family = family
+        attention = layer.get_submodule(family.attention)
         # OPT-350m's norm is behind the attention.
         before = getattr(layer, "do_layer_norm_before", True)
-        self._norm = layer.get_submodule(self._names.norm) if before else nn.Identity()
+        self._norm = layer.get_submodule(family.norm) if before else nn.Identity()
         # The layer's input, [signs, tokens, width], while read positions alone are computed.
         self._states: Tensor | None = None
         layer.forward = partial(self._run, layer.forward)
@@ -87,18 +67,18 @@ class LastDecoderLayer:
         if past is not None:
             key, value = past.update(key, value, module.layer_idx)
         output = attend_from(query, key, value, layout, layout.read_mask, module.scaling)
-        return getattr(module, self._names.output)(output.flatten(-2)), None
+        return getattr(module, self._family.output)(output.flatten(-2)), None
 
     def _project(self, module: Any, read: Tensor, states: Tensor, layout: PackedLayout) -> tuple[Tensor, ...]:
         """Return queries of the read positions, and keys and values of all tokens, [signs, heads, ..., width]."""
-        if self._names.fused is None:
+        if self._family.fused is None:
             products = (module.q_proj(read), module.k_proj(states), module.v_proj(states))
             query, key, value = (product.unflatten(-1, (-1, module.head_dim)) for product in products)
             if hasattr(module, "q_norm"):
                 query, key = module.q_norm(query), module.k_norm(key)
         else:
-            product = getattr(module, self._names.fused)(states)
-            if self._fuses_by_head:  # the queries, keys and values of a head are neighbours
+            product = getattr(module, self._family.fused)(states)
+            if self._family.fuses_by_head:  # the queries, keys and values of a head are neighbours
                 query, key, value = product.unflatten(-1, (-1, 3 * module.head_size)).chunk(3, dim=-1)
             else:
                 query, key, value = (part.unflatten(-1, (-1, module.head_dim)) for part in product.chunk(3, dim=-1))

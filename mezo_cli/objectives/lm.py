@@ -22,6 +22,7 @@ from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
@@ -65,11 +66,12 @@ class CausalLabelScorer(Objective):
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
         self._positions = self._rows  # that the head reads, in its layout
-        self.supports_paired_forward = packed_decoder.is_supported(model)
-        if self.supports_paired_forward:
+        family = find_decoder_family(model)
+        self.supports_paired_forward = family is not None
+        if family is not None:
             self.frozen = FrozenLayers(model, forward, extra_tokens=len(prefixes))
             use_packed_attention(model)
-            LastDecoderLayer(self.frozen.last_layer, model.config.model_type)
+            LastDecoderLayer(self.frozen.last_layer, family)
         forward.exclude(head)
         head.forward = self._score_words  # type: ignore[method-assign,assignment]
         head.register_forward_pre_hook(self._select_positions)

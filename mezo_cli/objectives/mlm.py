@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM
-from mezo_cli.objectives import packed_encoder
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packed_encoder import PackedEncoder
+from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import MlmEncoder
 
@@ -36,8 +35,8 @@ class MaskedLabelScorer(Objective):
         self._label_rows = torch.tensor(list(label_ids)).to(decoder.weight.device)
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         self._positions: Tensor | None = None  # of the masks, while a padded forward is running
-        self.supports_paired_forward = packed_encoder.is_supported(model)
-        self._packed = PackedEncoder(model, forward) if self.supports_paired_forward else None
+        self._packed = pack_encoder(model, forward)
+        self.supports_paired_forward = self._packed is not None
         self.frozen = None if self._packed is None else self._packed.frozen
         forward.exclude(decoder)
         decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]

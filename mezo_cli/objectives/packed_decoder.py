@@ -9,7 +9,7 @@ tokens of its own prefix.
     keys that b attends to   p p p p a b
 
 `pack` lays all rows end to end, without padding (packing.py). It needs a model whose attention goes through
-transformers' registry and takes our position ids, and that has no sliding window (`is_supported`). `pad` is for every
+transformers' registry and takes our position ids, and that has no sliding window (families.py). `pad` is for every
 other model: one right-padded row per prompt and longest prefix. Both are exact, and compute everything in one forward:
 no keys and values are kept for the next one, whose weights are others.
 """
@@ -22,16 +22,10 @@ import torch
 from torch import Tensor
 
 from mezo_cli.objectives.collate import Arrays
-from mezo_cli.objectives.last_decoder_layer import FAMILIES
 from mezo_cli.objectives.packing import PackedLayout, pack_rows
 
 Prompts = Sequence[Sequence[int]]
 Prefixes = Sequence[tuple[int, ...]]  # of label words, without the empty one; shorter ones first
-
-
-def is_supported(model: Any) -> bool:
-    """Return whether batches for this model can be packed."""
-    return model.config.model_type in FAMILIES and getattr(model.config, "sliding_window", None) is None
 
 
 def pack(prompts: Prompts, prefixes: Prefixes) -> Arrays:

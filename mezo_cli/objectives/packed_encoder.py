@@ -1,6 +1,6 @@
 """Run an encoder on packed batches, and its head on one position per row.
 
-Supported are the encoders whose position ids and last layer are known (`FAMILIES`). The head reads one position per
+Supported are the encoders whose position ids and last layer are known (families.py). The head reads one position per
 row, the mask or the first token. So in the last layer all tokens get keys and values, and only these positions get
 queries and what follows.
 """
@@ -15,34 +15,29 @@ from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.families import EncoderFamily, find_encoder_family
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.packing import PackedLayout, attend_from, pack_rows, packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
-
-# model_type -> (first position id, from the config; path of the last layer's attention)
-FAMILIES = {
-    "roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
-    "xlm-roberta": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
-    "camembert": (lambda config: config.pad_token_id + 1, "encoder.layer.{last}.attention"),
-    "bert": (lambda config: 0, "encoder.layer.{last}.attention"),
-}
 
 
 class PackedEncoder:
     """An encoder whose forwards compute packed batches.
 
     Args:
-        model: of a family in `FAMILIES`, with a head. Its attention is replaced for good.
+        model: with a head. Its attention is replaced for good.
         forward: runs it with perturbed weights.
+        family: of the model.
     """
 
-    def __init__(self, model: Any, forward: PerturbedForward) -> None:
+    def __init__(self, model: Any, forward: PerturbedForward, family: EncoderFamily) -> None:
         self._model, self._forward = model, forward
-        self._first_position = FAMILIES[model.config.model_type][0](model.config)
+        self._first_position = family.first_position(model.config)
         self._read_positions: Tensor | None = None  # [rows], in the packed row; None: no forward of ours is running
         self.frozen = FrozenLayers(model, forward)
         use_packed_attention(model)
-        attention = _last_attention(model)
+        last = family.last_attention.format(last=model.config.num_hidden_layers - 1)
+        attention: Any = getattr(model, model.base_model_prefix).get_submodule(last)
         attention.self.forward = partial(self._attend, attention.self, attention.self.forward)
         attention.output.register_forward_pre_hook(self._select_residual)
 
@@ -134,12 +129,7 @@ class PackedEncoder:
         return attended.flatten(0, 1).unsqueeze(1), residual.flatten(0, 1).unsqueeze(1)
 
 
-def is_supported(model: Any) -> bool:
-    """Return whether batches for this model can be packed."""
-    return model.config.model_type in FAMILIES
-
-
-def _last_attention(model: Any) -> Any:
-    """Return the last layer's attention: after it a row's tokens no longer mix."""
-    path = FAMILIES[model.config.model_type][1].format(last=model.config.num_hidden_layers - 1)
-    return getattr(model, model.base_model_prefix).get_submodule(path)
+def pack_encoder(model: Any, forward: PerturbedForward) -> PackedEncoder | None:
+    """Return the model as one whose forwards compute packed batches; None for a family that is not supported."""
+    family = find_encoder_family(model)
+    return None if family is None else PackedEncoder(model, forward, family)

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.choices import conf_dir, find_choices
 from mezo_cli.config.keys import all_keys, groups, type_hints
 from mezo_cli.config.registry import CHOICES
@@ -40,8 +41,6 @@ LIMIT = ("max_seconds", "at_limit")  # without effect too, unless the run ends a
 IN_OTHER_COLUMNS = ("model.name", "seed", "data.seed", "data.shots")
 OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without effect on a run of no steps
 
-PEFT = {"none": "", "lora": " LoRA"}
-
 
 def method_name(config: Config) -> str:
     """Return the paper's name of the method: MeZO, MeZO LoRA, LP, FT, zero-shot, LP then MeZO."""
@@ -50,7 +49,8 @@ def method_name(config: Config) -> str:
         name = "zero-shot" if is_zero_shot(config) else "LP"
     elif config.init == "linear_probe":
         name = f"LP then {name}"
-    return name + PEFT.get(config.peft.name, f" {config.peft.name}")
+    adapter = "" if config.peft.name == "none" else f" {find_method(config.peft).title or config.peft.name}"
+    return name + adapter
 
 
 def is_zero_shot(config: Config) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.optim import optimizer_class
@@ -29,11 +30,9 @@ def explain_device_errors(what: str, advice: str, raises: type[UserError | RunFa
 
 def smaller_model(config: Config) -> str:
     """Return the advice for a model that does not fit."""
-    size = {
-        "lora": f"a lower peft.r (now {getattr(config.peft, 'r', None)}), ",
-        "prefix": f"a lower peft.length (now {getattr(config.peft, 'length', None)}), ",
-    }
-    return f"{size.get(config.peft.name, '')}a smaller model or a device with more memory (model.device)"
+    setting = find_method(config.peft).size_setting
+    size = f"a lower peft.{setting} (now {getattr(config.peft, setting)}), " if setting else ""
+    return f"{size}a smaller model or a device with more memory (model.device)"
 
 
 def smaller_batches(config: Config) -> str:

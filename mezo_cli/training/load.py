@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from mezo_cli import models
+from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import Config, Example, Splits, TokenizedExample
 from mezo_cli.distributed.ranks import current
 from mezo_cli.distributed.shard_group import ShardGroup
-from mezo_cli.models import adapters
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
@@ -76,9 +76,9 @@ def load_session(
         loaded = models.load(source, kind, config.task.labels, config.seed, as_stored=group is not None)
         if loaded.new_head and checkpoint is None and not restores:
             log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
-        if config.init == "linear_probe" and not kind.has_classifier and config.peft.name != "head":
+        if config.init == "linear_probe" and not kind.has_classifier and full:
             models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
-        adapters.attach(loaded, config.peft, config.model, config.seed)
+        attach(loaded, config.peft, config.model, config.seed)
         if checkpoint is not None and not full:
             loaded.adapter.load(checkpoint)
         encoder = objective_class.encoder_class(config.task, loaded.tokenizer)

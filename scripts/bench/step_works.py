@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from mezo_cli import system
-from mezo_cli.config.schema import LoraConfig, ModelConfig, TokenizedExample
-from mezo_cli.models import MASKED_LM, LoadedModel, adapters
+from mezo_cli.adapters.adapter import attach
+from mezo_cli.adapters.lora import LoraConfig
+from mezo_cli.config.schema import ModelConfig, TokenizedExample
+from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.mlm import MaskedLabelScorer
 from mezo_cli.optim import make_config
@@ -105,7 +107,7 @@ def with_lora(model: Any) -> Any:
     """Add the paper's LoRA (r 8, alpha 16, queries and values) to a model."""
     loaded = LoadedModel(model, None, MASKED_LM, model.device, torch.float32)
     settings = LoraConfig(name="lora", r=8, alpha=16, targets="query_value")
-    adapters.attach(loaded, settings, ModelConfig(name="bench", path="demo"), seed=0)
+    attach(loaded, settings, ModelConfig(name="bench", path="demo"), seed=0)
     return loaded.model
 
 

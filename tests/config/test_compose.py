@@ -11,10 +11,12 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
+from mezo_cli.adapters.bias import BiasConfig
+from mezo_cli.adapters.lora import LoraConfig
 from mezo_cli.config import keys
 from mezo_cli.config.compose import build_config, compose_run
 from mezo_cli.config.registry import CHOICES, readers, settings_class
-from mezo_cli.config.schema import BiasConfig, Config, LoraConfig, data_dir, to_dict
+from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.config.validation import build, check, class_defaults
 from mezo_cli.config.values import Allowed, allowed, plain_type

@@ -23,10 +23,12 @@ from transformers import (
 )
 
 from mezo_cli import models
+from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.registry import PEFT
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
-from mezo_cli.models import CAUSAL_LM, MASKED_LM, adapters
+from mezo_cli.models import CAUSAL_LM, MASKED_LM
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
@@ -38,7 +40,7 @@ from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, ready
 
-KINDS = list(adapters.ADAPTERS)
+KINDS = PEFT.names[1:]  # without none
 NOISES = ["gaussian", "rademacher", "torch"]
 OBJECTIVES = ["mlm", "cls"]
 Z = Direction(5, 3)
@@ -384,7 +386,7 @@ def decoder(family: str, *words: str) -> models.LoadedModel:
     model = transformers.AutoModelForCausalLM.from_config(DECODERS[family]).eval()
     loaded = models.LoadedModel(model, Words(), CAUSAL_LM, torch.device("cpu"), torch.float32)
     made = build_config(list(words))
-    adapters.attach(loaded, made.peft, made.model, seed=1)
+    attach(loaded, made.peft, made.model, seed=1)
     return loaded
 
 

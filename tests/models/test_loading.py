@@ -16,9 +16,10 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli import models
 from mezo_cli.api import finetune
+from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import OBJECTIVES, packed_encoder, packing
+from mezo_cli.objectives import OBJECTIVES, packing
 from mezo_cli.perturb.noise import Direction
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
@@ -404,10 +405,8 @@ def test_an_unsupported_family_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) -> None:
-    path = packed_encoder.FAMILIES["roberta"][1]
-    monkeypatch.setitem(
-        packed_encoder.FAMILIES, "roberta", (lambda config: 0, path)
-    )  # position ids that are two too small
+    wrong = "mezo_cli.objectives.families:BERT"  # position ids that are two too small
+    monkeypatch.setitem(ENCODER_FAMILIES.targets, "roberta", wrong)
     with pytest.raises(
         UserError, match=r"RobertaForMaskedLM is a model family that is not supported: its scores are wrong"
     ):

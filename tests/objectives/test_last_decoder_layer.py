@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.objectives import last_decoder_layer, packed_decoder
+from mezo_cli.config.registry import DECODER_FAMILIES
+from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
@@ -16,7 +17,7 @@ from mezo_cli.training.session import Session
 from tests import tiny
 from tests.optim.test_mezo import SENTENCES
 
-CASES = dict.fromkeys(last_decoder_layer.FAMILIES, ("none", "rather bad,rather very good")) | {
+CASES = dict.fromkeys(DECODER_FAMILIES.names, ("none", "rather bad,rather very good")) | {
     "opt post-norm": ("lora", "bad,good"),
     "llama prefix": ("prefix", "bad,utterly dull"),
     "gpt_neox prefix": ("prefix", "bad,good"),

@@ -16,6 +16,7 @@ from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.collate import to_device
+from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
 from mezo_cli.training.load import load_session
@@ -147,7 +148,7 @@ def test_a_paired_forward_equals_one_forward_per_sign(family: Path, words: str) 
             with ours.forward.perturbed(z, c, signs=(1,)):
                 alone.append(ours.objective.logits(batch))
         with ours.forward.perturbed(z, 0.05):
-            assert ours.objective.fits_paired_forward(batch) is packed_decoder.is_supported(ours.loaded.model)
+            assert ours.objective.fits_paired_forward(batch) is (find_decoder_family(ours.loaded.model) is not None)
             if ours.objective.fits_paired_forward(batch):
                 torch.testing.assert_close(ours.objective.logits(batch), torch.stack(alone), rtol=1e-5, atol=1e-4)
             both = ours.loss(batch)
@@ -159,7 +160,7 @@ def test_a_paired_forward_equals_one_forward_per_sign(family: Path, words: str) 
 @pytest.mark.parametrize("kind", ["gpt2", "bloom"])
 def test_other_rows_of_a_batch_change_nothing(kind: str, tmp_path: Path) -> None:
     ours = ready(tiny.decoder(tmp_path, kind), label_words(WORDS["mixed"]))
-    assert packed_decoder.is_supported(ours.loaded.model) is (kind == "gpt2")
+    assert (find_decoder_family(ours.loaded.model) is not None) is (kind == "gpt2")
     alone = torch.cat([scores(ours, [row]) for row in SENTENCES])
     torch.testing.assert_close(scores(ours, SENTENCES), alone, rtol=1e-4, atol=1e-5)
 
@@ -209,7 +210,7 @@ def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path,
     monkeypatch.setitem(tiny.DECODERS, "mistral", ("Mistral", tiny.GATED | {"sliding_window": 4}))
     folder = tiny.decoder(tmp_path, "mistral")
     ours = ready(folder)
-    assert not packed_decoder.is_supported(ours.loaded.model)
+    assert find_decoder_family(ours.loaded.model) is None
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
     with torch.no_grad():
         same(scores(ours, SENTENCES), by_hand(folder, prompts, [" terrible", " great"]))

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_encoder
+from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.perturb.noise import Direction
 from tests.models.test_loading import SERVED, SHAPE, family
 from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
@@ -44,7 +46,7 @@ def test_a_packed_classification_head_equals_a_padded_one(kind: str, rows: list[
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name", packed_encoder.FAMILIES)
+@pytest.mark.parametrize("name", ENCODER_FAMILIES.names)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
     name: str, objective: str, tmp_path: Path
@@ -93,7 +95,7 @@ def test_a_row_does_not_attend_to_other_rows(objective: str, roberta: Path) -> N
         torch.testing.assert_close(
             ours.objective.logits(alone)[0], ours.objective.logits(among)[1], rtol=1e-4, atol=1e-6
         )
-    assert packed_encoder.is_supported(ours.loaded.model)
+    assert find_encoder_family(ours.loaded.model) is not None
 
 
 @pytest.mark.parametrize("name", ["electra", "distilbert"])
@@ -101,7 +103,7 @@ def test_a_classification_head_of_another_family_takes_padded_batches(name: str,
     folder = family(tmp_path, SERVED[name])
     ours = ready(folder, "objective=cls")
     batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    assert not packed_encoder.is_supported(ours.loaded.model)
+    assert find_encoder_family(ours.loaded.model) is None
     assert not ours.objective.fits_paired_forward(batch)
     with torch.no_grad():
         want = stock_of(ours, folder)(**batch.inputs()).logits

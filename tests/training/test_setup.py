@@ -9,10 +9,10 @@ from transformers.models.roberta.modeling_roberta import RobertaLMHead
 
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.registry import PEFT
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import fingerprint
-from mezo_cli.models.adapters import ADAPTERS
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training import start_checks
@@ -43,7 +43,7 @@ def test_a_session_is_ready_to_run(roberta: Path, monkeypatch: pytest.MonkeyPatc
         ("objective.name", OBJECTIVES.names),
         ("objective.loss", LOSSES.names),
         ("optimizer.name", OPTIMIZERS.names),
-        ("peft.name", {"none": None, **ADAPTERS}),
+        ("peft.name", PEFT.names),
     ],
 )
 def test_every_name_of_the_schema_is_in_its_table_and_has_its_file(key: str, table: Collection[str]) -> None:

@@ -1,9 +1,4 @@
-"""Prefix tuning: trainable keys and values before those of the text, in every layer (Li and Liang 2021, 2101.00190).
-
-As in the paper (section 3), the prefix starts from real activations: the keys and values that the model computes for
-some tokens. It takes the first positions and the text those after it, as `peft` loads it again. So in a decoder the
-initial prefix is exactly the model that has read those tokens. The prefix is passed to the model as `past_key_values`.
-"""
+"""Pass the keys and values of a prefix to a model's forwards, as `past_key_values`; compute its initial ones."""
 
 import inspect
 from typing import Any
@@ -26,7 +21,7 @@ class FixedPrefixCache(DynamicCache):
         return torch.cat((keys, key_states), dim=2), torch.cat((values, value_states), dim=2)
 
 
-class Prefix:
+class PrefixInput:
     """Passes a table of keys and values to every forward of a model's body.
 
     Args:

@@ -1,0 +1,132 @@
+"""Insert the adapter of a method into a model; save and load it without the model.
+
+A classification head is trained and saved with each method. `peft` is imported only when a run asks for an adapter.
+"""
+
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from mezo_cli.adapters.base import find_method
+from mezo_cli.config.schema import ModelConfig, PeftConfig
+from mezo_cli.errors import UserError, first_line
+from mezo_cli.models.initial_state import fingerprint
+from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
+from mezo_cli.models.parameter_names import base_name
+
+WEIGHTS = "adapter_model.safetensors"
+BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The trained tensors of a model.
+
+    Attributes:
+        peft: the model inside peft's wrapper.
+        base: fingerprint of the base checkpoint.
+    """
+
+    peft: Any
+    base: str
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter alone, in the layout that `peft` loads."""
+        from peft import get_peft_model_state_dict
+
+        folder.mkdir(parents=True, exist_ok=True)
+        state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
+        safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: self.base})
+        self.peft.peft_config["default"].save_pretrained(folder)
+
+    def load(self, folder: Path) -> None:
+        """Load the tensors of a saved adapter.
+
+        Raises:
+            UserError: when the file is damaged, or was trained on another base or with other settings.
+        """
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        path = folder / WEIGHTS
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                base = (file.metadata() or {}).get(BASE_FINGERPRINT)
+                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path} is damaged or missing: {error}") from error
+        if base != self.base:
+            raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
+        wanted = {
+            name: v.shape for name, v in get_peft_model_state_dict(self.peft, save_embedding_layers=False).items()
+        }
+        if {name: value.shape for name, value in stored.items()} != wanted:
+            raise UserError(f"{path} does not hold the tensors of this adapter: the run's settings have changed")
+        set_peft_model_state_dict(self.peft, stored)
+
+
+def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: int) -> None:
+    """Insert an adapter into a loaded model, freeze all other parameters, and set `loaded.adapter`.
+
+    Args:
+        loaded: a model. The adapter's parameters are added to its `fresh` names.
+        config: the method and its settings; `none` leaves the model as it is.
+        model: the base checkpoint, which the saved adapter names.
+        seed: draws the new tensors: A of a LoRA, the tokens that a prefix starts from.
+
+    Raises:
+        UserError: for a model family that the method does not support.
+    """
+    if config.name == "none":
+        return
+    base, before = fingerprint(loaded.model, exclude=loaded.fresh), set(dict(loaded.model.named_parameters()))
+    with _ignore_warnings(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(f"fresh adapter {seed}".encode()))
+        wrapped = _insert(loaded, config, f"model.path={model.path}: {type(loaded.model).__name__}")
+    _set_saved_config(wrapped.peft_config["default"], model)
+    for module in loaded.model.modules():
+        if hasattr(module, "original_module"):
+            module.original_module.requires_grad_(False)
+        if hasattr(module, "cast_input_dtype_enabled"):  # the perturbed weights have the inputs' dtype already
+            module.cast_input_dtype_enabled = False
+    for p in loaded.model.parameters():
+        p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
+    names = [name for name, _ in loaded.model.named_parameters()]
+    loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
+    loaded.adapter = Adapter(wrapped.eval(), base)
+
+
+def _insert(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
+    try:
+        return find_method(config).insert(loaded, name)
+    except ValueError as error:  # the library's: it finds no module of the names that it looks for
+        raise UserError(
+            f"{name} is a model family that peft={config.name} does not support: {first_line(error)}"
+        ) from error
+
+
+def _set_saved_config(settings: Any, model: ModelConfig) -> None:
+    """Set what `adapter_config.json` says, in an order that does not change from run to run."""
+    settings.inference_mode = True  # as in every saved adapter
+    if isinstance(getattr(settings, "target_modules", None), set):
+        settings.target_modules = sorted(settings.target_modules)
+    if settings.modules_to_save is not None:
+        settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
+    if model.path != "demo" and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
+        settings.base_model_name_or_path, settings.revision = model.path, model.revision
+
+
+@contextmanager
+def _ignore_warnings() -> Iterator[None]:
+    """Ignore peft's warnings: that a tied output layer is copied is intended."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

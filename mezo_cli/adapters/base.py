@@ -1,0 +1,106 @@
+"""The interface of a method of parameter-efficient fine-tuning, and the modules of a model that each of them trains."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mezo_cli.config.registry import PEFT
+from mezo_cli.config.schema import PeftConfig
+
+if TYPE_CHECKING:
+    from mezo_cli.models import LoadedModel
+
+
+class PeftMethod:
+    """A method that the `peft` library implements. A subclass has its name in `PEFT`, or in the group `mezo.peft`.
+
+    Most need no more than the class attributes: the settings are then passed on to the library's class by their names.
+
+    Class attributes:
+        title: its name in tables, after the optimizer's; empty: the name of the choice.
+        settings: the class of its settings.
+        library: the name of its config class in `peft`.
+        size_setting: the setting to lower where memory runs out; empty: none.
+        trains_output_layer: whether the layer over the vocabulary is trained and saved too, so that a linear probe may
+            be written into it. A classification head always is.
+
+    Args:
+        config: of the class `settings`.
+    """
+
+    title: ClassVar[str] = ""
+    settings: ClassVar[type[PeftConfig]] = PeftConfig
+    library: ClassVar[str] = ""
+    size_setting: ClassVar[str] = ""
+    trains_output_layer: ClassVar[bool] = False
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+        """Return the library's config for a model.
+
+        Args:
+            loaded: the model.
+            name: of the model, for error lines.
+
+        Raises:
+            UserError: for a model family that the method does not support.
+        """
+        import peft
+
+        settings = {key: value for key, value in asdict(self.config).items() if key != "name" and value is not None}
+        return getattr(peft, self.library)(
+            task_type=loaded.kind.task_type, modules_to_save=classifier_modules(loaded), **settings
+        )
+
+    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+        """Insert the tensors into the model, and return it in the library's wrapper.
+
+        Trained is what requires a gradient then: new tensors, and what the method leaves or sets so. New tensors may be
+        drawn from torch's generator, which the caller has seeded.
+
+        Args:
+            loaded: the model.
+            name: of the model, for error lines.
+
+        Raises:
+            UserError: for a model family that the method does not support.
+        """
+        import peft
+
+        return peft.get_peft_model(loaded.model, self.library_config(loaded, name))
+
+
+class WholeModel(PeftMethod):
+    """No method: all parameters are trained."""
+
+    trains_output_layer = True
+
+
+def find_method(config: PeftConfig) -> PeftMethod:
+    """Return the method that `peft.name` names, with its settings.
+
+    Raises:
+        UserError: for an unknown name, and for a plug-in that cannot be imported.
+    """
+    method: PeftMethod = PEFT.load(config.name)(config)
+    return method
+
+
+def head_modules(loaded: "LoadedModel") -> list[str]:
+    """Return the paths of the modules with parameters outside the body."""
+    body = loaded.model.base_model_prefix
+    return [
+        path
+        for path, child in loaded.model.named_children()
+        if path != body and next(child.parameters(), None) is not None
+    ]
+
+
+def classifier_modules(loaded: "LoadedModel") -> list[str] | None:
+    """Return the paths of the classification head and of new poolers; None for a model without such a head."""
+    if not loaded.kind.has_classifier:
+        return None
+    body = f"{loaded.model.base_model_prefix}."
+    poolers = {".".join(name.split(".")[:2]) for name in loaded.fresh if name.startswith(body)}
+    return [*head_modules(loaded), *sorted(poolers)]

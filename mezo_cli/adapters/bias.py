@@ -1,0 +1,47 @@
+"""The bias terms alone (BitFit; Zaken et al. 2022, arXiv 2106.10199)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.adapters.base import PeftMethod, classifier_modules
+from mezo_cli.adapters.head import without_targets
+from mezo_cli.adapters.layers import first_trained_layer, is_below
+from mezo_cli.config.schema import PeftConfig, Positive
+from mezo_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from mezo_cli.models import LoadedModel
+
+
+@dataclass(frozen=True)
+class BiasConfig(PeftConfig):
+    """The bias terms alone.
+
+    Attributes:
+        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
+    """
+
+    layers: Positive | None = None
+
+
+class Bias(PeftMethod):
+    """The bias terms, of all layers or of the top ones."""
+
+    settings = BiasConfig
+    config: BiasConfig
+
+    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+        """Return the library's config."""
+        return without_targets(loaded, bias="all", modules_to_save=classifier_modules(loaded))
+
+    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+        """Let the biases require a gradient, without those below the top layers."""
+        if not any(parameter.endswith(".bias") for parameter, _ in loaded.model.named_parameters()):
+            raise UserError(f"{name} has no bias terms: peft=bias has nothing to train")
+        wrapped = super().insert(loaded, name)
+        if self.config.layers is not None:
+            first = first_trained_layer(loaded.model, self.config.layers, name)
+            for parameter, p in loaded.model.named_parameters():
+                if parameter.endswith(".bias") and is_below(parameter, first):
+                    p.requires_grad_(False)
+        return wrapped
