@@ -65,7 +65,7 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _check_storage(config: Config) -> None:
-    """Reject methods whose update of weights in two bytes would be lost, or not be rounded alike at every replay."""
+    """Reject methods whose update of weights in half precision would be lost, or rounded in another way by a replay."""
     if config.model.dtype == "float32":
         return
     key, shown = "model.dtype", f"model.dtype={config.model.dtype}"

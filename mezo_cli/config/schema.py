@@ -185,7 +185,7 @@ class ModelConfig(Settings):
         name: the model's name in tables; chosen by `model=`.
         path: a hub id, a local folder, or `demo`.
         revision: a branch, tag or commit on the hub; null: the newest.
-        dtype: how the weights are stored. In two bytes, updates are rounded stochastically
+        dtype: how the weights are stored. In half precision, updates are rounded stochastically
             (docs/how-to/low-memory.md).
         compute_dtype: the dtype of the forwards.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.

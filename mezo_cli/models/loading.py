@@ -145,8 +145,8 @@ def _load_as_stored(
 ) -> tuple[Any, dict[str, Any]]:
     """Do the same, with parameters in the dtype of the file if conversion to float32 then gives the same model.
 
-    It does not where a new head is drawn, or a buffer computed, in two bytes. So for other dtypes, and for such models,
-    the parameters are converted.
+    It does not where a new head is drawn, or a buffer computed, in half precision. So for other dtypes, and for such
+    models, the parameters are converted.
     """
     if dtype == torch.float32:
         generator = torch.get_rng_state()

@@ -21,7 +21,7 @@ from mezo_cli.perturb.params import Params
 # The largest allowed difference, as a fraction of the largest score: rounding, and no more.
 TOLERANCE = {"cpu": 1e-4}
 DEFAULT_TOLERANCE = 1e-2  # a GPU adds in other orders
-COPIED = 1 << 22  # elements of a weight in two bytes that are copied to float32 at once: 16 MB
+COPIED = 1 << 22  # elements of a weight in half precision that are copied to float32 at once: 16 MB
 # One bit in the middle of the mantissa: to flip it changes a weight by 1/16 to 1/8, and to flip it again restores it.
 FLIPPED_BITS = {
     torch.float32: (torch.int32, 1 << 19),
@@ -84,7 +84,7 @@ def check_perturbed(
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """Let the model's own forwards compute in float32: a module whose weights have two bytes gets copies as it runs."""
+    """Let the model's own forwards compute in float32: a module with weights in half precision gets copies as it runs."""
     changed = {
         module: module.__dict__.get("forward")
         for module in model.modules()

@@ -242,7 +242,7 @@ class PerturbedForward:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
 
         Frozen weights are never updated: to round them once gives the same as to round them in every forward, in less
-        memory and time. Embeddings stay as they are: only rows of them are read. Where theta has two bytes per element,
+        memory and time. Embeddings stay as they are: only rows of them are read. Where theta is in half precision,
         so have they, whatever the dtype of the forwards is.
         """
         self.compute_dtype = dtype

@@ -1,7 +1,7 @@
 """The trainable tensors theta by name, and their update theta <- decay theta + coefficient z.
 
-Where theta is stored in two bytes, the update of a step is computed in float32 and rounded once, stochastically: see
-noise/rounding.py. It is the same rounding whether one step is applied or, in a replay, many to one part of theta.
+Where theta is stored in half precision, the update of a step is computed in float32 and rounded once, stochastically:
+see noise/rounding.py. It is the same rounding whether one step is applied or, in a replay, many to one part of theta.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class Params:
 
     Attributes:
         noise, shards: as given.
-        fuses: whether a step of one term is one kernel where theta has two bytes. The result is bitwise identical.
+        fuses: whether a step of one term is one kernel where theta is in half precision. Bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
     """
 
@@ -170,7 +170,7 @@ class Params:
                 self.noise.update_(span, span.theta, terms[some], decays[some], self.decay.in_float64)
 
     def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float], names: tuple[str, ...] | None) -> None:
-        """Do the same for theta in two bytes, with one rounding per step."""
+        """Do the same for theta in half precision, with one rounding per step."""
         size = call_size(MAX_ELEMENTS, self._device)
         for steps in _passes(terms, decays):
             self._begin_pass()
@@ -211,7 +211,7 @@ class Params:
         return next(iter(self.tensors.values())).device
 
     def load(self, span: Span) -> Tensor:
-        """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in two bytes.
+        """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in half precision.
 
         A copy is valid until the next one: it is always in the same memory.
         """

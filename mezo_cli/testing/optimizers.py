@@ -254,7 +254,7 @@ class Conformance:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_a_replayed_run_ends_in_the_same_bits(self, dtype: torch.dtype) -> None:
-        """The records alone lead from the first weights to the last, which may be stored in two bytes."""
+        """The records alone lead from the first weights to the last, which may be stored in half precision."""
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused

@@ -1,4 +1,4 @@
-"""Measure peak memory and time of a step of a model whose weights are stored in two bytes, against float32.
+"""Measure peak memory and time of a step of a model whose weights are stored in half precision, against float32.
 
     python scripts/measure/measure_storage.py --shape roberta-large
     python scripts/measure/measure_storage.py --shape opt-1.3b --storage bfloat16 --compute bfloat16

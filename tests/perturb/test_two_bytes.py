@@ -1,4 +1,4 @@
-"""Theta in bfloat16 and float16: one rounding per step, right in expectation, bitwise identical in every replay."""
+"""Theta in half precision: one rounding per step, right in expectation, bitwise identical in every replay."""
 
 import copy
 from collections.abc import Callable, Sequence

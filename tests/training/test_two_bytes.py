@@ -1,4 +1,4 @@
-"""Runs with theta in two bytes: their files, resume, replay and checkpoint=trajectory end bitwise identical."""
+"""Runs with theta in half precision: their files, resume, replay and checkpoint=trajectory end bitwise identical."""
 
 import json
 import shutil

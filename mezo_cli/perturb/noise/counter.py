@@ -14,12 +14,12 @@ from torch import Tensor
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, decay_number, step_sample
-from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, STEPS, TWO_BYTES, update_kernel
+from mezo_cli.perturb.noise.rounding import HALF_DTYPES, MAX_ELEMENTS, ROUND, STEPS, update_kernel
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
-STORED = (torch.float32, *TWO_BYTES)  # dtypes of theta
+STORED = (torch.float32, *HALF_DTYPES)  # dtypes of theta
 
 
 class CounterNoise:
@@ -160,12 +160,12 @@ class CounterNoise:
         Bitwise identical to `update_` and `rounding.round_` for each term.
 
         Args:
-            span: where theta is, stored in two bytes.
+            span: where theta is, stored in half precision.
             terms: (direction, coefficient), in order.
             decays: one per term.
             decay_in_float64: as for `update_`.
         """
-        stored, device = self._checked(span, span.theta, TWO_BYTES), span.segment.device
+        stored, device = self._checked(span, span.theta, HALF_DTYPES), span.segment.device
         theta = stored if device == stored.device else stored.to(device)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
         for place, part in span.split(call_size(MAX_ELEMENTS, device)):

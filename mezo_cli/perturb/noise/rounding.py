@@ -1,7 +1,7 @@
-"""Stochastic rounding: float32 values to two bytes, up or down at random, so that the mean is the value itself.
+"""Stochastic rounding: float32 values to half precision, up or down at random, so that the mean is the value itself.
 
-An update of MeZO is far smaller than the distance of neighbouring values in two bytes (2^-8 of a weight in bfloat16).
-Rounding to nearest would drop nearly all of them. With a probability equal to the distance from the lower neighbour,
+An update of MeZO is far smaller than the distance of neighbouring values in half precision (2^-8 of a weight in
+bfloat16). Rounding to nearest would drop nearly all of them. With a probability equal to the distance from the lower neighbour,
 in units of their distance, the result is right in expectation (Gupta et al. 2015, arXiv 1502.02551).
 
 The random bits are a function of (seed, "round", step, tensor name, element index), by the generator of z. So a
@@ -25,7 +25,7 @@ ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as la
 PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
 MAX_ELEMENTS = 1 << 20  # per call on a CPU
 STEPS = SmallTensors(step_sample, 64)  # what the kernels read per step; a pass over the storage begins by `begin_pass`
-TWO_BYTES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
@@ -78,7 +78,7 @@ def kernel(dtype: torch.dtype, tile: int) -> Kernel:
 
 @cache
 def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
-    """Return the kernel of a step of one term: theta <- round(theta + c z), theta in two bytes.
+    """Return the kernel of a step of one term: theta <- round(theta + c z), theta in half precision.
 
     Args:
         kernels: of the kind of noise.
