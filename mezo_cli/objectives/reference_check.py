@@ -84,7 +84,7 @@ def check_perturbed(
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """Let the model's own forwards compute in float32: a module with weights in half precision gets copies as it runs."""
+    """Let the model's own forwards compute in float32: a module in half precision gets copies as it runs."""
     changed = {
         module: module.__dict__.get("forward")
         for module in model.modules()

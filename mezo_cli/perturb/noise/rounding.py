@@ -1,8 +1,8 @@
 """Stochastic rounding: float32 values to half precision, up or down at random, so that the mean is the value itself.
 
 An update of MeZO is far smaller than the distance of neighbouring values in half precision (2^-8 of a weight in
-bfloat16). Rounding to nearest would drop nearly all of them. With a probability equal to the distance from the lower neighbour,
-in units of their distance, the result is right in expectation (Gupta et al. 2015, arXiv 1502.02551).
+bfloat16). Rounding to nearest would drop nearly all of them. With a probability equal to the distance from the lower
+neighbour, in units of their distance, the result is right in expectation (Gupta et al. 2015, arXiv 1502.02551).
 
 The random bits are a function of (seed, "round", step, tensor name, element index), by the generator of z. So a
 replayed step rounds as in training. The result is again float32: a value that the dtype represents, stored exactly.
