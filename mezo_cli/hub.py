@@ -3,6 +3,9 @@
 import os
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 _TIMEOUT = 5.0  # seconds to connect
@@ -37,3 +40,16 @@ def is_reachable() -> bool:
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def progress_bars(library: Any, shown: bool) -> Iterator[None]:
+    """Turn the bars of `datasets` or `huggingface_hub.utils` off inside the block, unless they are to be shown."""
+    if shown or library.are_progress_bars_disabled():
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()

@@ -45,7 +45,8 @@ def export(
 
 
 def _content(subset: Subset) -> bytes:
-    return (subset.rows.table.header + "".join(subset.rows.lines(subset.indices))).encode()
+    table = subset.rows.table
+    return (table.header + "".join(table.line(i) for i in subset.indices)).encode()
 
 
 def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:

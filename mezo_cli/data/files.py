@@ -9,12 +9,11 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
-from mezo_cli.data.table import ABSENT, Table
+from mezo_cli.data.table import ABSENT, Table, csv_line
 from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
@@ -34,28 +33,6 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
     text = text.removeprefix("\ufeff")
     array = path.suffix == ".json" and text.lstrip().startswith("[")
     return _json_table(path, _json_array(path, text) if array else _jsonl(path, text), task, has_lines=not array)
-
-
-def table_from_rows(
-    name: str,
-    path: str,
-    columns: list[str],
-    rows: Sequence[Sequence[Any]],
-    label_spellings: tuple[tuple[str, ...], ...],
-) -> Table:
-    """Return a table of rows that have no file lines (parquet, hub). Their export is JSONL."""
-    return Table(
-        name=name,
-        path=path,
-        suffix=".jsonl",
-        columns=columns,
-        rows=rows,
-        line_numbers=range(1, len(rows) + 1),
-        split=_identity,
-        line=lambda row: _json_line(columns, row),
-        has_lines=False,
-        label_spellings=label_spellings,
-    )
 
 
 def all_spellings(task: TaskConfig) -> tuple[tuple[str, ...], ...]:
@@ -104,16 +81,10 @@ def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
         columns=columns,
         rows=rows,
         line_numbers=range(first, first + len(rows)),
-        split=_tsv_fields,
-        line=lambda row: row + "\n",
         header=header,
         default_columns=not has_header,
         label_spellings=(tuple(task.files.labels),),
     )
-
-
-def _tsv_fields(row: str) -> list[str]:
-    return row.removesuffix("\r").split("\t")
 
 
 def _csv(path: Path, text: str, task: TaskConfig) -> Table:
@@ -142,19 +113,11 @@ def _csv(path: Path, text: str, task: TaskConfig) -> Table:
         columns=columns,
         rows=rows,
         line_numbers=line_numbers,
-        split=_identity,
-        line=_csv_line,
-        header=_csv_line(columns) if has_header else "",
+        header=csv_line(columns) if has_header else "",
         default_columns=not has_header,
         label_spellings=all_spellings(task) if has_header else (tuple(task.files.labels),),
         ambiguous_numbers=has_header,
     )
-
-
-def _csv_line(row: Sequence[str]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(row)
-    return out.getvalue()
 
 
 def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str], bool]:
@@ -212,17 +175,10 @@ def _json_table(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, ha
         columns=names,
         rows=[tuple(record.get(name, ABSENT) for name in names) for _, record in objects],
         line_numbers=[number for number, _ in objects],
-        split=_identity,
-        line=lambda row: _json_line(names, row),
         has_lines=has_lines,
         label_spellings=all_spellings(task),
         ambiguous_numbers=True,
     )
-
-
-def _json_line(columns: Sequence[str], row: Sequence[Any]) -> str:
-    record = {name: value for name, value in zip(columns, row, strict=True) if value is not ABSENT}
-    return json.dumps(record, ensure_ascii=False, default=str) + "\n"
 
 
 def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
@@ -242,7 +198,17 @@ def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
     name = paths[0].name if len(paths) == 1 else f"{paths[0].name} ... {paths[-1].name}"
     path = str(paths[0].with_name(name))
     rows = list(zip(*values, strict=True))
-    return replace(table_from_rows(name, path, table.column_names, rows, all_spellings(task)), ambiguous_numbers=True)
+    return Table(
+        name=name,
+        path=path,
+        suffix=".jsonl",
+        columns=table.column_names,
+        rows=rows,
+        line_numbers=range(1, len(rows) + 1),
+        has_lines=False,
+        label_spellings=all_spellings(task),
+        ambiguous_numbers=True,
+    )
 
 
 def class_name(value: Any, names: Sequence[str]) -> Any:
@@ -257,7 +223,3 @@ def _class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-
-
-def _identity(row: Sequence[Any]) -> Sequence[Any]:
-    return row

@@ -10,10 +10,10 @@ from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.console import is_live
-from mezo_cli.data.files import class_name, table_from_rows
-from mezo_cli.data.table import LabelledRows, Source, label_rows
+from mezo_cli.data.files import class_name
+from mezo_cli.data.table import LabelledRows, Source, Table, label_rows
 from mezo_cli.errors import UserError
-from mezo_cli.hub import hub_url, is_offline, is_reachable
+from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
 
 log = logging.getLogger("mezo")
 
@@ -62,7 +62,17 @@ def _rows(task: TaskConfig, split: str, dataset: Any) -> LabelledRows:
         values.append([class_name(value, names) for value in batch[column]] if names else batch[column])
     name = "/".join(part for part in (task.hub.path, task.hub.name, split) if part)
     rows = list(zip(*values, strict=True))
-    return label_rows(table_from_rows(name, f"hub data set {name}", columns, rows, (tuple(task.hub.labels),)), task)
+    table = Table(
+        name=name,
+        path=f"hub data set {name}",
+        suffix=".jsonl",
+        columns=columns,
+        rows=rows,
+        line_numbers=range(1, len(rows) + 1),
+        has_lines=False,
+        label_spellings=(tuple(task.hub.labels),),
+    )
+    return label_rows(table, task)
 
 
 def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:
@@ -72,7 +82,7 @@ def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:
     hub = task.hub
     assert hub.path is not None
     try:
-        with _no_progress_bars(datasets), _offline_mode(datasets) if cache_only else nullcontext():
+        with progress_bars(datasets, is_live(sys.stderr)), _offline_mode(datasets) if cache_only else nullcontext():
             return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
     except Exception as error:  # exceptions of datasets, huggingface_hub, httpx and pyarrow
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
@@ -100,16 +110,3 @@ def _offline_mode(datasets: Any) -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-@contextmanager
-def _no_progress_bars(datasets: Any) -> Iterator[None]:
-    """Turn the progress bars of `datasets` off if standard error is no terminal, or one of CI."""
-    if is_live(sys.stderr) or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()

@@ -1,7 +1,9 @@
 """Hold the rows of one file or hub split, and find the task's texts and labels in them."""
 
+import csv
+import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +23,10 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as they were read, in file order. A row is split into fields only when a field is needed.
+    """Rows as they were read, in file order.
 
-    `split(row)` returns the row's fields in the order of `columns`, `line(row)` its line in an export, with its line
-    end. `line_numbers` are those in the file (or row numbers, if the format has no lines), from 1.
+    A row of a .tsv is its line, which is split into fields only when one is needed; any other row is its fields.
+    `line_numbers` are those in the file (or row numbers, if the format has no lines), from 1.
     """
 
     name: str  # short, for Example.where: "train.tsv"
@@ -33,21 +35,64 @@ class Table:
     columns: list[str]
     rows: Sequence[Any]
     line_numbers: Sequence[int]
-    split: Callable[[Any], Sequence[Any]]
-    line: Callable[[Any], str]
     header: str = ""  # the first line of an export
     has_lines: bool = True
     ambiguous_numbers: bool = False  # label numbers may follow another order than the task's: note how they are read
     default_columns: bool = False  # the columns are task.files.columns, since the file has no header
     label_spellings: tuple[tuple[str, ...], ...] = ()  # of the labels in this source, besides task.labels
 
-    def location(self, i: int) -> str:
-        """Return where row `i` is, in short: `train.tsv:17`, or `train.parquet row 17`."""
-        return self.name + (f":{self.line_numbers[i]}" if self.has_lines else f" row {self.line_numbers[i]}")
+    def fields(self, i: int) -> Sequence[Any]:
+        """Return the fields of row `i`, in the order of the columns."""
+        row = self.rows[i]
+        return row.removesuffix("\r").split("\t") if isinstance(row, str) else row
 
-    def error_location(self, i: int) -> str:
-        """Return where row `i` is, for an error line: with the path as the user gave it."""
-        return self.path + (f":{self.line_numbers[i]}" if self.has_lines else f" row {self.line_numbers[i]}")
+    def line(self, i: int) -> str:
+        """Return row `i` as a line of an export, with its line end."""
+        row = self.rows[i]
+        if self.suffix == ".jsonl":
+            record = {name: value for name, value in zip(self.columns, row, strict=True) if value is not ABSENT}
+            return json.dumps(record, ensure_ascii=False, default=str) + "\n"
+        return csv_line(row) if self.suffix == ".csv" else row + "\n"
+
+    def location(self, i: int, full: bool = False) -> str:
+        """Return where row `i` is: `train.tsv:17`, or `train.parquet row 17`; if `full`, with the path."""
+        name = self.path if full else self.name
+        return f"{name}:{self.line_numbers[i]}" if self.has_lines else f"{name} row {self.line_numbers[i]}"
+
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Return some of the rows, as a table of their own."""
+        numbers = [self.line_numbers[i] for i in rows]
+        return replace(self, rows=[self.rows[i] for i in rows], line_numbers=numbers)
+
+    def texts(self, i: int, columns: Sequence[int]) -> tuple[str, ...]:
+        """Return the texts in some columns of row `i`. They are not stripped.
+
+        Raises:
+            UserError: for a value that is not a text.
+        """
+        fields = self.fields(i)
+        for column in columns:
+            check_text(fields[column], self.location(i, full=True), self.columns[column])
+        return tuple(fields[column] for column in columns)
+
+    def find_columns(self, columns: Sequence[str], task: TaskConfig, hint: str = "") -> list[int]:
+        """Return the index of each column that the task names.
+
+        Raises:
+            UserError: for a column that is missing, or is in the header twice, and for a table without rows.
+        """
+        indices = []
+        for column in columns:
+            index = self.find_column(column, task.rename)
+            if index is None:
+                raise UserError(
+                    f"{self.path}: no column '{column}', which task '{task.name}' reads; the columns are: "
+                    f"{join(self.columns)}{near_column(column, self.columns)}{hint.format(column)}"
+                )
+            indices.append(index)
+        if not self.rows:
+            raise UserError(f"{self.path}: no rows")
+        return indices
 
     def find_column(self, column: str, rename: dict[str, str]) -> int | None:
         """Return the index of the first source column that `rename` maps to `column`, or else of `column` itself.
@@ -79,27 +124,13 @@ class LabelledRows:
         return len(self.labels)
 
     def example(self, i: int) -> Example:
-        """Return row `i`. Texts are not stripped.
-
-        Raises:
-            UserError: for a value that is not a text.
-        """
-        table = self.table
-        fields = table.split(table.rows[i])
-        texts = tuple(fields[column] for column in self.text_columns)
-        for column, text in zip(self.text_columns, texts, strict=True):
-            check_text(text, table.error_location(i), table.columns[column])
-        return Example(texts, self.labels[i], table.location(i))
+        """Return row `i`; a value that is not a text is refused."""
+        texts = self.table.texts(i, self.text_columns)
+        return Example(texts, self.labels[i], self.table.location(i))
 
     def take(self, rows: Sequence[int]) -> "LabelledRows":
         """Return some of the rows, as the rows of a table of their own."""
-        kept, numbers = [self.table.rows[i] for i in rows], [self.table.line_numbers[i] for i in rows]
-        table = replace(self.table, rows=kept, line_numbers=numbers)
-        return replace(self, table=table, labels=[self.labels[i] for i in rows])
-
-    def lines(self, rows: Iterable[int]) -> Iterable[str]:
-        """Return the lines of an export of these rows, without the header."""
-        return (self.table.line(self.table.rows[i]) for i in rows)
+        return replace(self, table=self.table.take(rows), labels=[self.labels[i] for i in rows])
 
 
 @dataclass(frozen=True)
@@ -116,6 +147,13 @@ class Source:
     revision: str | None = None
 
 
+def csv_line(row: Sequence[str]) -> str:
+    """Return a row as CSV with minimal quoting, as pandas writes it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(row)
+    return out.getvalue()
+
+
 def check_text(value: Any, where: str, column: str) -> None:
     """Refuse a value that is not a text, or that UTF-8 cannot represent.
 
@@ -123,8 +161,9 @@ def check_text(value: Any, where: str, column: str) -> None:
         UserError: naming the place and the column.
     """
     if not isinstance(value, str):
-        raise UserError(f"{where}: column '{column}' is {_describe(value)}, not a text")
-    if "\0" in value or not _is_utf8(value):
+        what = "missing" if value is ABSENT else "null" if value is None else f"the {type(value).__name__} {value!r}"
+        raise UserError(f"{where}: column '{column}' is {what}, not a text")
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         bad = "a NUL character" if "\0" in value else "an unpaired surrogate"
         raise UserError(f"{where}: column '{column}' contains {bad}")
 
@@ -144,26 +183,13 @@ def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
         UserError: for a missing column, a damaged row, a row without a label, an unknown label, and a table without
             rows; the line names file and line number.
     """
-    indices = {}
-    for column in [*task.columns, task.label_column]:
-        index = table.find_column(column, task.rename)
-        if index is None:
-            near = near_column(column, table.columns)
-            hint = f"to use a column of another name: +task.rename.ITS_NAME={column}"
-            raise UserError(
-                f"{table.path}: no column '{column}', which task '{task.name}' needs; "
-                f"the columns are: {join(table.columns)}{near}; {hint}"
-            )
-        indices[column] = index
-    if not table.rows:
-        raise UserError(f"{table.path}: no rows")
-    values = label_texts(table, indices[task.label_column])
-    notes = []
-    kept = [i for i, value in enumerate(values) if value not in task.skip_labels] if task.skip_labels else []
-    if task.skip_labels and len(kept) < len(values):
+    hint = "; to use a column of another name: +task.rename.ITS_NAME={}"
+    *text_columns, label_column = table.find_columns([*task.columns, task.label_column], task, hint)
+    values, notes = label_texts(table, label_column), []
+    kept = [i for i, value in enumerate(values) if value not in task.skip_labels]
+    if len(kept) < len(values):
         notes.append(f"{table.name}: {len(values) - len(kept)} rows left out, with label {join(task.skip_labels)}")
-        table = replace(table, rows=[table.rows[i] for i in kept], line_numbers=[table.line_numbers[i] for i in kept])
-        values = [values[i] for i in kept]
+        table, values = table.take(kept), [values[i] for i in kept]
         if not values:
             raise UserError(f"{table.path}: no row has a label")
     ids = _label_ids(table, task, values)
@@ -171,22 +197,18 @@ def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
     if table.ambiguous_numbers and numbers:
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
-    return LabelledRows(table, [indices[column] for column in task.columns], ids, notes)
+    return LabelledRows(table, text_columns, ids, notes)
 
 
 def label_texts(table: Table, column: int) -> list[str]:
-    """Return every row's label as text. In a .tsv it is a field of the stripped line, as in the reference."""
-    last = column == len(table.columns) - 1
+    """Return every row's label as text. In a .tsv it is a field of the stripped line, as in the published code."""
     values = []
     for i, row in enumerate(table.rows):
-        if isinstance(row, str):
-            value = row.rpartition("\t")[2] if last else row.split("\t", column + 1)[column]
-            values.append(value.strip())
-            continue
-        value = table.split(row)[column]
+        value = table.fields(i)[column]
         if value is ABSENT or value is None:
-            raise UserError(f"{table.error_location(i)}: no label in column '{table.columns[column]}'")
-        values.append(value if isinstance(value, str) else json.dumps(value, default=str))
+            raise UserError(f"{table.location(i, full=True)}: no label in column '{table.columns[column]}'")
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        values.append(text.strip() if isinstance(row, str) else text)
     return values
 
 
@@ -216,32 +238,17 @@ def _spellings(table: Table, task: TaskConfig, values: set[str]) -> dict[str, in
 
 def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
     """Return the label index of every row."""
-    found = set(values)
-    known = _spellings(table, task, found)
-    unknown = found - known.keys()
+    known = _spellings(table, task, set(values))
+    unknown = set(values) - known.keys()
     if not unknown:
         return [known[value] for value in values]
     i = next(i for i, value in enumerate(values) if value in unknown)
     if values[i] == "-1":
-        raise UserError(f"{table.error_location(i)}: label -1 marks a row without a label")
+        raise UserError(f"{table.location(i, full=True)}: label -1 marks a row without a label")
     hint = ""
     if table.default_columns and table.line_numbers[i] == 1:
         hint = f"; if line 1 is a header, it must name {join([*task.columns, task.label_column])}"
     raise UserError(
-        f"{table.error_location(i)}: unknown label {values[i]!r} for task '{task.name}'; "
+        f"{table.location(i, full=True)}: unknown label {values[i]!r} for task '{task.name}'; "
         f"allowed: {join(known)}{did_you_mean(values[i], known)}{hint}"
     )
-
-
-def _is_utf8(text: str) -> bool:
-    """Return whether the text can be encoded as UTF-8 (JSON can contain unpaired surrogates)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _describe(value: Any) -> str:
-    """Return what a value is that is not a text, for an error line."""
-    return "missing" if value is ABSENT else "null" if value is None else f"the {type(value).__name__} {value!r}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, read_table
-from mezo_cli.data.table import check_text, near_column
+from mezo_cli.data.table import check_text
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -18,30 +18,24 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
         UserError: for an unknown column, and for a row that lacks one.
     """
     columns = list(task.columns)
+    shape = " ".join(f"--text {column}=..." for column in columns)
     rows: list[Example] = []
     row: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if len(columns) == 1 and (not equals or name != columns[0]):
+        if len(columns) == 1 and name != columns[0]:
             name, text = columns[0], word
-        elif name not in columns or not equals:
-            near = did_you_mean(name, columns) if equals else ""
-            raise UserError(
-                f"--text {word[:40]!r}: task '{task.name}' reads {join(columns)}{near}; give each as "
-                + " ".join(f"--text {column}=..." for column in columns)
-            )
-        if not text.strip():
-            raise UserError(f"--text {word!r}: the text of {name} is empty")
-        if name in row:
-            raise UserError(f"--text {word[:40]!r}: {name} is given twice before {_missing(row, task)}")
+        if name not in columns or name in row or not text.strip():
+            near = did_you_mean(name, columns) if equals and name not in columns else ""
+            why = "needs a text for each, once per row" if len(columns) > 1 else "needs a text"
+            raise UserError(f"--text {word[:40]!r}{near}: task '{task.name}' reads {join(columns)}, and {why}: {shape}")
         row[name] = text
         if len(row) == len(columns):
             rows.append(from_row(row, f"--text {len(rows) + 1}", task))
             row = {}
     if row:
-        raise UserError(
-            f"--text: the row with {join(row)} lacks {_missing(row, task)}; add --text {_missing(row, task)}=..."
-        )
+        missing = join(column for column in columns if column not in row)
+        raise UserError(f"--text: the last row lacks {missing}; each row is {shape}")
     return rows
 
 
@@ -82,25 +76,8 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
     # A header is recognized by the columns that the task reads; here the label is not one of them.
     table = read_table([path], replace(task, label_column=task.columns[0]))
-    indices = []
-    for column in task.columns:
-        index = table.find_column(column, task.rename)
-        if index is None:
-            near = near_column(column, table.columns)
-            raise UserError(
-                f"{path}: no column '{column}', which task '{task.name}' reads; the columns are: "
-                f"{join(table.columns)}{near}"
-            )
-        indices.append(index)
-    if not table.rows:
-        raise UserError(f"{path}: no rows")
-    rows = []
-    for i, row in enumerate(table.rows):
-        fields = table.split(row)
-        for index in indices:
-            check_text(fields[index], table.error_location(i), table.columns[index])
-        rows.append(Example(tuple(fields[index] for index in indices), 0, table.location(i)))
-    return rows
+    columns = table.find_columns(task.columns, task)
+    return [Example(table.texts(i, columns), 0, table.location(i)) for i in range(len(table.rows))]
 
 
 def from_row(row: Any, where: str, task: TaskConfig) -> Example:
@@ -130,7 +107,3 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
     for column, text in zip(columns, texts, strict=True):
         check_text(text, where, column)
     return Example(tuple(texts), 0, where)
-
-
-def _missing(row: Mapping[str, str], task: TaskConfig) -> str:
-    return join(column for column in task.columns if column not in row)

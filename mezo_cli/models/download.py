@@ -23,7 +23,7 @@ from huggingface_hub import errors
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.console import is_live
 from mezo_cli.errors import UserError, first_line
-from mezo_cli.hub import hub_url, is_offline, is_reachable
+from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
 
 log = logging.getLogger("mezo")
 
@@ -130,7 +130,8 @@ def _local_folder(path: str) -> Path | None:
 def _from_hub(config: ModelConfig, weights: bool) -> Path:
     """Download the files to the local cache, or find them there; return the folder of their commit."""
     cached_only = is_offline() or not is_reachable()
-    with _explain_errors(config, cached_only), _bars_on_a_terminal():
+    bars = progress_bars(huggingface_hub.utils, shown=is_live(sys.stderr))  # not in CI
+    with _explain_errors(config, cached_only), bars:
         path = huggingface_hub.hf_hub_download(
             config.path, CONFIG, revision=config.revision, local_files_only=cached_only, endpoint=hub_url()
         )
@@ -153,20 +154,6 @@ def _from_hub(config: ModelConfig, weights: bool) -> Path:
             missing = WEIGHTS if _has_tokenizer(folder) else VOCABULARIES[0][0]
             raise UserError(f"{_cannot_load(config)}: {_not_cached(config, missing)}")
     return folder
-
-
-@contextmanager
-def _bars_on_a_terminal() -> Iterator[None]:
-    """Show huggingface_hub's bars of downloads only where lines may be redrawn, which is not so in CI."""
-    bars = huggingface_hub.utils
-    if is_live(sys.stderr) or bars.are_progress_bars_disabled():
-        yield
-        return
-    bars.disable_progress_bars()
-    try:
-        yield
-    finally:
-        bars.enable_progress_bars()
 
 
 @contextmanager

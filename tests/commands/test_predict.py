@@ -247,7 +247,7 @@ def files(tmp_path: Path) -> Iterator[Path]:
         (["--file", "notes.txt"], "the file extension sets the format"),
         (["--file", "heade.csv"], "no such file (did you mean 'header.csv'?)"),
         (["--text", "a", "--file", "header.csv"], "--text and --file: give one of them"),
-        (["--text", ""], "the text of sentence is empty"),
+        (["--text", ""], "needs a text"),
         (["--text", "a", "--out", "x.xls"], "allowed are .jsonl, .json, .csv"),
         (["--text", "a", "--out", "no/x.csv"], "there is no folder"),
         (["--text", "a", "--checkpoint", "bets"], "--checkpoint bets: allowed are best, last or a step number"),
