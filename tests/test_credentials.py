@@ -1,6 +1,5 @@
 """Credentials in addresses: they are in no line, no file and no log of a library."""
 
-import io
 import logging
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from mezo_cli import system
 from mezo_cli.errors import without_credentials
 from mezo_cli.runs import sweep_record
 from mezo_cli.runs.run_json import initial_run_json
-from mezo_cli.training.loggers.logger_program import WithoutCredentials
 from tests.command_line import error_line, mezo
 
 URL = "http://user:SECRET@127.0.0.1:9"  # the discard port: nobody listens
@@ -67,10 +65,3 @@ def test_what_libraries_log(caplog: pytest.LogCaptureFixture) -> None:
     with system.logs_without_credentials():
         logging.getLogger("huggingface_hub").warning("HTTP Error %d requesting %s", 500, f"{URL}/x")
     assert caplog.messages[0] == "HTTP Error 500 requesting http://127.0.0.1:9/x"
-
-
-def test_what_a_loggers_package_prints() -> None:
-    """wandb prints the address of its server into RUN/wandb/process.log."""
-    printed = io.StringIO()
-    assert WithoutCredentials(printed).write(f"logged in to {URL}\n") == len(f"logged in to {URL}\n")
-    assert printed.getvalue() == "logged in to http://127.0.0.1:9\n"

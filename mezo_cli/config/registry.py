@@ -161,6 +161,7 @@ LOGGERS = Registry(
         "wandb": "mezo_cli.training.loggers.wandb:WandbLogger",
         "trackio": "mezo_cli.training.loggers.trackio:TrackioLogger",
     },
+    "mezo.loggers",
 )
 
 # The groups whose settings depend on the choice: the class that all of them share -> the choices.

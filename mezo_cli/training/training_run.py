@@ -26,8 +26,8 @@ from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
 from mezo_cli.training.evaluation import Evaluation, best_step, dev_evaluations, evaluate
 from mezo_cli.training.load import EncodedRows
-from mezo_cli.training.loggers.active import ActiveLoggers, final_scalars
 from mezo_cli.training.loggers.base import RunEnd, Status
+from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
 from mezo_cli.training.session import Session
 from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations
 
@@ -71,7 +71,7 @@ class TrainingRun:
         setting = config.stop_on_divergence  # null: how the run was started decides, which run.json says
         self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if setting is None else setting)
         self.stop_reason: str | None = None
-        self._loggers = ActiveLoggers(config, run)
+        self._loggers = RunLoggers(config, run)
         self.summary: dict[str, Any] = {}
         self._trajectory: trajectory.Writer | None = None
         self._start_time = time.perf_counter()

@@ -9,7 +9,7 @@ Status = Literal["finished", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run as its loggers see it. It is made of plain values, so that it can be sent to another process.
+    """A run as its loggers see it: plain values.
 
     Attributes:
         id: stays the same when the run is resumed, or its directory is moved.
@@ -56,15 +56,14 @@ class RunEnd:
 class Logger(Protocol):
     """A destination for scalars. It writes only to its own folder. Whatever it raises, training goes on without it.
 
+    It is called by the process that trains, between two steps, so it should neither print nor wait for long.
+
     Attributes:
         package: the package that it needs, as it is imported and installed.
-        own_process: whether it runs in a process of its own, because its package prints, prompts, starts threads or
-            waits for a network.
-        note: of one in a process of its own, a line for the log once it has started; empty for none.
+        note: a line for the log once it has started; empty for none.
     """
 
     package: ClassVar[str]
-    own_process: ClassVar[bool]
     note: str
 
     def __init__(self, run: LoggedRun) -> None: ...

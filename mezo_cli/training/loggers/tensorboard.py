@@ -15,7 +15,6 @@ class TensorBoardLogger:
     """
 
     package: ClassVar[str] = "tensorboard"
-    own_process: ClassVar[bool] = False
     note = ""
 
     def __init__(self, run: LoggedRun) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd
 
+SECONDS = 60  # that W&B may take to start, and to send at the end what is left
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 255}  # W&B shows 255 as killed
 
 
@@ -17,16 +18,19 @@ class WandbLogger:
     """
 
     package: ClassVar[str] = "wandb"
-    own_process: ClassVar[bool] = True
 
     def __init__(self, run: LoggedRun) -> None:
-        folder = Path(run.folder)
+        self._logged, folder = run, Path(run.folder)
         if not os.access(folder, os.W_OK):  # W&B would write to a temporary folder
             raise PermissionError(f"{folder} cannot be written")
         for name in ("CACHE", "DATA", "ARTIFACT"):  # else they are in the home directory
             os.environ[f"WANDB_{name}_DIR"] = str(folder / name.lower())
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of errors in W&B itself, to its makers
         import wandb
+
+        options = {"console": "off", "silent": True, "save_code": False, "disable_git": True, "init_timeout": SECONDS}
+        options |= {"reinit": "create_new", "finish_timeout": SECONDS}  # another run of this process stays as it is
+        known = {name: value for name, value in options.items() if name in wandb.Settings.model_fields}
 
         def init(mode: str | None) -> Any:
             return wandb.init(
@@ -38,7 +42,7 @@ class WandbLogger:
                 tags=run.tags,
                 resume="allow",
                 mode=mode,  # type: ignore[arg-type]  # W&B names what it allows
-                settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
+                settings=wandb.Settings(**known),  # type: ignore[arg-type]  # of several types
             )
 
         try:
@@ -47,13 +51,17 @@ class WandbLogger:
             if "WANDB_MODE" in os.environ or "API key" not in str(error):
                 raise
             self._run = init("offline")
+        for link in folder.rglob("debug-core.log"):  # leads to the folder of the first run of this process
+            if not link.resolve().is_relative_to(folder.resolve()):
+                link.unlink()
         self.note = f"offline; send it by: wandb sync {self._run.settings.sync_dir}"
         if not self._run.offline:
             self.note = str(self._run.url or "")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Send the scalars."""
-        self._run.log(dict(scalars), step=step)
+        """Send the scalars, unless they were logged before a resumption."""
+        if not self._logged.was_logged(step, scalars):
+            self._run.log(dict(scalars), step=step)
 
     def close(self, end: RunEnd) -> None:
         """Set the summary and finish the run; one that did not finish is shown as failed or killed."""

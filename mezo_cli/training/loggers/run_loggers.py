@@ -1,4 +1,4 @@
-"""The loggers of a run that is being trained. One that fails is dropped with a warning; training goes on."""
+"""The loggers of a run that is being trained. One that raises is dropped with a warning; training goes on."""
 
 import logging
 import uuid
@@ -9,20 +9,19 @@ from typing import Any
 
 from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.errors import one_line
+from mezo_cli.errors import one_line, without_credentials
 from mezo_cli.runs import Run
 from mezo_cli.training.loggers import LOGGERS
 from mezo_cli.training.loggers.base import LoggedRun, Logger, RunEnd
-from mezo_cli.training.loggers.process import ProcessLogger
 
 log = logging.getLogger("mezo")
 
 
-class ActiveLoggers:
+class RunLoggers:
     """The loggers that the config names.
 
-    metrics.jsonl has the same scalars, so a logger is never a reason to stop: whatever one of them raises is logged
-    once as a warning, and that logger gets nothing more.
+    metrics.jsonl has the same scalars, so a logger is never a reason to stop: what one of them raises is logged once as
+    a warning, and that logger gets nothing more.
     """
 
     def __init__(self, config: Config, run: Run) -> None:
@@ -47,48 +46,47 @@ class ActiveLoggers:
 
     def _start(self, name: str, resumed_at: int | None, logged: Mapping[str, int]) -> None:
         check_installed([name])
-        folder = self._run.make_logger_folder(name)
-        identity, config = self._identity(), self._config
-        run = LoggedRun(
-            **identity,
-            folder=str(folder),
-            project=config.logger.project,
-            tags=_tags(config),
-            config=to_dict(config),
-            resumed_at=resumed_at,
-            logged=dict(logged),
+        run, config = self._run, self._config
+        folder, identity = run.make_logger_folder(name), run.info().get("logged_as")
+        if identity is None:  # stored at the first start
+            identity = {"id": uuid.uuid4().hex[:16], "name": run.path.name}
+            run.update(logged_as=identity)
+        logger: Logger = LOGGERS.load(name)(
+            LoggedRun(
+                **identity,
+                folder=str(folder),
+                project=config.logger.project,
+                tags=_tags(config),
+                config=to_dict(config),
+                resumed_at=resumed_at,
+                logged=dict(logged),
+            )
         )
-        kind = LOGGERS.load(name)
-        self._loggers[name] = ProcessLogger(name, run) if kind.own_process else kind(run)
-
-    def _identity(self) -> dict[str, str]:
-        """Return the id and the name of the run for loggers; they are stored in run.json at the first start."""
-        stored: dict[str, str] | None = self._run.info().get("logged_as")
-        if stored is None:
-            stored = {"id": uuid.uuid4().hex[:16], "name": self._run.path.name}
-            self._run.update(logged_as=stored)
-        return stored
+        self._loggers[name] = logger
+        if logger.note:
+            log.info("%-6s %s", name, without_credentials(logger.note))
 
     def _guard(self, name: str, step: int, action: Callable[[], Any]) -> None:
         try:
             action()
         except Exception as error:  # of any package
             self._loggers.pop(name, None)
-            log.warning("warning: logger=%s is left out from step %d on: %s", name, step, one_line(error))
+            reason = without_credentials(one_line(error))
+            log.warning("warning: logger=%s is left out from step %d on: %s", name, step, reason)
 
 
 def final_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a summary.json for loggers: `final/test_accuracy`, `final/seconds`."""
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for key, value in summary.items():
         for name, number in value.items() if isinstance(value, dict) else [("", value)]:
             if isinstance(number, (int, float)):
-                found["final/" + "_".join(part for part in (key, name) if part)] = float(number)
-    return found
+                scalars["final/" + "_".join(part for part in (key, name) if part)] = float(number)
+    return scalars
 
 
 def _tags(config: Config) -> list[str]:
     """Return what a run is, in words to filter by, and the user's own tags."""
     choices = (config.task, config.objective, config.optimizer, config.peft, config.model, config.data)
-    named = [Path(choice.name).name for choice in choices if choice.name != "none"]
-    return list(dict.fromkeys([*named, *config.logger.tags]))
+    names = [Path(choice.name).name for choice in choices if choice.name != "none"]
+    return list(dict.fromkeys([*names, *config.logger.tags]))
