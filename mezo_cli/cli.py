@@ -140,15 +140,12 @@ def resume(
         ),
     ] = None,
     retry_failed: RetryFailed = False,
-    from_sound_prefix: Annotated[
-        bool, typer.Option("--from-sound-prefix", help="Of a run with damaged files: go back to before the damage.")
-    ] = False,
     quiet: QuietTraining = False,
 ) -> None:
     """Go on after a stop or a crash, to the same result as if it had never stopped."""
     from mezo_cli.commands import resume as command
 
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, from_sound_prefix, quiet))
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet))
 
 
 @app.command()
@@ -429,19 +426,9 @@ def _usage(error: Any) -> str:
     name = option.lstrip("-").replace("-", "_")
     keys = [key for key in (*groups(), *all_keys()) if key == name or key.endswith(f".{name}")]
     if "such option" in message and keys:
-        value = _value_after(option)
         keys = [name] if name in keys else keys
-        return f"{message} Settings are given without dashes: {' or '.join(f'{key}={value}' for key in keys)}"
+        return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
     return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
-
-
-def _value_after(option: str) -> str:
-    """Return the value that the command line gives an option; "..." if none can be seen."""
-    for word, after in zip(sys.argv, [*sys.argv[1:], "-"], strict=True):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else "..." if after.startswith("-") or "=" in after else after
-    return "..."
 
 
 def _fail(text: str, status: int, kind: str = "error: ") -> NoReturn:

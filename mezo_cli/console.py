@@ -28,6 +28,7 @@ from mezo_cli.system import LOST_OUTPUT, discard_output
 log = logging.getLogger("mezo")
 
 _quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
+_training_console: ContextVar[Console | None] = ContextVar("training_console", default=None)
 
 # Control characters (C0 without tab and line feed, DEL, C1), marks and overrides of the writing direction, line
 # separators, and the surrogates by which Python represents bytes of a file name that are not UTF-8.
@@ -319,11 +320,20 @@ def training_output(quiet: bool) -> Iterator[Console]:
     """Show the log of a training inside the block; yield the console for its bars and tables.
 
     It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors
-    go to standard error, and there are no bars.
+    go to standard error, and there are no bars. A block inside another one has the console of that.
     """
+    outer = _training_console.get()
+    if outer is not None:
+        yield outer
+        return
     console = make_error_console() if quiet else make_console()
     with console_logging(console, quiet):
-        yield make_console() if quiet else console
+        inner = make_console() if quiet else console
+        token = _training_console.set(inner)
+        try:
+            yield inner
+        finally:
+            _training_console.reset(token)
 
 
 def relative_path(path: Path) -> str:

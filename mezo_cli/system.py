@@ -315,10 +315,9 @@ def _interrupt_after_finalizers() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
             before(unraisable)
             return
-        # When the finalizer has returned. Sent to the main thread, the signal ends a system call that waits, too.
-        again = threading.Timer(0.01, signal.pthread_kill, [threading.main_thread().ident, handled[0]])
-        again.daemon = True
-        again.start()
+        # It comes again when the finalizer has returned, and ends a system call that waits, too.
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(handled[0]))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
 
     sys.unraisablehook = hook
     try:

@@ -90,23 +90,14 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["train", "-m", "--cfg", "job"], "leave -m out"),
         (["train", "--config-dir", "nowhere"], "no such folder"),
         (["eval"], "Missing argument 'RUN'"),
-        (["resume"], "Missing argument 'RUN'"),
-        (["replay", "x"], "Missing option"),
         (["replay", "x", "--step", "a", "--out", "b"], "--step"),
         (["train", "demo"], "(did you mean model=demo or data=demo or experiment=demo?)"),
-        (["train", "--steps", "5"], "Settings are given without dashes: steps=5"),
-        (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=demo"),
-        (["train", "--lr", "1e-3"], "Settings are given without dashes: optimizer.lr=1e-3"),
-        (["train", "--weight-decay", "seed=1"], "Settings are given without dashes: optimizer.weight_decay=..."),
-        (["train", "--path"], "task.hub.path=... or model.path=..."),
+        (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=VALUE"),
+        (["train", "--lr", "1e-3"], "Settings are given without dashes: optimizer.lr=VALUE"),
+        (["train", "--path"], "task.hub.path=VALUE or model.path=VALUE"),
         (["runs"], "there is no folder outputs/ here"),
         (["train", "nosuch=1"], "unknown key 'nosuch'"),
-        (["train", "task=nosuch"], "allowed: cola"),
         (["train", "task=sst2,rte"], "add -m"),
-        (["train", "-m", "task=sst2,nosuch"], "task=nosuch: no such task"),
-        (["train", "steps=-1"], "out of range"),
-        (["train", "optimizer.lr=nan"], "out of range"),
-        (["train", "experiment=nosuch"], "no such experiment"),
         (["train", "steps=${nosuch}"], "does not resolve"),
         (["train", "--cfg", "job", "steps=ten"], "whole number"),
         (["data", "task=nosuch"], "allowed: cola"),
@@ -129,18 +120,21 @@ def test_a_mistake_is_one_line_in_a_process_of_its_own_too(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_message_of_several_lines_is_told_in_one() -> None:
-    def several(**_: object) -> None:
-        raise UserError("one\n  two\nthree")
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("one\n  two\nthree"), "one two three"),
+        (
+            PermissionError(13, "Permission denied", "runs/config.yaml"),
+            "[Errno 13] Permission denied: 'runs/config.yaml'",
+        ),
+    ],
+)
+def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+    def fails(**_: object) -> None:
+        raise error
 
-    assert error_line(mezo(run=several)) == "error: one two three\n"
-
-
-def test_a_file_that_may_not_be_read_is_one_line_too() -> None:
-    def denied(**_: object) -> None:
-        raise PermissionError(13, "Permission denied", "runs/config.yaml")
-
-    assert error_line(mezo(run=denied)) == "error: [Errno 13] Permission denied: 'runs/config.yaml'\n"
+    assert error_line(mezo(run=fails)) == f"error: {line}\n"
 
 
 def test_a_closed_pipe_ends_quietly(here: Path) -> None:
@@ -185,9 +179,13 @@ def test_a_log_that_cannot_be_written_is_reported_at_the_end(monkeypatch: pytest
     assert (ended.code, ended.err) == (1, "error: standard output: cannot be written: No space left on device\n")
 
 
-def test_version_is_printed() -> None:
+def test_versions_are_printed() -> None:
     said = mezo("--version")
     assert (said.code, said.out) == (0, f"mezo {metadata.version('mezo-runner')}\n")
+    said = mezo("env")
+    assert said.code == 0
+    names = {line.split()[0] for line in said.out.splitlines()}
+    assert {"python", "torch", "transformers", "datasets", "hydra-core", "platform", "cores", "cuda"} <= names
 
 
 # --- the composed config ---

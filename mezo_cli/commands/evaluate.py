@@ -11,7 +11,6 @@ from rich.console import Console
 
 from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, is_shared, open_run
-from mezo_cli.commands.run_of_ranks import in_turn
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.console import (
@@ -23,9 +22,9 @@ from mezo_cli.console import (
     print_line,
     progress_bar,
 )
-from mezo_cli.distributed.join import joined
+from mezo_cli.distributed.join import in_turn, joined
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
 
@@ -63,21 +62,29 @@ def evaluate(
     Raises:
         UserError: for a folder or a split that does not exist, and when the loss is not finite.
     """
-    run_dir = _find_run_dir(path, overrides, checkpoint, split, base)
+    if split not in SPLITS:
+        raise UserError(f"--split {split}: allowed are {join(SPLITS)}{did_you_mean(split, SPLITS)}")
+    is_plain = _is_plain_folder(path)
+    if is_plain:
+        _check_plain(path, overrides, checkpoint, base)
+    elif overrides and not is_shared(path):
+        raise UserError(f"'{overrides[0]}': only a plain model folder takes settings; a run has its own")
     import_torch()
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
-        source = _open(path, run_dir, overrides, checkpoint, config_dir, base, ranks)
+        if is_plain:
+            source = _open_plain(path, overrides, config_dir)
+        else:
+            with in_turn(ranks):
+                source = _open_run(open_run(path, checkpoint, base), overrides)
         result = _evaluate_split(source, split, ranks, Console(quiet=True) if quiet else console)
     name, rows = source.name, sum(result.predicted.values())
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
     if as_json:
-        which = {
-            "run": str(run_dir or path),
-            "checkpoint": None if source.opened is None else source.opened.checkpoint,
-            "split": split,
-        }
+        opened = source.opened
+        run = path if opened is None or opened.shared is not None else opened.run.path
+        which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
         document = {**which, "rows": rows, **result.scores(), "predicted": result.predicted}
         print_line(json.dumps(document, indent=2))
         return
@@ -94,51 +101,37 @@ class _Source:
     opened: Opened | None
 
 
-def _find_run_dir(
-    path: Path, overrides: Sequence[str], checkpoint: str | None, split: str, base: Path | None
-) -> Path | None:
-    """Return the run directory or the trajectory folder that `path` belongs to; None for a plain model folder.
+def _is_plain_folder(path: Path) -> bool:
+    """Return whether a folder is a model that belongs to no run.
 
     Raises:
-        UserError: for options that do not go together, or not with such a folder.
+        UserError: when there is no such folder, or it is a sweep.
     """
-    if split not in SPLITS:
-        raise UserError(f"--split {split}: allowed are {', '.join(SPLITS)}{did_you_mean(split, SPLITS)}")
-    shared = is_shared(path)
-    if not shared and not path.is_dir():
+    if is_shared(path):
+        return False
+    if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    run_dir = path if is_run or shared else checkpoints.find_run(path)
-    if run_dir is None and sweep_record.exists(path):
+    if not is_run and sweep_record.exists(path):
         raise UserError(f"{path} is a sweep: name one of its runs (`mezo runs` lists the runs)")
-    if run_dir is None and not any(text.startswith("task=") for text in overrides):
+    return not is_run and checkpoints.find_run(path) is None
+
+
+def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, base: Path | None) -> None:
+    if not any(text.startswith("task=") for text in overrides):
         raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
-    if run_dir is None and base is not None:
-        raise UserError(f"--base {base} needs a trajectory folder; {path} is a plain model folder")
-    if run_dir is not None and overrides and not shared:
-        raise UserError(f"'{overrides[0]}': only a plain model folder takes settings; a run has its own")
-    if checkpoint is not None and not is_run and not shared:
-        what = f"the checkpoint '{path.name}' of {run_dir}" if run_dir is not None else "a plain model folder"
-        raise UserError(f"--checkpoint {checkpoint}: {path} is {what} already; the option needs a run directory")
-    return run_dir
+    for option, value in (("--base", base), ("--checkpoint", checkpoint)):
+        if value is not None:
+            raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
 
 
-def _open(
-    path: Path,
-    run_dir: Path | None,
-    overrides: Sequence[str],
-    checkpoint: str | None,
-    config_dir: str | None,
-    base: Path | None,
-    ranks: Ranks | None,
-) -> _Source:
-    """Open what `evaluate` was given."""
-    if run_dir is None:
-        from mezo_cli.config.compose import build_config
+def _open_plain(path: Path, overrides: Sequence[str], config_dir: str | None) -> _Source:
+    from mezo_cli.config.compose import build_config
 
-        return _Source(build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path), None)
-    with in_turn(ranks):
-        opened = open_run(path, checkpoint, base)
+    return _Source(build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path), None)
+
+
+def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
     if opened.shared is not None:
         from mezo_cli.sharing.shared_run import with_own_data
 

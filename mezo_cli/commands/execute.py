@@ -1,5 +1,6 @@
 """Train in a claimed run directory and log the results: what `train`, `resume`, a sweep's jobs and the API share."""
 
+import json
 import logging
 import shlex
 import sys
@@ -12,9 +13,14 @@ from rich.console import Console
 
 from mezo_cli.config.own_code import has_own_python
 from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.console import format_duration, print_line, relative_path
+from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.errors import UserError
+from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
+from mezo_cli.runs.followed import FollowedRun
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.system import import_torch
 from mezo_cli.training.verdict import Evaluations
@@ -56,6 +62,63 @@ def execute(
         if run.writes:
             _log_results(run, result.summary, result.first_dev, config.task.metric)
     return result.summary
+
+
+# --- one run for all ranks of a torchrun ---
+
+
+def broadcast_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | None]) -> tuple[Run, Config] | None:
+    """Return the run and its config on every rank: rank 0 creates or claims the directory, the others follow it.
+
+    Args:
+        ranks: those that share the run; None if this process is alone.
+        claim: creates or claims the run directory, on rank 0 alone; returns None when there is nothing to do.
+
+    Raises:
+        UserError: when `claim` does, and when a rank does not see the directory.
+    """
+    if ranks is None:
+        return claim()
+    if ranks.is_first:
+        claimed = claim()
+        ranks.from_first("" if claimed is None else json.dumps([str(claimed[0].path), to_yaml(claimed[1])]))
+        return claimed
+    received = ranks.from_first()
+    if not received:
+        return None
+    path, text = json.loads(received)
+    return FollowedRun(Path(path)), from_yaml(text)
+
+
+def check_shareable(config: Config, size: int) -> None:
+    """Check that a run has a step that so many ranks can share.
+
+    Raises:
+        UserError: when it has none, or less than one direction or row for each rank.
+    """
+    chosen = config.optimizer
+    if config.engine.name != "none":
+        raise UserError(
+            f"engine={config.engine.name}: {size} ranks were started, and they cannot share an engine; "
+            "run it by one process: engine.tensor_parallel=N shards the model"
+        )
+    if not isinstance(chosen, ZerothOrderConfig):
+        raise UserError(
+            f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
+            "run it by one process, or choose mezo, mezo_momentum or mezo_adam"
+        )
+    split = config.distributed.split
+    if split == "directions" and chosen.samples < size:
+        raise UserError(
+            f"distributed.split=directions: optimizer.samples={chosen.samples} is less than {size} ranks; "
+            "start fewer, or use distributed.split=rows"
+        )
+    by_rows = config.distributed.shard == "none" and (split == "rows" or chosen.samples < size)
+    if by_rows and config.batch_size < size:
+        raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")
+
+
+# --- what is logged ---
 
 
 def announce(path: Path, quiet: bool) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.commands.run_of_ranks import in_turn
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
-from mezo_cli.distributed.join import joined
+from mezo_cli.distributed.join import in_turn, joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.report.output import check_output
 from mezo_cli.runs.files import write_error

@@ -1,43 +1,45 @@
-"""`mezo resume`: go on with an interrupted run, or with a sweep."""
+"""`mezo resume`: go on with an interrupted run, or with a sweep. Of a run nothing can be changed but its end."""
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mezo_cli.commands.change_end import apply_new_end, goes_on, with_new_end
-from mezo_cli.commands.execute import announce, execute
+from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
 from mezo_cli.commands.open_run import is_shared
-from mezo_cli.commands.run_of_ranks import check_shareable, share_run
 from mezo_cli.config.own_code import NOT_STORED, PYTHON, has_own_python, split_python, with_python
-from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config
+from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.validation import build
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, completeness, sweep_record
-from mezo_cli.system import import_torch
+from mezo_cli.runs.config_change import change_config
 
 log = logging.getLogger("mezo")
+
+KEYS = ("steps", "patience", "max_seconds", "at_limit", "stop_on_divergence")
+WORDS = {"null": None, "true": True, "false": False}
 
 
 def resume(
     path: Path,
     overrides: Sequence[str] = (),
     retry_failed: bool = False,
-    from_sound_prefix: bool = False,
     quiet: bool = False,
 ) -> int:
     """Go on with a run or a sweep, and return the exit status; a finished run is left as it is.
 
     Args:
         path: the directory.
-        overrides: of a run: when it ends, see change_end.py; with more steps a finished run goes on, too. Of a sweep:
+        overrides: of a run: when it ends, see `KEYS`; with more steps a finished run goes on, too. Of a sweep:
             the launcher with its settings. Of both: `engine.python`, which is not stored.
         retry_failed: of a sweep: run its failed jobs again.
-        from_sound_prefix: of a run with damaged files: go back to the last step before the damage.
         quiet: print the directory, warnings and errors only.
 
     Raises:
@@ -47,25 +49,17 @@ def resume(
         from mezo_cli.commands import sweep  # imports Hydra
 
         check_command("resume SWEEP")
-        if from_sound_prefix:
-            raise UserError(f"--from-sound-prefix: {path} is a sweep; name one of its runs")
         return sweep.resume(path, overrides, retry_failed, quiet)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_shared(path):
         raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
     with joined() as ranks:
-        resume_run(path, ranks, overrides, from_sound_prefix, quiet)
+        resume_run(path, ranks, overrides, quiet)
     return 0
 
 
-def resume_run(
-    path: Path,
-    ranks: Ranks | None,
-    overrides: Sequence[str] = (),
-    from_sound_prefix: bool = False,
-    quiet: bool = False,
-) -> None:
+def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), quiet: bool = False) -> None:
     """Go on with a run; a finished one is left as it is. See `resume`.
 
     Args:
@@ -74,27 +68,22 @@ def resume_run(
     before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run goes on though it was finished
 
     def claim() -> tuple[Run, Config] | None:
-        claimed = _claim(path, overrides, from_sound_prefix, quiet)
+        claimed = _claim(path, overrides, quiet)
         if claimed is None:
             return None
         run, config, new, longer = claimed
         before.append((config, longer))
         return run, new
 
-    shared = share_run(ranks, claim)
-    if shared is None:
+    claimed = broadcast_run(ranks, claim)
+    if claimed is None:
         return
-    run, new = shared
+    run, new = claimed
     if ranks is not None and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
 
     def prepare() -> None:
-        if from_sound_prefix and run.writes:
-            import_torch()
-            from mezo_cli.training import recovery
-
-            recovery.cut_to_sound_prefix(before[0][0], run)
         if run.writes:
             apply_new_end(run, before[0][0], new, finished=before[0][1])
 
@@ -104,9 +93,7 @@ def resume_run(
         execute(run, new, console, prepare)
 
 
-def _claim(
-    path: Path, overrides: Sequence[str], from_sound_prefix: bool, quiet: bool
-) -> tuple[Run, Config, Config, bool] | None:
+def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Config, Config, bool] | None:
     """Claim a run; return it, its config as it is and with the new end, and whether it goes on though it was finished.
 
     Returns None for a finished run that has nothing to go on with.
@@ -116,12 +103,14 @@ def _claim(
     overrides, python = split_python(overrides)
     new = with_new_end(run, config, overrides)
     started = with_python(new, python)
-    damage = _damage_at_end(run, config)
-    if damage is not None and not from_sound_prefix:
-        raise UserError(damage)
     finished = run.status() == "finished"
+    if finished:
+        is_replayable = optimizer_class(config.optimizer).replayable
+        completeness.check_whole(run, config.steps, is_replayable)
+        if is_replayable:
+            completeness.read_trajectory(run, log.warning)
     longer = finished and goes_on(run, config, new, overrides)
-    if finished and damage is None and not longer:
+    if finished and not longer:
         stopped = run.info().get("stopped")
         by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""
         how = f" (stopped by {by} at step {stopped['step']})" if stopped else ""
@@ -133,16 +122,56 @@ def _claim(
     return run, config, started, longer
 
 
-def _damage_at_end(run: Run, config: Config) -> str | None:
-    """Return what a finished run has lost of its summary or trajectory; None if it has all, or has not finished."""
-    if run.status() != "finished":
-        return None
-    is_replayable = optimizer_class(config.optimizer).replayable
-    try:
-        completeness.check_whole(run, config.steps, is_replayable)
-        if is_replayable:
-            completeness.read_trajectory(run, log.warning)
-    except UserError as error:
-        has_rest = is_replayable and run.trajectory.is_file() and run.trajectory.stat().st_size
-        return f"{error}{'; --from-sound-prefix goes back to the last sound step' if has_rest else ''}"
-    return None
+# --- when it ends ---
+
+
+def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
+    """Return the config of a run with other values of `KEYS`. Nothing is written.
+
+    Raises:
+        UserError: for another key, a value that is not allowed, fewer steps, or more steps where a step depends on
+            their number.
+    """
+    given: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or key not in KEYS:
+            raise UserError(
+                f"'{text}': a resumed run keeps its settings, except when it ends: {join(f'{k}=...' for k in KEYS)}"
+                f"{did_you_mean(key, KEYS)}"
+            )
+        given[key] = WORDS.get(value, value)
+    new = build({**to_dict(config), **given})
+    if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
+        new = dataclasses.replace(new, log_every=config.log_interval)
+    if new.steps < config.steps:
+        raise UserError(f"steps={new.steps}: {run.path} has steps={config.steps}, which can only be raised")
+    tied = optimizer_class(config.optimizer).tied_to_steps(config.optimizer)
+    if new.steps > config.steps and tied:
+        raise UserError(
+            f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"
+        )
+    stopped, patience = run.info().get("stopped") or {}, config.patience
+    if new != config and stopped.get("by") == "patience" and patience and new.patience and new.patience <= patience:
+        raise UserError(f"{run.path} was stopped by patience={patience}: give patience=null, or a higher one")
+    if new != config and stopped.get("by") == "divergence" and new.stop_on_divergence is not False:
+        raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to go on with it")
+    return new
+
+
+def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
+    """Return whether a finished run has steps left that its new end lets it take.
+
+    One that `max_seconds` has ended goes on where a limit is given, also the same again: each process has its own.
+    """
+    limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
+    again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
+    return run.steps_at_end(config.steps) < new.steps and (new != config or again)
+
+
+def apply_new_end(run: Run, config: Config, new: Config, finished: bool) -> None:
+    """Write the changed config into a run that this process has claimed; put the summary of a finished one aside."""
+    changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
+    if changed or finished:
+        before, after = ({key: getattr(one, key) for key in changed} for one in (config, new))
+        change_config(run, to_yaml(new), before, after)

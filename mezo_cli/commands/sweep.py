@@ -1,8 +1,8 @@
 """`mezo train -m`: run the jobs of a sweep, each in its own directory, and go on with a sweep that was interrupted.
 
-Every job is composed and validated before the first one starts. Then Hydra's sweeper and launcher run `run_job` for
-each. A job needs nothing from the process that started the sweep: it reads `sweep.json`, and what it came to is in its
-run directory. So a repeated command skips what is finished, resumes what was interrupted and starts what is missing.
+Every job is composed and validated before the first one starts. Then a launcher runs them: one of Hydra's, or submitit.
+A job needs nothing from the process that started the sweep: it reads `sweep.json`, and what it came to is in its run
+directory. So a repeated command skips what is finished, resumes what was interrupted and starts what is missing.
 """
 
 import contextlib
@@ -12,10 +12,9 @@ import logging
 import math
 import os
 import shlex
-import sys
-import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -23,18 +22,27 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from rich.console import Console
 
-from mezo_cli.commands import sweep_workers
+from mezo_cli.commands import sweep_submitit, sweep_workers
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
-from mezo_cli.commands.sweep_jobs import job_label, job_status, job_statuses, time_left, why_not_finished
-from mezo_cli.commands.sweep_programs import check_record, with_engine_python
+from mezo_cli.commands.sweep_jobs import (
+    check_record,
+    job_label,
+    job_status,
+    job_statuses,
+    open_or_create,
+    open_same,
+    print_unfinished,
+    time_left,
+    with_engine_python,
+)
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import PYTHON, for_workers, split_python
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import is_same_run, read_config, to_yaml
+from mezo_cli.config.stored import from_yaml, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
-from mezo_cli.console import make_console, print_line, relative_path, training_output
+from mezo_cli.console import relative_path, training_output
 from mezo_cli.errors import RunStopped, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import is_below
@@ -46,7 +54,7 @@ CANNOT_START = {  # errors of a plug-in that Hydra cannot load, and of a launche
     True: (HydraException, OSError, RuntimeError),
     False: (HydraException, OSError, RuntimeError, TypeError, ValueError),
 }
-PROGRESS_EVERY = 5.0  # seconds between lines while jobs are validated
+PROGRESS_EVERY = 200  # jobs between lines while they are validated
 
 
 def sweep(
@@ -68,8 +76,8 @@ def sweep(
     Raises:
         UserError: when a job is not valid, or the directory contains a sweep over another grid; no job is started then.
     """
-    with training_output(quiet):
-        plan = plan_sweep(overrides, config_dir, _show_progress())
+    with training_output(quiet) as console:
+        plan = plan_sweep(overrides, config_dir, _log_validated)
         record = with_engine_python(plan.directory, make_record(plan, config_dir), plan)
         gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
         record = dataclasses.replace(
@@ -84,8 +92,9 @@ def sweep(
         record.write(plan.directory)
         if quiet:
             announce(plan.directory, quiet)
-    with gpus_of_first_slot(gpus), for_workers(plan.python):
-        return _run_jobs(plan.directory, record, plan.sweeper, own)
+        with gpus_of_first_slot(gpus), for_workers(plan.python), sweep_workers.sweep_process():
+            _run_jobs(plan, record, own)
+        return _conclude(plan.directory, record, console)
 
 
 def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
@@ -101,7 +110,7 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
         record = _continue(folder, record)
     for job in plan.jobs or ():
         if job_status(job.directory) != "missing":
-            _check_same_config(job.directory, job.config)
+            open_same(job.directory, job.config)
     return record
 
 
@@ -148,92 +157,75 @@ def _resume_search(folder: Path, record: SweepRecord, overrides: Sequence[str], 
 def run_job(node: DictConfig) -> float:
     """Run one job of a sweep; return the dev score of its best checkpoint, NaN if it did not finish.
 
-    Hydra calls it in the process of the sweep.
+    Hydra calls it, in the process of the sweep or in one that its launcher has started.
     """
-    folder = Path(HydraConfig.get().sweep.dir)
-    record = sweep_record.read(folder)
-    with training_output(record.quiet) as console:
-        return _run_job(node, folder, record, console)
+    hydra = HydraConfig.get()
+    folder, number = Path(hydra.sweep.dir), int(hydra.job.num)
+    own = list(hydra.overrides.task)
+    return _run_job(folder, number, lambda: compose.config_of(node), Path(hydra.runtime.output_dir), own)
 
 
-def run_job_in_worker(node: DictConfig) -> float:
-    """Run one job in a process that a launcher has started; return as `run_job`, NaN also when the sweep was stopped.
+def run_submitted_job(folder: Path, number: int, config: str) -> None:
+    """Run one job of a sweep in a process that submitit has started.
 
-    The process of the sweep reports on the job. Here only warnings and errors are printed.
+    Args:
+        folder: of the sweep.
+        number: of the job.
+        config: as YAML.
     """
-    folder = Path(HydraConfig.get().sweep.dir)
-    with sweep_workers.as_worker():
+    _run_job(folder, number, lambda: from_yaml(config))
+
+
+def _run_job(
+    folder: Path, number: int, compose_config: Callable[[], Config], proposed: Path = Path(), own: Sequence[str] = ()
+) -> float:
+    """Run one job. A process that a launcher has started prints warnings and errors only: that of the sweep reports.
+
+    `proposed` is the directory, and `own` are the overrides, of a job that an adaptive sweeper proposes.
+    """
+    with sweep_workers.as_worker() as is_worker:
         record = sweep_record.read(folder)
         if record.stopped:
             return math.nan
-        inside = sweep_workers.in_sweep_process()
-        if not inside:
+        if is_worker:
             show_gpus_to_worker(folder, record)
-        output = contextlib.nullcontext(make_console()) if inside else training_output(quiet=True)
-        try:
-            with contextlib.chdir(record.cwd), output as console:
-                return _run_job(node, folder, record, console)
-        except KeyboardInterrupt:  # recorded in the run; the launcher goes on to the next job
-            return math.nan
+        with contextlib.chdir(record.cwd), training_output(record.quiet or is_worker) as console:
+            path = record.directories(folder).get(number, proposed)
+            if not is_below(path, folder):
+                raise UserError(f"hydra.sweep.subdir gives job {number + 1} the directory {path}, not in {folder}")
+            _announce(folder, record, number, own)
+            try:
+                return _train_job(folder, path, compose_config(), record, console)
+            except KeyboardInterrupt:
+                if not is_worker:
+                    raise
+                return math.nan  # recorded in the run; the launcher goes on to the next job
+            except RunStopped as stop:
+                log.warning("job %d: %s", number + 1, stop)
+                return math.nan
+            except Exception as error:  # whatever a job died of, the others run; its own log has the traceback
+                log.error("job %d failed: %s", number + 1, one_line(error))
+                return math.nan
+            finally:
+                gc.collect()  # a model and its hooks refer to each other; the next job needs the memory
+                log.info("")
 
 
-def _run_job(node: DictConfig, folder: Path, record: SweepRecord, console: Console) -> float:
-    hydra = HydraConfig.get()
-    number = int(hydra.job.num)
-    path = record.directories(folder).get(number, Path(hydra.runtime.output_dir))
-    if not is_below(path, folder):
-        raise UserError(f"hydra.sweep.subdir gives job {number + 1} the directory {path}, which is not in {folder}")
+def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, console: Console) -> float:
+    """Train in a job's directory what is left of it; return its dev score, NaN if it has failed."""
 
     def check_going_on() -> None:
         if sweep_record.read(folder).stopped:  # since this job has begun
             raise KeyboardInterrupt
 
-    _announce(folder, record, number, list(hydra.overrides.task))
-    try:
-        config = compose.config_of(node)
-        run = _open_or_create(path, config, record)
-        if run is not None:
-            execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
-        return (
-            float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
-        )
-    except RunStopped as stop:
-        log.warning("job %d: %s", number + 1, stop)
-        return math.nan
-    except Exception as error:  # whatever a job died of, the others run; its own log has the traceback
-        log.error("job %d failed: %s", number + 1, one_line(error))
-        return math.nan
-    finally:
-        gc.collect()  # a model and its hooks refer to each other; the next job needs the memory
-        log.info("")
+    run = open_or_create(path, config, record)
+    if run is not None:
+        execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
+    return float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
 
 
 def _recorded(folder: Path, number: int, job: compose.Job) -> SweepJob:
     return SweepJob(number, list(job.overrides), os.path.relpath(job.directory, folder))
-
-
-def _open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | None:
-    """Return the run of a job, claimed by this process; None when there is nothing left to do for it."""
-    status = job_status(path)
-    if status == "missing":
-        return Run.create(path, to_yaml(config), record.argv)
-    run = _check_same_config(path, config)
-    if status == "finished":
-        log.info("finished before: skipped")
-        return None
-    if status == "failed" and not record.retry_failed:
-        log.info("failed before: skipped (--retry-failed runs it again)")
-        return None
-    run.claim()
-    return run
-
-
-def _check_same_config(path: Path, config: Config) -> Run:
-    """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
-    run = Run.open(path)
-    if not is_same_run(read_config(path / "config.yaml"), config):
-        raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
-    return run
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
@@ -270,84 +262,83 @@ def _is_launcher(text: str) -> bool:
     return text.lstrip("+~").startswith(("hydra/launcher", "hydra.launcher."))
 
 
-def _run_jobs(folder: Path, record: SweepRecord, sweeper: compose.Sweeper, gpus: Sequence[str]) -> int:
-    """Let Hydra's sweeper and launcher run the jobs, then show what they came to.
+def _run_jobs(plan: SweepPlan, record: SweepRecord, gpus: Sequence[str]) -> None:
+    """Let a launcher run the jobs. `gpus` are overrides for it: how many GPUs there are."""
+    folder, launcher = plan.directory, plan.sweeper.launcher
+    overrides = [*record.overrides, f"hydra.sweep.dir={quote(folder)}", *gpus]
+    try:
+        if launcher == "basic":
+            _launch_by_hydra(plan, record, overrides)
+        elif launcher.startswith("submitit") and plan.jobs is not None:
+            start = partial(_launch_by_submitit, plan, record, overrides)
+            sweep_workers.launch(folder, record, start, cancels_jobs=launcher == "submitit_slurm")
+        else:
+            sweep_workers.launch(folder, record, partial(_launch_by_hydra, plan, record, overrides))
+    except KeyboardInterrupt:
+        left = sum(status != "finished" for _, status in job_statuses(folder, record).values())
+        log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative_path(folder)))
+        raise
+    except CANNOT_START[launcher == "basic"] as error:
+        name = "" if launcher == "basic" else f"hydra/launcher={launcher}: "
+        raise UserError(f"{name}{error}") from error
 
-    `gpus` are overrides that tell the launcher how many GPUs there are.
+
+def _launch_by_hydra(plan: SweepPlan, record: SweepRecord, overrides: Sequence[str]) -> None:
+    """Let Hydra's sweeper and launcher run the jobs.
 
     `hydra.main` is the documented way to a sweep, but it takes its arguments from sys.argv and exits the process on
     errors. The object that `initialize_config_dir` makes known has the same method that `hydra.main` calls.
     """
-    own = [f"hydra.sweep.dir={quote(folder)}", *gpus]
-    if sweeper.params:
+    own = []
+    if plan.sweeper.params:
         own.append("hydra.sweeper.params=null")  # the overrides include that grid
-    if (sweeper.name, sweeper.launcher) == ("basic", "basic"):
+    if (plan.sweeper.name, plan.sweeper.launcher) == ("basic", "basic"):
         own.append("hydra.sweeper.max_batch_size=1")  # or it composes all jobs once more before the first one starts
-    given = any(text.lstrip("+").startswith("hydra.launcher.submitit_folder=") for text in record.overrides)
-    if sweeper.launcher.startswith("submitit") and not given:  # results are pickles: none that was there may be read
-        own.append(f"hydra.launcher.submitit_folder={quote(folder / '.submitit' / uuid.uuid4().hex[:8] / '%j')}")
-    overrides = [*compose.search_path(record.config_dir), *record.overrides, *own]
-
-    def start(job: Callable[[DictConfig], float]) -> None:
-        with compose.hydra_session() as hydra:
-            hydra.multirun(config_name=compose.MAIN, task_function=job, overrides=overrides)
-
-    try:
-        if sweeper.launcher == "basic":
-            start(run_job)
-        else:
-            with training_output(record.quiet):
-                sweep_workers.launch(folder, record, lambda: start(run_job_in_worker))
-    except KeyboardInterrupt:
-        with training_output(record.quiet):
-            left = sum(status != "finished" for _, status in job_statuses(folder, record).values())
-            log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative_path(folder)))
-        raise
-    except CANNOT_START[sweeper.launcher == "basic"] as error:
-        name = "" if sweeper.launcher == "basic" else f"hydra/launcher={sweeper.launcher}: "
-        raise UserError(f"{name}{error}") from error
-    return _conclude(folder, record)
+    path = compose.search_path(record.config_dir)
+    with compose.hydra_session() as hydra:
+        hydra.multirun(config_name=compose.MAIN, task_function=run_job, overrides=[*path, *overrides, *own])
 
 
-def _conclude(folder: Path, record: SweepRecord) -> int:
+def _launch_by_submitit(plan: SweepPlan, record: SweepRecord, overrides: Sequence[str]) -> None:
+    jobs = plan.jobs or []
+    own = [text for text in overrides if text.lstrip("+").startswith("hydra")]
+    settings = compose.launcher_settings([*own, *jobs[0].overrides], record.config_dir)
+    if not any(text.lstrip("+").startswith("hydra.launcher.submitit_folder=") for text in own):
+        # its results are pickles: none that was there may be read
+        settings["submitit_folder"] = str(plan.directory / ".submitit" / uuid.uuid4().hex[:8] / "%j")
+    cluster = plan.sweeper.launcher.removeprefix("submitit_")
+    submitted = [
+        sweep_submitit.SubmittedJob(run_submitted_job, plan.directory, number, to_yaml(job.config))
+        for number, job in enumerate(jobs)
+    ]
+    sweep_submitit.launch(plan.directory, cluster, settings, submitted)
+
+
+def _conclude(folder: Path, record: SweepRecord, console: Console) -> int:
     """Show the comparison of the finished jobs, then the failed ones; return the exit status."""
     statuses = job_statuses(folder, record)
     finished = sum(status == "finished" for _, status in statuses.values())
-    with training_output(record.quiet) as console:
-        log.info("%d of %d jobs finished", finished, len(statuses))
-        if any(status in ("interrupted", "missing") for _, status in statuses.values()):
-            log.info("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
-        if finished and not record.quiet:
-            from mezo_cli.commands.compare import show_folder  # imports pandas
+    log.info("%d of %d jobs finished", finished, len(statuses))
+    if any(status in ("interrupted", "missing") for _, status in statuses.values()):
+        log.info("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
+    if finished and not record.quiet:
+        from mezo_cli.commands.compare import show_folder  # imports pandas
 
-            log.info("")
-            show_folder(folder, console)
-    for number, (path, status) in statuses.items():
-        if status != "finished":
-            label = job_label(record, number)
-            name = f"job {number + 1} ({label})" if label else f"job {number + 1}"
-            print_line(f"failed: {name}: {why_not_finished(path, status)}", sys.stderr)
+        log.info("")
+        show_folder(folder, console)
+    print_unfinished(statuses, record, "job")
     return 0 if finished == len(statuses) else 1
 
 
-def _announce(folder: Path, record: SweepRecord, number: int, overrides: list[str]) -> None:
+def _announce(folder: Path, record: SweepRecord, number: int, own: Sequence[str]) -> None:
     """Log the number of the job, how it differs from the others, and the time that is left."""
     if record.jobs is None:
-        label = " ".join(text for text in overrides if text not in record.overrides)
-        log.info("job %d  %s", number + 1, label)
+        log.info("job %d  %s", number + 1, " ".join(text for text in own if text not in record.overrides))
         return
     label = job_label(record, number)
     log.info("job %d of %d  %s%s", number + 1, len(record.jobs), label, time_left(folder, record, number))
 
 
-def _show_progress() -> Callable[[int, int], None]:
-    """Return a function that logs how many jobs are validated, now and then."""
-    last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > PROGRESS_EVERY:
-            last = time.monotonic()
-            log.info("validated %d of %d jobs", done, total)
-
-    return show
+def _log_validated(done: int, total: int) -> None:
+    if done % PROGRESS_EVERY == 0:
+        log.info("validated %d of %d jobs", done, total)

@@ -1,14 +1,23 @@
-"""What the jobs of a sweep came to. It is read from their run directories, whichever process ran them."""
+"""What the jobs of a sweep came to, read from their run directories, and what its record may say of programs to run."""
 
+import dataclasses
+import logging
+import os
 import statistics
-from datetime import datetime
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mezo_cli.config.sweep_plan import describe_job
-from mezo_cli.console import format_duration
+from mezo_cli.config.own_code import NOT_STORED, PYTHON, VARIABLE, check_stored, has_own_python
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import is_same_run, read_config, to_yaml
+from mezo_cli.config.sweep_plan import SweepPlan, describe_job
+from mezo_cli.console import format_duration, print_line
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, find_runs
+from mezo_cli.runs import Run, find_runs, sweep_record
 from mezo_cli.runs.sweep_record import SweepRecord
+
+log = logging.getLogger("mezo")
 
 
 def job_status(path: Path) -> str:
@@ -46,17 +55,65 @@ def why_not_finished(path: Path, status: str) -> str:
 
 def time_left(folder: Path, record: SweepRecord, number: int) -> str:
     """Estimate the time for the jobs from `number` on, one after the other, by the last ones that finished."""
-    paths = record.directories(folder)
-    done = [path for n, path in paths.items() if n < number and (path / "summary.json").exists()][-9:]
-    left = sum(not (path / "summary.json").exists() for n, path in paths.items() if n >= number)
-    seconds = [_duration(path) for path in done]
-    return f"  about {format_duration(left * statistics.median(seconds))} left" if seconds and left else ""
+    is_done = {n: (path / "summary.json").exists() for n, path in record.directories(folder).items()}
+    last = [n for n, done in is_done.items() if done and n < number][-9:]
+    left = sum(not done for n, done in is_done.items() if n >= number)
+    if not last or not left:
+        return ""
+    seconds = statistics.median(Run(record.directories(folder)[n]).read_summary()["seconds"] for n in last)
+    return f"  about {format_duration(left * seconds)} left"
 
 
-def _duration(path: Path) -> float:
-    """Return the seconds from a run's start to its end; for a resumed run the pause is included."""
-    try:
-        start, end = (datetime.fromisoformat(str(Run(path).info().get(key))) for key in ("start", "end"))
-    except (UserError, ValueError):
-        return 0.0
-    return (end - start).total_seconds()
+def open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | None:
+    """Return the run of a job, claimed by this process; None when there is nothing left to do for it."""
+    status = job_status(path)
+    if status == "missing":
+        return Run.create(path, to_yaml(config), record.argv)
+    run = open_same(path, config)
+    if status == "finished":
+        log.info("finished before: skipped")
+        return None
+    if status == "failed" and not record.retry_failed:
+        log.info("failed before: skipped (--retry-failed runs it again)")
+        return None
+    run.claim()
+    return run
+
+
+def open_same(path: Path, config: Config) -> Run:
+    """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
+    run = Run.open(path)
+    if not is_same_run(read_config(path / "config.yaml"), config):
+        raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
+    return run
+
+
+def print_unfinished(statuses: Mapping[int, tuple[Path, str]], record: SweepRecord, noun: str) -> None:
+    """Print a line on standard error for each job (or trial, the noun) that has no result, and why."""
+    for number, (path, status) in statuses.items():
+        if status != "finished":
+            label = job_label(record, number)
+            name = f"{noun} {number + 1} ({label})" if label else f"{noun} {number + 1}"
+            print_line(f"failed: {name}: {why_not_finished(path, status)}", sys.stderr)
+
+
+def check_record(folder: Path, record: SweepRecord, given: Sequence[str]) -> None:
+    """Check that the overrides of a stored record, which may be another user's, run no code, but for those given now.
+
+    Raises:
+        UserError: for the first one that may.
+    """
+    texts = [*record.overrides, *(text for job in record.jobs or () for text in job.overrides)]
+    check_stored((text for text in texts if text not in given), folder / sweep_record.NAME)
+
+
+def with_engine_python(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:
+    """Return the record with whether the user's own program runs the engine of the jobs; which one is not stored.
+
+    Raises:
+        UserError: when it did until now, and is not given again.
+    """
+    given = bool(plan.python) or any(has_own_python(job.config) for job in plan.jobs or ())
+    if record.own_engine_python and not given and not os.environ.get(VARIABLE):
+        raise UserError(f"{folder} was started with an {PYTHON}, {NOT_STORED}")
+    return dataclasses.replace(record, own_engine_python=given or record.own_engine_python)

@@ -1,7 +1,7 @@
 """Run the jobs of a sweep in other processes: report what becomes of them, stop them, wait for those that are left.
 
-Hydra's launchers (joblib, submitit, ray) start the processes. What a job came to is read from its run directory, so a
-process that is killed leaves an interrupted run, whatever the launcher makes of it.
+A launcher (joblib, submitit, ray) starts the processes. What a job came to is read from its run directory, so a process
+that is killed leaves an interrupted run, whatever the launcher makes of it.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.slurm_queue import SlurmQueue
 from mezo_cli.commands.sweep_jobs import job_label, job_statuses, why_not_finished
 from mezo_cli.console import format_duration
 from mezo_cli.errors import UserError, first_line
@@ -27,86 +26,80 @@ from mezo_cli.system import ENDING_SIGNALS, signal_handlers
 log = logging.getLogger("mezo")
 
 POLL_SECONDS = 1.0
-_launching = False  # in the process that started the launcher: while it runs
+_is_sweep_process = False  # whether this process runs the launcher now
 
 LOST_PROCESS = {"BrokenExecutor", "UncompletedJobError", "RayError"}  # of joblib's loky, of submitit, of ray
 
 
-def launch(folder: Path, record: SweepRecord, start: Callable[[], None]) -> None:
+def launch(folder: Path, record: SweepRecord, start: Callable[[], None], cancels_jobs: bool = False) -> None:
     """Let a launcher run the jobs, and return when all have ended, those included that it does not wait for.
 
     Args:
         folder: of the sweep.
         record: of the sweep, as it was written.
         start: starts the launcher and returns when the jobs have ended.
+        cancels_jobs: whether `start` ends the jobs itself when the record says that the sweep is stopped.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP: the running jobs are recorded as interrupted by then.
         Exception: of the launcher, when it could not start the jobs.
     """
-    with _submitted_jobs() as submitted, _Supervisor(folder, record, submitted).running() as supervisor:
+    supervisor = _Supervisor(folder, record, cancels_jobs)
+    with supervisor.running():
         try:
-            with _as_sweep_process():
-                start()
+            start()
         except Exception as error:
-            if LOST_PROCESS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+            if LOST_PROCESS.isdisjoint(base.__name__ for base in type(error).__mro__):
                 raise
             if not supervisor.stopping:
                 log.warning("a process of the sweep ended before its job: %s", first_line(error))
-            _wait_for_others(folder, record, submitted)
-        except KeyboardInterrupt:  # asked a second time
-            for job in submitted:
-                job.cancel(check=False)
-            raise
+            while any(status == "running" for _, status in job_statuses(folder, record).values()):
+                time.sleep(POLL_SECONDS)
     if supervisor.stopping:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _as_sweep_process() -> Iterator[None]:
-    global _launching
-    _launching = True
+def sweep_process() -> Iterator[None]:
+    """Remember inside the block that this process runs the launcher."""
+    global _is_sweep_process
+    _is_sweep_process = True
     try:
         yield
     finally:
-        _launching = False
-
-
-def in_sweep_process() -> bool:
-    """Return whether this process started the launcher: joblib runs jobs in it if there is one at a time."""
-    return _launching
+        _is_sweep_process = False
 
 
 @contextlib.contextmanager
-def as_worker() -> Iterator[None]:
-    """Handle signals as a job's process has to; in the process of the sweep they are handled already.
+def as_worker() -> Iterator[bool]:
+    """Handle signals as a job's process has to; yield whether a launcher has started this process for the job.
+
+    Hydra's own launcher, and joblib with one job at a time, run jobs in the process of the sweep, where signals are
+    handled already.
 
     Ctrl-C in a terminal reaches every process of the group. It is ignored here: the process of the sweep sends SIGTERM
     to those that train, so that none is killed while it waits. When submitit's signal (SIGUSR2: the time is over, or
     the job is preempted) comes, the run is recorded as interrupted first; submitit then queues the job again or not.
     """
-    if in_sweep_process():
-        yield
+    if _is_sweep_process:
+        yield False
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     before = signal.getsignal(signal.SIGUSR2)
-    came: list[Any] = []
+    frames: list[Any] = []
 
     def end_run(_: int, frame: Any) -> None:
-        came.append(frame)
+        frames.append(frame)
         raise KeyboardInterrupt
 
     if callable(before):
         signal.signal(signal.SIGUSR2, end_run)
     try:
-        yield
+        yield True
     finally:
         signal.signal(signal.SIGUSR2, before)
-        if came and callable(before):
-            before(signal.SIGUSR2, came[0])
-
-
-# --- report and stop ---
+        if frames and callable(before):
+            before(signal.SIGUSR2, frames[0])
 
 
 class _Supervisor:
@@ -118,9 +111,9 @@ class _Supervisor:
         stopping: whether a signal came.
     """
 
-    def __init__(self, folder: Path, record: SweepRecord, submitted: list[Any]) -> None:
+    def __init__(self, folder: Path, record: SweepRecord, cancels_jobs: bool) -> None:
         self.stopping = False
-        self._folder, self._record, self._submitted = folder, record, submitted
+        self._folder, self._record, self._cancels_jobs = folder, record, cancels_jobs
         self._seen = {number: status for number, (_, status) in job_statuses(folder, record).items()}
         self._start = time.monotonic()
         self._finished = 0  # since then
@@ -128,7 +121,7 @@ class _Supervisor:
         self._wake = threading.Event()
 
     @contextlib.contextmanager
-    def running(self) -> Iterator["_Supervisor"]:
+    def running(self) -> Iterator[None]:
         """Supervise the jobs inside the block."""
         before = sum(status == "finished" for status in self._seen.values())
         if before:
@@ -136,14 +129,14 @@ class _Supervisor:
         thread = threading.Thread(target=self._run, name="sweep", daemon=True)
         thread.start()
         try:
-            with signal_handlers(ENDING_SIGNALS, self._ask):
-                yield self
+            with signal_handlers(ENDING_SIGNALS, self._stop):
+                yield
         finally:
             self._ended = True
             self._wake.set()
             thread.join()
 
-    def _ask(self, *_: Any) -> None:
+    def _stop(self, *_: Any) -> None:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
@@ -186,80 +179,11 @@ class _Supervisor:
         """End the jobs that run, and let those that start from now on end at once."""
         log.warning("stopping: waiting until the running jobs are recorded as interrupted; Ctrl-C again ends at once")
         dataclasses.replace(self._record, stopped=True).write(self._folder)
-        slurm = list(filter(_is_slurm, self._submitted))
-        for job in slurm:  # it may be queued, or run on another machine; Slurm sends SIGTERM
-            job.cancel(check=False)
-        if slurm:
+        if self._cancels_jobs:
             return
         for path, status in job_statuses(self._folder, self._record).values():
             if status == "running":
                 with contextlib.suppress(UserError, OSError, ValueError):
-                    _terminate(Run(path).info())
-
-
-def _is_slurm(job: Any) -> bool:
-    return type(job).__name__ == "SlurmJob"
-
-
-def _terminate(info: dict[str, Any]) -> None:
-    if info.get("host") != socket.gethostname():
-        return
-    if info["pid"] == os.getpid():  # joblib with one job at a time: end what its thread waits for, too
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-    else:
-        os.kill(int(info["pid"]), signal.SIGTERM)
-
-
-# --- jobs that the launcher does not wait for ---
-
-
-@contextlib.contextmanager
-def _submitted_jobs() -> Iterator[list[Any]]:
-    """Yield a list that gets the jobs which submitit submits inside the block.
-
-    Hydra's launcher keeps them to itself. After one that was lost it raises and leaves the others running.
-    """
-    jobs: list[Any] = []
-    try:
-        from submitit import AutoExecutor
-    except ModuleNotFoundError:
-        yield jobs
-        return
-    submit, queue = AutoExecutor.map_array, SlurmQueue()
-
-    def map_array(self: Any, *args: Any) -> Any:
-        with _without_ctrl_c():
-            found = submit(self, *args)
-        for job in filter(_is_slurm, found):
-            queue.watch(job)
-        jobs.extend(found)
-        return found
-
-    AutoExecutor.map_array = map_array  # type: ignore[method-assign, assignment]
-    try:
-        yield jobs
-    finally:
-        AutoExecutor.map_array = submit  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """Block SIGINT for the processes that are started inside the block; for this one it comes after the block.
-
-    submitit's controller kills its job within a second of a Ctrl-C, which is too short to record an interruption.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _wait_for_others(folder: Path, record: SweepRecord, submitted: list[Any]) -> None:
-    """Wait until no job of the sweep runs any more."""
-    if any(not job.done() for job in submitted):
-        log.info("waiting for the other jobs")
-    while any(not job.done() for job in submitted):
-        time.sleep(POLL_SECONDS)
-    while any(status == "running" for _, status in job_statuses(folder, record).values()):
-        time.sleep(POLL_SECONDS)
+                    info = Run(path).info()
+                    if info.get("host") == socket.gethostname():
+                        os.kill(int(info["pid"]), signal.SIGTERM)  # this process, if joblib runs one job at a time

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.execute import announce, execute
+from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
 from mezo_cli.commands.resume import resume_run
-from mezo_cli.commands.run_of_ranks import check_shareable, share_run
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
@@ -42,9 +41,9 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
             def create() -> tuple[Run, Config]:
                 return Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
 
-            shared = share_run(ranks, create)
-            assert shared is not None
-            run, config = shared
+            created = broadcast_run(ranks, create)
+            assert created is not None
+            run, config = created
             announce(run.path, quiet)
             execute(run, config, console)
 

@@ -9,21 +9,26 @@ import dataclasses
 import logging
 import math
 import shlex
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mezo_cli.commands.execute import announce, execute
-from mezo_cli.commands.sweep_jobs import job_label, job_status, why_not_finished
-from mezo_cli.commands.sweep_programs import check_record, with_engine_python
+from mezo_cli.commands.sweep_jobs import (
+    check_record,
+    job_status,
+    job_statuses,
+    open_or_create,
+    print_unfinished,
+    why_not_finished,
+    with_engine_python,
+)
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.own_code import for_workers, split_python
 from mezo_cli.config.schema import Config
 from mezo_cli.config.search_ranges import Range, parse_ranges
-from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import RunFailed, UserError, one_line
@@ -258,19 +263,15 @@ def _train(path: Path, config: Config, record: SweepRecord, trial: "optuna.Trial
         UserError, RunFailed: when it cannot be trained, or fails for another reason than a loss that is not finite.
     """
     assert record.tune is not None
-    goal, status = record.tune["goal"], job_status(path)
-    run = Run.create(path, to_yaml(config), record.argv) if status == "missing" else Run.open(path)
-    if read_config(path / "config.yaml") != config:
-        raise UserError(f"{path} contains a run with other settings than this trial's")
-    if status == "interrupted":
-        run.claim()
-    if status in ("missing", "interrupted"):
-        try:
-            execute(run, config, console, of_many=True, prunes=lambda dev: _prunes(trial, dev, config, goal))
-        except RunFailed as error:
-            if trial_results.end_of(Run(path)) != DIVERGED:
-                raise
-            log.error("%s", error)
+    goal, run = record.tune["goal"], open_or_create(path, config, record)
+    if run is None:
+        return
+    try:
+        execute(run, config, console, of_many=True, prunes=lambda dev: _prunes(trial, dev, config, goal))
+    except RunFailed as error:
+        if trial_results.end_of(run) != DIVERGED:
+            raise
+        log.error("%s", error)
 
 
 def _report(trial: "optuna.Trial", evaluations: Evaluations, config: Config, goal: str) -> int | None:
@@ -326,12 +327,11 @@ def _best(study: "optuna.Study") -> "optuna.trial.FrozenTrial | None":
 
 def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console: Any) -> int:
     """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
-    jobs = record.jobs or []
-    statuses = [(folder / job.directory, job_status(folder / job.directory)) for job in jobs]
-    finished = [Run(path) for path, status in statuses if status == "finished"]
+    statuses = job_statuses(folder, record)
+    finished = [Run(path) for path, status in statuses.values() if status == "finished"]
     ends = [trial_results.end_of(run) for run in finished]
     counts = "".join(f", {ends.count(end)} of them {end}" for end in ("pruned", DIVERGED) if end in ends)
-    log.info("%d of %d trials finished%s", len(finished), len(jobs), counts)
+    log.info("%d of %d trials finished%s", len(finished), len(statuses), counts)
     if finished and not record.quiet:
         from mezo_cli.commands.compare import show_folder  # imports pandas
 
@@ -343,8 +343,5 @@ def _conclude(folder: Path, record: SweepRecord, study: "optuna.Study", console:
         where = relative_path(folder / str(best.number))
         text = f"best: trial {best.number + 1}  {_format(best.params)}  {best.values[0]:.4f}  {where}"
     (print_line if record.quiet else log.info)(text)
-    for number, (path, status) in enumerate(statuses):
-        if status != "finished":
-            reason = why_not_finished(path, status)
-            print_line(f"failed: trial {number + 1} ({job_label(record, number)}): {reason}", sys.stderr)
-    return 0 if len(finished) == len(jobs) else 1
+    print_unfinished(statuses, record, "trial")
+    return 0 if len(finished) == len(statuses) else 1

@@ -295,6 +295,14 @@ def copy_times(source: DictConfig, node: DictConfig) -> None:
     OmegaConf.copy_cache(from_config=source, to_config=node)
 
 
+def launcher_settings(overrides: Sequence[str], config_dir: str | None) -> dict[str, Any]:
+    """Return the settings of the launcher (`hydra.launcher`) that the overrides come to."""
+    with hydra_session():
+        node = compose_node(overrides, config_dir)
+    settings: Any = OmegaConf.to_container(node.hydra.launcher, resolve=True)
+    return dict(settings)
+
+
 # --- Hydra ---
 
 

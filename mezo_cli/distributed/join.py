@@ -42,6 +42,16 @@ def joined() -> Iterator[Ranks | None]:
         ranks.close()
 
 
+@contextmanager
+def in_turn(ranks: Ranks | None) -> Iterator[None]:
+    """Let rank 0 pass the block first, which may repair or download files, and then the others."""
+    if ranks is not None and not ranks.is_first:
+        ranks.from_first()
+    yield
+    if ranks is not None and ranks.is_first:
+        ranks.from_first("passed")
+
+
 def _end_all(ranks: Ranks, error: BaseException) -> NoReturn:
     """End the other ranks because of an error of this one."""
     status = exit_status(error)

@@ -1,6 +1,7 @@
-"""Write a LoRA at theta + c z as the folder of an adapter, in the layout that `peft` and vLLM load."""
+"""Write files for the engine: a LoRA at theta + c z as an adapter's folder, in the layout that `peft` and vLLM load."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -8,9 +9,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mezo_cli.adapters.adapter import WEIGHTS, Adapter
-from mezo_cli.engine.scratch import scratch_folder
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
+
+MEMORY = Path("/dev/shm")  # a file system in memory, on Linux; often small in a container
+
+
+def scratch_folder(prefix: str, size: int) -> "tempfile.TemporaryDirectory[str]":
+    """Make a folder for files of `size` bytes that are read once: in memory if they fit there, else a temporary one."""
+    fits = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2 * size
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=MEMORY if fits else None)
 
 
 class AdapterFiles:

@@ -19,12 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mezo_cli.config.schema import Config, VllmConfig
-from mezo_cli.engine.adapter_files import AdapterFiles
+from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.process import EngineFailed, EngineProcess
 from mezo_cli.engine.scores import EngineScores
-from mezo_cli.engine.scratch import scratch_folder
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch

@@ -1,7 +1,7 @@
 """Find which elements of the checkpoint's tensors an engine's local tensor holds, as rectangular blocks.
 
-Engines fuse tensors and cut them into shards. What they make of the checkpoint is read off, and not known per model
-family: tensors whose elements are their own tensor number, row and column are loaded like weights (`shards.py`).
+Engines fuse tensors and cut them into shards. The layout is found by probing, and not known per model family:
+tensors whose elements are their own tensor number, row and column are loaded like weights (`shards.py`).
 """
 
 import hashlib

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import mezo_cli
@@ -28,7 +27,7 @@ class EngineProcess:
         python: the interpreter of the engine's environment.
 
     Raises:
-        EngineFailed: when it does not start, or speaks another version of the protocol.
+        EngineFailed: when it does not start.
     """
 
     def __init__(self, python: Path) -> None:
@@ -60,9 +59,7 @@ class EngineProcess:
         self._socket = here
         self._stream = here.makefile("rwb")
         try:
-            version = self.call("hello").get("protocol")
-            if version != protocol.VERSION:
-                raise EngineFailed(f"{python} speaks version {version} of the protocol, not {protocol.VERSION}")
+            self.call("hello")
         except BaseException:
             self.close()
             raise
@@ -118,7 +115,5 @@ class EngineProcess:
     def __enter__(self) -> "EngineProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.close()

@@ -3,16 +3,14 @@
     -> {"method": "score", "params": {...}}
     <- {"result": ...}   or   {"error": "one line"}
 
-The first request is `hello`; its answer has the protocol's version. Requests are answered in order. Only numbers, texts
-and lists cross the socket: weights are files or are drawn in the engine. This module needs the standard library alone,
-as the engine's environment has none of mezo's dependencies.
+Both sides run the same files of this package. The first request is `hello`. Requests are answered in order. Only
+numbers, texts and lists cross the socket: weights are files or are drawn in the engine. This module needs the standard
+library alone, as the engine's environment has none of mezo's dependencies.
 """
 
 import json
 from io import BufferedRWPair
 from typing import Any
-
-VERSION = 2
 
 
 def send(stream: BufferedRWPair, message: dict[str, Any]) -> None:

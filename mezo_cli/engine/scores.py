@@ -21,7 +21,7 @@ Score = Callable[[Tokens, Tokens], list[list[list[float]]]]
 class EngineScores(Objective):
     """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
 
-    After each prompt, and after each prefix of a word behind it, the engine scores the tokens that go on some word.
+    After each prompt, and after each start of a word behind it, the engine scores the tokens that go on some word.
 
     Args:
         model: the model, which computes nothing here.
@@ -38,10 +38,10 @@ class EngineScores(Objective):
         super().__init__(model, forward, label_ids)
         self._score = score
         self._words = [tuple(word) for word in label_ids]
-        self._prefixes = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
+        self._starts = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
         self._next = [
-            sorted({word[len(prefix)] for word in self._words if word[: len(prefix)] == prefix and word != prefix})
-            for prefix in self._prefixes
+            sorted({word[len(start)] for word in self._words if word[: len(start)] == start and word != start})
+            for start in self._starts
         ]
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
@@ -54,18 +54,18 @@ class EngineScores(Objective):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
-        prompts = [[*row.input_ids, *prefix] for row in batch.rows for prefix in self._prefixes]
-        found = self._score(prompts, self._next * len(batch.rows))
-        count = len(self._prefixes)
+        prompts = [[*row.input_ids, *start] for row in batch.rows for start in self._starts]
+        of_signs = self._score(prompts, self._next * len(batch.rows))
+        count = len(self._starts)
         scores = torch.tensor(
-            [[self._of_row(one[i : i + count]) for i in range(0, len(one), count)] for one in found]
+            [[self._of_row(one[i : i + count]) for i in range(0, len(one), count)] for one in of_signs]
         ).to(batch.device)
         return scores if self.forward.num_signs == 2 else scores[0]
 
     def _of_row(self, scores: list[list[float]]) -> list[float]:
         """Return the score of each label of a row: the sum over its word's tokens."""
-        by_prefix = {
-            prefix: dict(zip(tokens, of_prefix, strict=True))
-            for prefix, tokens, of_prefix in zip(self._prefixes, self._next, scores, strict=True)
+        by_start = {
+            start: dict(zip(tokens, of_start, strict=True))
+            for start, tokens, of_start in zip(self._starts, self._next, scores, strict=True)
         }
-        return [sum(by_prefix[word[:n]][word[n]] for n in range(len(word))) for word in self._words]
+        return [sum(by_start[word[:n]][word[n]] for n in range(len(word))) for word in self._words]

@@ -7,7 +7,6 @@ rounding adds up. The arithmetic is that of `perturb.noise`: the shards stay bit
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ class Shards:
     """Methods of a worker of vLLM: `model_runner` is the worker's own."""
 
     model_runner: Any
-    rank: int
 
     @torch.inference_mode()
     def mezo_lay_out(self, tensors: Sequence[tuple[str, Sequence[int]]], noise: str) -> list[list[int]]:
@@ -89,14 +87,14 @@ class Shards:
         """Let the engine compute with theta + c z."""
         for weights, theta, blocks in self._mezo_held:
             for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
-                weights[of_local] = theta[of_local] + z * _float32(c)
+                weights[of_local] = theta[of_local] + z * float(np.float32(c))
 
     @torch.inference_mode()
     def mezo_restore(self) -> None:
         """Let the engine compute with theta."""
         for weights, theta, blocks in self._mezo_held:
             for block in blocks:
-                weights[_place(block)] = theta[_place(block)]
+                weights[_local(block)] = theta[_local(block)]
 
     @torch.inference_mode()
     def mezo_update(
@@ -106,7 +104,7 @@ class Shards:
         for (direction, coefficient), decay in zip(terms, decays, strict=True):
             for _, theta, blocks in self._mezo_held:
                 for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
-                    cz = z * _float32(coefficient)
+                    cz = z * float(np.float32(coefficient))
                     theta[of_local] = add_to_decayed(theta[of_local], cz, decay, decay_in_float64)
         self.mezo_restore()
 
@@ -119,34 +117,20 @@ class Shards:
             for _, theta, blocks in self._mezo_held:
                 for block in blocks:
                     whole = _matrix(file.get_tensor(self._mezo_tensors[block.tensor][0]))
-                    theta[_place(block)] = whole[_source(block)].to(theta.device)
+                    theta[_local(block)] = whole[_source(block)].to(theta.device)
         self.mezo_restore()
-
-    @torch.inference_mode()
-    def mezo_save(self, folder: str) -> str:
-        """Write this worker's blocks of theta to a safetensors file; return its path."""
-        from safetensors.torch import save_file
-
-        path = Path(folder) / f"shard-{self.rank}.safetensors"
-        blocks = {
-            " ".join(map(str, block)): theta[_place(block)].cpu().contiguous()
-            for _, theta, found in self._mezo_held
-            for block in found
-        }
-        save_file(blocks, path)
-        return str(path)
 
     @torch.inference_mode()
     def mezo_digests(self) -> list[tuple[list[int], str]]:
         """Return the SHA-256 of each block of theta, as its float32 values in rows."""
         return [
-            (list(block), digest(theta[_place(block)].cpu().numpy()))
+            (list(block), digest(theta[_local(block)].cpu().numpy()))
             for _, theta, blocks in self._mezo_held
             for block in blocks
         ]
 
     def _mezo_draw(self, blocks: Sequence[Block], direction: Direction) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-        """Yield z of blocks, part by part, each with its place in the local tensor.
+        """Yield z of blocks, part by part, each with where it is in the local tensor.
 
         A block that is some columns of a matrix draws the whole rows.
         """
@@ -157,7 +141,7 @@ class Shards:
             if block.rows == 1:
                 first = block.row * width + block.column
                 z = self._mezo_noise.z(direction, name, shape, device, first, first + block.columns)
-                yield _place(block), z.view(1, -1)
+                yield _local(block), z.view(1, -1)
                 continue
             size = max(1, PART // width)
             for start in range(0, block.rows, size):
@@ -165,14 +149,14 @@ class Shards:
                 first = (block.row + start) * width
                 z = self._mezo_noise.z(direction, name, shape, device, first, first + rows * width).view(rows, width)
                 part = block._replace(local_row=block.local_row + start, rows=rows)
-                yield _place(part), z[:, block.column : block.column + block.columns]
+                yield _local(part), z[:, block.column : block.column + block.columns]
 
 
 def _matrix(tensor: Tensor) -> Tensor:
     return tensor.view(as_matrix(tensor.shape))
 
 
-def _place(block: Block) -> tuple[slice, slice]:
+def _local(block: Block) -> tuple[slice, slice]:
     """Return where a block is in its local tensor."""
     return (
         slice(block.local_row, block.local_row + block.rows),
@@ -183,7 +167,3 @@ def _place(block: Block) -> tuple[slice, slice]:
 def _source(block: Block) -> tuple[slice, slice]:
     """Return where a block is in its checkpoint tensor."""
     return slice(block.row, block.row + block.rows), slice(block.column, block.column + block.columns)
-
-
-def _float32(value: float) -> float:
-    return float(np.float32(value))

@@ -10,7 +10,6 @@ request has a salt that is never used again once the weights have changed.
 import multiprocessing.connection
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -77,7 +76,6 @@ class VllmModel:
         self._adapters: dict[str, int] = {}  # folder -> id, unique in this process
         self._last_adapter = 0
         self._tokens = {"prompt": 0, "cached": 0}
-        self._shapes = tensors
         self._blocks: list[list[int]] = []
         if rank is None:
             self._blocks = [block for of in self._all("mezo_lay_out", tensors, noise) for block in of]
@@ -171,25 +169,6 @@ class VllmModel:
     def digests(self) -> list[tuple[list[int], str]]:
         """Return the SHA-256 of each block of theta that the workers hold."""
         return [block for of in self._all("mezo_digests") for block in of]
-
-    def export(self, path: str) -> None:
-        """Write theta to a safetensors file of whole tensors."""
-        import torch
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-
-        from mezo_cli.engine.layout import Block, as_matrix
-
-        whole = {name: torch.empty(as_matrix(shape)) for name, shape in self._shapes}
-        for shard in self._all("mezo_save", str(Path(path).parent)):
-            with safe_open(shard, "pt") as file:
-                for key in file.keys():  # noqa: SIM118 (it is not a dict)
-                    block = Block(*map(int, key.split()))
-                    rows = slice(block.row, block.row + block.rows)
-                    columns = slice(block.column, block.column + block.columns)
-                    whole[self._shapes[block.tensor][0]][rows, columns] = file.get_tensor(key)
-            Path(shard).unlink()
-        save_file({name: whole[name].view(*shape) for name, shape in self._shapes}, path)
 
     def counts(self) -> dict[str, int]:
         """Return how many tokens the prompts had so far, and how many of them were read from the prefix cache."""

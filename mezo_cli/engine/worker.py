@@ -44,7 +44,7 @@ def serve(stream: BufferedRWPair, make_model: Callable[..., Any]) -> None:
         method, params = message["method"], message.get("params", {})
         try:
             if method == "hello":
-                result: Any = {"protocol": protocol.VERSION}
+                result: Any = None
             elif method == "start":
                 model = make_model(**params)
                 result = model.describe()

@@ -43,8 +43,7 @@ REPLACED = (  # by a new file
     "untrained.json",
     "start.safetensors",
 )
-APPENDED = ("metrics.jsonl", "trajectory.bin")  # and kept under another name if they are damaged
-DAMAGED = "{}.damaged"
+APPENDED = ("metrics.jsonl", "trajectory.bin")
 OTHERS = (".lock", "train.log", "data", "checkpoints", "checkpoints/best", "checkpoints/last")
 
 
@@ -214,7 +213,7 @@ class Run:
         return True
 
     def _remove_leftovers(self) -> None:
-        for name in (*REPLACED, *APPENDED, *map(DAMAGED.format, APPENDED)):
+        for name in (*REPLACED, *APPENDED):
             remove(self.path / TEMPORARY.format(name))
         for left in (self.path / "data").glob(TEMPORARY.format("*.jsonl")):
             remove(left)
@@ -445,12 +444,6 @@ class Run:
             if predicted.exists():  # first: after a crash in between, the summary says that both are to be renamed
                 os.replace(predicted, self.path / f"predictions-{steps}.jsonl")
             os.replace(summary, self.path / f"summary-{steps}.json")
-
-    def keep_damaged(self) -> None:
-        """Copy metrics.jsonl and trajectory.bin, which are damaged and will be cut, to NAME.damaged."""
-        for name in APPENDED:
-            if (self.path / name).exists():
-                write_atomically(self.path / DAMAGED.format(name), read_bytes(self.path / name))
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""

@@ -1,21 +1,23 @@
-"""Write a model card (README.md) for what is exported: metadata for the hub, use, results, training, terms."""
+"""Write a model card (README.md) for what is exported: metadata for the hub, use, results, training, terms.
+
+Its text is in card.md.jinja. Names and labels in it are somebody else's: none is read as markup.
+"""
 
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.optim import optimizer_class
 from mezo_cli.tasks import InputEncoder
-
-PAPER = "[Malladi et al. 2023](https://arxiv.org/abs/2305.17333)"
 
 
 @dataclass(frozen=True)
@@ -59,30 +61,24 @@ def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
         card: the facts.
         sections: (heading, text) of how to use it, which stand before the results.
     """
-    config, task = card.config, card.config.task
-    what = f"the step-{card.step} weights of a run" if card.step else "the weights before the first step of a run"
-    optimizer = optimizer_class(config.optimizer)
-    intro = (
-        f"{code(card.base)} trained on the task {code(task.name)} ({', '.join(map(plain, task.labels))}) with "
-        f"{optimizer.title} by the program mezo: {what}."
+    text = ModelCard.from_template(
+        _metadata(card),
+        template_str=files("mezo_cli.sharing").joinpath("card.md.jinja").read_text(encoding="utf-8"),
+        card=card,
+        task=card.config.task,
+        optimizer=optimizer_class(card.config.optimizer),
+        sections=sections,
+        metrics=_metrics(card.config, "loss"),
+        training=_training(card),
+        plain=plain,
+        code=code,
     )
-    if not optimizer.needs_backward:
-        intro += f" MeZO fine-tunes with forward passes only ({PAPER})."
-    parts = [f"# {plain(card.title)}", intro]
-    for heading, text in [
-        *sections,
-        ("Results", _results(card)),
-        ("Training", _training(card)),
-        ("Versions", _versions(card)),
-        ("Terms", _terms(card)),
-    ]:
-        parts.append(f"## {heading}\n{text}")
-    return f"---\n{_metadata(card)}---\n" + printable("\n\n".join(parts)) + "\n"
+    return printable(str(text)).rstrip() + "\n"
 
 
 def plain(text: str) -> str:
     """Return a text of somebody else's (a name, a label) as one line of Markdown that shows it: no HTML, no markup."""
-    return re.sub(r"([\\`*\[\]#])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return re.sub(r"([\\`*\[\]#|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def code(text: str) -> str:
@@ -92,32 +88,35 @@ def code(text: str) -> str:
     return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
 
 
+def _cell(text: str) -> str:
+    """Return such a text as code in a cell of a table."""
+    return code(text).replace("|", "\\|")
+
+
 def prompt_section(encoder: InputEncoder) -> str:
     """Return a table of labels and label words, under the prompt as the model sees it."""
     task = encoder.task
     row = encoder.encode(Example(tuple(f"[{column}]" for column in task.columns), 0))
-    words = encoder.label_words or [""] * len(task.labels)
-    table = _table(
-        ["label", "word"] if encoder.label_words else ["label"],
-        [[plain(label), *([code(word)] if word else [])] for label, word in zip(task.labels, words, strict=True)],
-    )
-    return f"The model is given {code(encoder.decode(row))}, at most {encoder.max_length} tokens.\n\n{table}"
+    lines = [f"The model is given {code(encoder.decode(row))}, at most {encoder.max_length} tokens.", ""]
+    if encoder.label_words:
+        lines += ["| label | word |", "| --- | --- |"]
+        pairs = zip(task.labels, encoder.label_words, strict=True)
+        lines += [f"| {plain(label)} | {_cell(word)} |" for label, word in pairs]
+    else:
+        lines += ["| label |", "| --- |", *(f"| {plain(label)} |" for label in task.labels)]
+    return "\n".join(lines)
 
 
 def read_terms(folder: Path) -> str:
-    """Return the licence that the card in a model's folder names, "" if it names none."""
+    """Return the licence that the card in a model's folder names, "" if it names none or cannot be read."""
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        values = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        licence = ModelCard.load(folder / "README.md").data.get("license")
+    except Exception:  # whatever its YAML makes the library raise: the card is somebody else's
         return ""
-    licence = values.get("license") if isinstance(values, dict) else None
     return licence if isinstance(licence, str) else ""
 
 
-def _metadata(card: Card) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
-
+def _metadata(card: Card) -> ModelCardData:
     task, config = card.config.task, card.config
     on_hub = config.data.name == "hub"
     results = [
@@ -134,9 +133,9 @@ def _metadata(card: Card) -> str:
         )
         for line in card.evaluations
         if line["step"] == card.step and line["split"] in ("dev", "test")
-        for name in dict.fromkeys(("accuracy", task.metric))
+        for name in _metrics(config)
     ]
-    data = ModelCardData(
+    return ModelCardData(
         base_model=card.base if card.base_on_hub else None,
         license=card.base_terms or None,
         library_name=card.library or ("peft" if card.adapter else "transformers"),
@@ -146,7 +145,10 @@ def _metadata(card: Card) -> str:
         model_name=card.title,
         eval_results=results or None,
     )
-    return f"{data.to_yaml()}\n"
+
+
+def _metrics(config: Config, *more: str) -> list[str]:
+    return list(dict.fromkeys(("accuracy", config.task.metric, *more)))
 
 
 def _split_name(config: Config, split: str) -> str:
@@ -155,67 +157,27 @@ def _split_name(config: Config, split: str) -> str:
     return str(own) if config.data.name == "hub" and own else split
 
 
-def _results(card: Card) -> str:
-    metric = card.config.task.metric
-    names = list(dict.fromkeys(("accuracy", metric, "loss")))
-    rows = []
-    for line in card.evaluations:
-        when = "" if line["step"] == card.step else " before training"
-        rows.append([f"{line['split']}{when}", str(line["step"]), *(f"{line[name]:.4f}" for name in names)])
-    if not rows:
-        return f"The weights of step {card.step} were not evaluated by the run."
-    text = _table(["split", "step", *names], rows)
-    return text + "\n\nThe best checkpoint is chosen on dev; train is a sample of the training rows."
-
-
-def _training(card: Card) -> str:
+def _training(card: Card) -> list[tuple[str, str]]:
+    """Return the rows of the table of settings and cost."""
     config, summary, info = card.config, card.summary, card.info
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config.optimizer).items() if name != "name")
-    trainable = info.get("trainable") or {}
-    rows = [
-        ["base model", code(card.base) + (f" at commit `{card.base_revision}`" if card.base_revision else "")],
-        ["task", f"{plain(config.task.name)}, version {config.task.version}"],
-        ["objective", f"{config.objective.name}, {config.objective.loss}"],
-        ["optimizer", f"{config.optimizer.name}: {settings}" if settings else config.optimizer.name],
-        ["trained", f"{trainable.get('count', 0):,} parameters ({100 * trainable.get('share', 0):.3g}%)"],
-        ["adapter", config.peft.name if config.peft.name != "none" else "none: all parameters"],
-        ["data", _data(config)],
-        ["steps, batch size, seed", f"{config.steps}, {config.batch_size}, {config.seed}"],
-        ["dtype", f"{config.model.dtype}, computed in {config.model.compute_dtype}"],
-    ]
-    if summary:
-        rows.append(["cost", f"{summary['forwards']:,} forwards, {summary['backwards']:,} backwards"])
-        rows.append(["time", f"{format_duration(summary['seconds'])} on {info.get('device', 'an unknown device')}"])
-        rows.append(["peak memory", f"{summary['peak_memory_bytes'] / 1e9:.2f} GB"])
-    return _table(["", ""], rows)
-
-
-def _data(config: Config) -> str:
-    hub, source = config.task.hub, config.data.name
+    trainable, hub, source = info.get("trainable") or {}, config.task.hub, config.data.name
     if source == "hub":
-        source = f"{code(str(hub.path))} ({plain(str(hub.name))})"
+        source = f"{_cell(str(hub.path))} ({plain(str(hub.name))})"
     shots = "" if config.data.shots is None else f", {config.data.shots} rows per class"
-    return f"{source}{shots}, drawn with seed {config.data_seed}"
-
-
-def _versions(card: Card) -> str:
-    versions = card.info.get("versions") or {}
-    commit = card.info.get("git_commit")
-    text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return text + (f"; mezo at commit `{commit}`" if commit else "")
-
-
-def _terms(card: Card) -> str:
-    known = f" Its card names the licence {code(card.base_terms)}." if card.base_terms else ""
-    where = f" (https://huggingface.co/{card.base})" if card.base_on_hub else ""
-    own = f" Its own card is in {card.base_card}." if card.base_card else ""
-    return (
-        f"These weights are derived from {code(card.base)}{where}: its terms apply to them.{known}{own} The terms of "
-        "the training data may apply too."
-    )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    rows = {
+        "base model": _cell(card.base) + (f" at commit {code(card.base_revision)}" if card.base_revision else ""),
+        "task": f"{plain(config.task.name)}, version {config.task.version}",
+        "objective": f"{config.objective.name}, {config.objective.loss}",
+        "optimizer": f"{config.optimizer.name}: {plain(settings)}" if settings else config.optimizer.name,
+        "trained": f"{trainable.get('count', 0):,} parameters ({100 * trainable.get('share', 0):.3g}%)",
+        "adapter": config.peft.name if config.peft.name != "none" else "none: all parameters",
+        "data": f"{source}{shots}, drawn with seed {config.data_seed}",
+        "steps, batch size, seed": f"{config.steps}, {config.batch_size}, {config.seed}",
+        "dtype": f"{config.model.dtype}, computed in {config.model.compute_dtype}",
+    }
+    if summary:
+        time = f"{format_duration(summary['seconds'])} on {plain(info.get('device', 'an unknown device'))}"
+        rows |= {"cost": f"{summary['forwards']:,} forwards, {summary['backwards']:,} backwards", "time": time}
+        rows["peak memory"] = f"{summary['peak_memory_bytes'] / 1e9:.2f} GB"
+    return list(rows.items())

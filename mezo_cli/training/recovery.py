@@ -56,29 +56,6 @@ def find_sound_step(config: Config, run: Run) -> SoundStep | None:
     return SoundStep(step, lost, damage)
 
 
-def cut_to_sound_prefix(config: Config, run: Run) -> None:
-    """Cut the trajectory and metrics.jsonl of a damaged run to the sound step, and keep the damaged files beside them.
-
-    Raises:
-        UserError: when there is no sound prefix to go on from.
-    """
-    if not optimizer_class(config.optimizer).replayable:
-        raise UserError(f"--from-sound-prefix: optimizer={config.optimizer.name} writes no trajectory to go back in")
-    sound = find_sound_step(config, run)
-    if sound is None or sound.damage is None:
-        return
-    run.keep_damaged()
-    run.set_results_aside()
-    log.warning("going back to step %d, because of damage: %s", sound.step, sound.damage)
-    run.truncate_metrics(sound.step)  # first: a trajectory that is ahead of it is cut at the next try
-    run.open_trajectory(trajectory.read_prefix(run.trajectory).bytes_until(sound.step)).close()
-
-
-def prefix_hint(run: Run, step: int) -> str:
-    """Return what an error line adds where going back is possible."""
-    return f"; `mezo resume --from-sound-prefix {run.path}` goes back to step {step}"
-
-
 def _at_last_checkpoint(
     config: Config, run: Run, lines: list[dict[str, Any]], bad_line: str | None
 ) -> SoundStep | None:

@@ -44,8 +44,7 @@ def find_resume_step(config: Config, run: Run) -> int | None:
     if sound is None:
         return None
     if sound.damage is not None:
-        hint = recovery.prefix_hint(run, sound.step) if optimizer_class(config.optimizer).replayable else ""
-        raise UserError(sound.damage + hint)
+        raise UserError(sound.damage)
     if sound.lost:
         log.warning("going back to step %d, the last that is stored whole: %s", sound.step, join(sound.lost))
     return sound.step

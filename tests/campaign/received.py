@@ -86,7 +86,6 @@ def cases(made: Received) -> list[Case]:
         Case([*weights, "--config-dir", "conf"]),
         Case(["resume", "interrupted"], 2, NOT_INSTALLED),
         Case(["resume", "interrupted", "max_seconds=null", "steps=8"], 2, NOT_INSTALLED),
-        Case(["resume", "--from-sound-prefix", "interrupted"], 2, NOT_INSTALLED),
         Case(["resume", "finished"]),
         Case(["resume", "finished", "steps=8"], 2, NOT_INSTALLED),
         Case(["resume", "rebuilt"], 2, "never resumed"),

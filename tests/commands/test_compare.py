@@ -30,13 +30,10 @@ def test_several_folders_and_the_one_by_default(runs: Path, monkeypatch: pytest.
     [
         (["{root}/rnus"], "no such folder (did you mean 'runs'?)"),
         (["{root}", "--out", "{root}/t.mdd"], "allowed are .md, .csv, .json (did you mean '.md'?)"),
-        (["{root}", "--out", "{root}/t"], "allowed are .md, .csv, .json"),
-        (["{root}", "--out", "{root}/none/t.md"], "there is no folder"),
         (["{root}", "--out", "{root}/folder.md"], "this is a folder"),
         (["{root}", "--out", "{root}/runs/other/a/t.md"], "is a run directory"),
         (["{root}/empty"], "no runs under"),
         (["{root}", "--paper", "--seeds"], "one at a time"),
-        (["{root}", "--papers"], "--paper"),
         (["{root}", "--json", "--out", "{root}/t.md"], "a document is printed or written, not both"),
     ],
 )

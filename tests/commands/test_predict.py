@@ -5,7 +5,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,12 @@ import pytest
 from mezo_cli import LoadedRun, load
 from mezo_cli.runs import Run
 from mezo_cli.training.prediction import Prediction
-from tests import tiny
-from tests.command_line import Result, environment, error_line, mezo, small
+from tests.command_line import Result, environment, error_line, mezo
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
-
-
-@pytest.fixture(scope="module")
-def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; its data are in the folder `movies` beside it."""
-    folder = tmp_path_factory.mktemp("predict")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", "eval_batch_size=5")
-        assert mezo("train", *words).code == 0
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -209,56 +197,32 @@ def test_quiet_prints_the_labels_only(run: Path, loaded: LoadedRun, tmp_path: Pa
     assert mezo("predict", run, "-q", *words, "--out", tmp_path / "out.csv") == Result(0, "", "")
 
 
-def test_text_reaches_the_terminal_escaped(run: Path) -> None:
-    result = mezo("predict", run, "--text", "a\x1b[31m b")
-    assert "\\x1b[31m" in result.out
-    assert "\x1b" not in result.out
-
-
 # --- mistakes ---
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "empty.csv").write_text("")
-    (tmp_path / "header.csv").write_text("sentence\n")
-    (tmp_path / "excel.csv").write_text("id;sentence\n1;a\n")
-    (tmp_path / "other.csv").write_text("sentense,id\nx,1\n")
-    (tmp_path / "number.jsonl").write_text('{"sentence": "a"}\n{"sentence": 3}\n')
-    (tmp_path / "bytes.tsv").write_bytes(b"sentence\n\xff\n")
-    (tmp_path / "notes.txt").write_text("a\n")
-    before = sorted(tmp_path.iterdir())
-    yield tmp_path
-    assert sorted(tmp_path.iterdir()) == before  # nothing half-written
-
-
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "parts"),
     [
-        (["--file", "empty.csv"], "empty file"),
-        (["--file", "header.csv"], "no rows"),
-        (
-            ["--file", "other.csv"],
-            "no column 'sentence', which task 'sst2' reads; the columns are: sentense, id (did you",
-        ),
-        (["--file", "excel.csv"], "the columns are: id;sentence (its fields are separated by semicolons: a .csv needs"),
-        (["--file", "number.jsonl"], "number.jsonl:2: column 'sentence' is the int 3, not a text"),
-        (["--file", "bytes.tsv"], "bytes.tsv:2: byte 0xff is not UTF-8"),
-        (["--file", "notes.txt"], "the file extension sets the format"),
-        (["--file", "heade.csv"], "no such file (did you mean 'header.csv'?)"),
-        (["--text", "a", "--file", "header.csv"], "--text and --file: give one of them"),
-        (["--text", ""], "needs a text"),
-        (["--text", "a", "--out", "x.xls"], "allowed are .jsonl, .json, .csv"),
-        (["--text", "a", "--out", "no/x.csv"], "there is no folder"),
-        (["--text", "a", "--checkpoint", "bets"], "--checkpoint bets: allowed are best, last or a step number"),
-        (["--text", "a", "--checkpoint", "7"], "holds steps 0 to 6"),
-        (["--file", "number.jsonl", "--out", "out.csv"], "not a text"),
+        (["--file", "header.csv"], ["header.csv", "no rows"]),
+        (["--file", "other.csv"], ["other.csv", "no column 'sentence'"]),
+        (["--file", "number.jsonl", "--out", "out.csv"], ["number.jsonl:2", "not a text"]),
+        (["--file", "heade.csv"], ["did you mean 'header.csv'?"]),
+        (["--text", "a", "--file", "header.csv"], ["--text and --file"]),
+        (["--text", ""], ["--text", "a text"]),
+        (["--text", "a", "--out", "x.xls"], ["x.xls", ".jsonl, .json, .csv"]),
+        (["--text", "a", "--out", "no/x.csv"], ["no/x.csv"]),
+        (["--text", "a", "--checkpoint", "bets"], ["--checkpoint bets"]),
+        (["--text", "a", "--checkpoint", "7"], ["holds steps 0 to 6"]),
     ],
 )
-def test_mistakes(words: list[str], said: str, run: Path, files: Path) -> None:
-    paths = {"--file", "--out"}
-    given = [files / word if before in paths else word for before, word in zip(["", *words], words, strict=False)]
-    assert said in error_line(mezo("predict", run, *given))
+def test_mistakes(words: list[str], parts: list[str], run: Path, in_tmp_path: None, tmp_path: Path) -> None:
+    (tmp_path / "header.csv").write_text("sentence\n")
+    (tmp_path / "other.csv").write_text("sentense,id\nx,1\n")
+    (tmp_path / "number.jsonl").write_text('{"sentence": "a"}\n{"sentence": 3}\n')
+    before = sorted(tmp_path.iterdir())
+    line = error_line(mezo("predict", run, *words))
+    assert all(part in line for part in parts), line
+    assert sorted(tmp_path.iterdir()) == before  # nothing half-written
 
 
 def test_no_text_on_standard_input(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,7 @@ from tests.terminal import on_a_terminal
 RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def rows(result: Result) -> dict[str, list[str]]:
@@ -50,14 +48,9 @@ def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
     """Every step is recorded in the trajectory; metrics.jsonl has the logged and the evaluated ones."""
     shutil.copytree(RUNS / "mezo-interrupted", tmp_path / "run")
     assert max(line["step"] for line in Run(tmp_path / "run").metrics()) == 6
-    assert rows(mezo("runs", tmp_path))["run"][-3] == "7/12"
+    best = max(line["accuracy"] for line in Run(tmp_path / "run").evaluations("dev"))  # so far
+    assert rows(mezo("runs", tmp_path))["run"][-3:] == ["7/12", f"{100 * best:.1f}", "-"]
     assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
-
-
-def test_before_the_end_it_is_the_best_so_far(tmp_path: Path) -> None:
-    shutil.copytree(RUNS / "mezo-interrupted", tmp_path / "run")
-    best = max(line["accuracy"] for line in Run(tmp_path / "run").evaluations("dev"))
-    assert rows(mezo("runs", tmp_path))["run"][-2:] == [f"{100 * best:.1f}", "-"]
 
 
 def cut_lines(path: Path, number: int) -> None:
@@ -67,18 +60,11 @@ def cut_lines(path: Path, number: int) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "config edited": (lambda run: (run / "config.yaml").write_text("steps: 2\n"), "config.yaml"),
     "metrics deleted": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl"),
-    "metrics emptied": (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl"),
-    "metrics cut by a line": (lambda run: cut_lines(run / "metrics.jsonl", 1), "metrics.jsonl"),
     "metrics cut by bytes": (
         lambda run: (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:-9]),
         "metrics.jsonl",
     ),
-    "summary deleted": (lambda run: (run / "summary.json").unlink(), "summary.json"),
     "run.json deleted": (lambda run: (run / "run.json").unlink(), "run.json"),
-    "as adamw, run.json deleted": (
-        lambda run: [(run / name).unlink() for name in ("run.json", "trajectory.bin")],
-        "run.json",
-    ),
 }  # fmt: skip
 
 
@@ -140,12 +126,10 @@ def names(*words: object) -> list[str]:
     [
         (["--status", "interrupted"], ["mezo-interrupted"]),
         (["--status", "interrupted,damaged"], ["mezo-interrupted", "momentum"]),
-        (["optimizer=mezo_adam"], ["adam_window"]),
         (["optimizer=mezo,mezo_adam", "--status", "finished"], ["adam_window", "mezo"]),
         (["optimizer.window=null"], ["mezo", "mezo-interrupted", "momentum"]),
         (["optimizer.eps=1e-3", "seed=13"], ["adam_window", "mezo", "mezo-interrupted", "momentum"]),
         (["model=demo", "logger=none", "peft=bias", "optimizer=mezo"], ["mezo", "mezo-interrupted"]),
-        (["logger=wandb"], []),
         (["task=rte"], []),
     ],
 )
@@ -177,7 +161,6 @@ def test_json(some: Path) -> None:
     ("words", "part"),
     [
         (["tsk=sst2"], "unknown key 'tsk' (did you mean 'task'?)"),
-        (["lr=1e-3"], "unknown key 'lr' (did you mean 'optimizer.lr'?)"),
         (["status=failed"], "it is no setting; give --status failed"),
         (["task.hub=x"], "task.hub is a group of keys"),
         (["seed=many"], "seed is a number, not 'many'"),

@@ -18,74 +18,12 @@ from mezo_cli.commands import sweep as sweeping
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import loop
-from tests.command_line import Result, error_line, mezo, small, stopped_at
+from tests import tiny
+from tests.command_line import Result, error_line, mezo, stopped_at
+from tests.commands.sweeps import statuses, sweep
 from tests.live_models import count_live
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
-
-
-def sweep(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:
-    words = [word for word in small(model, movies, folder, "steps=2", *more) if not word.startswith("hydra.run.dir")]
-    return ["-m", *words, f"hydra.sweep.dir={folder}"]
-
-
-def statuses(folder: Path) -> dict[str, str]:
-    """The status of each job by its directory."""
-    return {run.path.name: run.status() for run in runs.find_runs(folder)}
-
-
-def test_a_sweep_gives_each_job_a_directory(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    said = mezo("train", "seed=13,42", *sweep(roberta, movies, tmp_path / "sweep", "optimizer.lr=1e-2,1e-3"))
-    assert said.code == 0, said
-    got = {(r.info()["status"], (r.path / "config.yaml").read_text()) for r in runs.find_runs(tmp_path / "sweep")}
-    pairs = {re.search(r"lr: (\S+).*\nseed: (\d+)", text, re.S).groups() for _, text in got}  # type: ignore[union-attr]
-    assert pairs == {("0.01", "13"), ("0.01", "42"), ("0.001", "13"), ("0.001", "42")}
-    assert {status for status, _ in got} == {"finished"}
-    assert sorted(r.path.name for r in runs.find_runs(tmp_path / "sweep")) == ["0", "1", "2", "3"]
-    assert "job 4 of 4  seed=42 optimizer.lr=0.001" in said.out
-    assert "4 of 4 jobs finished" in said.out
-
-
-def test_a_missing_model_fails_its_own_job_only(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    words = sweep("x", movies, tmp_path / "sweep")
-    words = [word for word in words if not word.startswith("model.path")]
-    said = mezo("train", *words, f"model.path={tmp_path}/none,{roberta}")
-    assert said.code == 1, said
-    first, second = Run(tmp_path / "sweep" / "0"), Run(tmp_path / "sweep" / "1")
-    assert (first.info()["status"], second.info()["status"]) == ("failed", "finished")
-    for text in (first.info()["error"], (first.path / "train.log").read_text(), said.err):
-        assert f"model.path={tmp_path}/none" in text
-    assert said.err.startswith("failed: job 1 (model.path=")
-    assert said.err.count("\n") == 1
-    assert "1 of 2 jobs finished" in said.out
-
-
-def test_a_loss_that_is_not_finite_and_a_crash_fail_their_own_jobs_only(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Mezo.step
-
-    def crash(self: Mezo, *args: Any) -> Any:
-        if self.seed == 2:
-            raise RuntimeError("the machine\nsneezed")
-        return step(self, *args)
-
-    monkeypatch.setattr(Mezo, "step", crash)
-    said = mezo("train", *sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "optimizer.lr=1e-3,1e30"))
-    assert said.code == 1
-    statuses = [Run(tmp_path / "sweep" / str(i)).info()["status"] for i in range(4)]
-    assert statuses == ["finished", "failed", "failed", "failed"]
-    log = (tmp_path / "sweep" / "2" / "train.log").read_text()
-    assert "Traceback" in log
-    assert "sneezed" in log
-    assert "Traceback" not in said.err
-    assert said.err.count("\n") == 3
-
-
-def test_a_sweep_with_a_typo_starts_nothing(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    for bad in ("task=sst2,nosuch", "seed=1,x", "batch_size=8,0"):
-        error_line(mezo("train", *sweep(roberta, movies, tmp_path / "sweep", bad)))
-    assert not (tmp_path / "sweep").exists()
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -93,39 +31,113 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
 
 
-def test_a_finished_sweep_is_left_as_it_is(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2")
-    assert mezo("train", *words).code == 0
-    before = files(tmp_path / "sweep")
-    assert mezo("train", "-q", *words) == Result(0, "sweep\n", "")
-    for again in (["train", *words], ["resume", tmp_path / "sweep"]):
+@pytest.fixture(scope="module")
+def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], Result]:
+    """A finished sweep of two seeds and two learning rates, its words, and what it printed."""
+    folder = tmp_path_factory.mktemp("done")
+    words = [
+        "seed=13,42",
+        *sweep(roberta, tiny.movie_folder(folder / "movies"), folder / "sweep", "optimizer.lr=1e-2,1e-3"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        return folder / "sweep", words, mezo("train", *words)
+
+
+def test_a_sweep_gives_each_job_a_directory(done: tuple[Path, list[str], Result]) -> None:
+    folder, _, said = done
+    assert said.code == 0, said
+    assert statuses(folder) == dict.fromkeys("0123", "finished")
+    texts = [(r.path / "config.yaml").read_text() for r in runs.find_runs(folder)]
+    pairs = {re.search(r"lr: (\S+).*\nseed: (\d+)", text, re.S).groups() for text in texts}  # type: ignore[union-attr]
+    assert pairs == {("0.01", "13"), ("0.01", "42"), ("0.001", "13"), ("0.001", "42")}
+    assert "job 4 of 4  seed=42 optimizer.lr=0.001" in said.out
+    assert "4 of 4 jobs finished" in said.out
+
+
+def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result]) -> None:
+    folder, words, _ = done
+    before = files(folder)
+    assert mezo("train", "-q", *words) == Result(0, f"{folder}\n", "")
+    same = [word.replace("seed=13,42", "seed=range(13,43,29)") for word in words]
+    for again in (["train", *same], ["resume", folder]):
         said = mezo(*again)
         assert said.code == 0, said
-        assert said.out.count("finished before: skipped") == 2
-        assert "2 of 2 jobs finished" in said.out
-        assert files(tmp_path / "sweep") == before
+        assert said.out.count("finished before: skipped") == 4
+        assert "4 of 4 jobs finished" in said.out
+    for grid in ("seed=13,43", "seed=13", "seed=13,42,43"):
+        line = error_line(mezo("train", grid, *words[1:]))
+        assert f"{folder} contains a sweep over another grid" in line
+    assert files(folder) == before
 
 
-# --- validation ---
+def test_a_job_fails_alone_and_runs_again_only_when_asked(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing model, a loss that is not finite, and a crash."""
+    step, broken = Mezo.step, {2}
+
+    def crash(self: Mezo, *args: Any) -> Any:
+        if self.seed in broken:
+            raise RuntimeError("the machine\nsneezed")
+        return step(self, *args)
+
+    monkeypatch.setattr(Mezo, "step", crash)
+    words = [word for word in sweep("x", movies, tmp_path / "s", "seed=1,2") if not word.startswith("model.path")]
+    words += [f"model.path={tmp_path}/none,{roberta}", "optimizer.lr=1e-3,1e30"]
+    said = mezo("train", *words)
+    assert said.code == 1
+    ends = {str(n): Run(tmp_path / "s" / str(n)).info() for n in range(8)}
+    assert [n for n, info in ends.items() if info["status"] == "finished"] == ["1"]
+    assert {info["status"] for n, info in ends.items() if n != "1"} == {"failed"}
+    log = (tmp_path / "s" / "3" / "train.log").read_text()
+    assert "Traceback" in log
+    assert "sneezed" in log
+    for text in (ends["0"]["error"], (tmp_path / "s" / "0" / "train.log").read_text(), said.err):
+        assert f"model.path={tmp_path}/none" in text
+    assert said.err.startswith("failed: job 1 (")
+    assert "Traceback" not in said.err
+    assert said.err.count("\n") == 7
+    assert "1 of 8 jobs finished" in said.out
+    broken.clear()
+    for again in (["train", *words], ["resume", tmp_path / "s"]):
+        said = mezo(*again)
+        assert said.code == 1
+        assert said.out.count("failed before: skipped") == 7
+    assert mezo("resume", tmp_path / "s", "--retry-failed").code == 1
+    assert [n for n, status in statuses(tmp_path / "s").items() if status == "finished"] == ["1", "3"]
 
 
-def test_a_pair_that_is_not_valid_is_refused_before_the_first_job(tmp_path: Path) -> None:
-    words = ["experiment=demo", "optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy"]
-    line = error_line(mezo("train", "-m", *words, f"hydra.sweep.dir={tmp_path / 'sweep'}"))
-    assert line.startswith(
-        "error: job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy has no"
-    )
-    assert not (tmp_path / "sweep").exists()
+# --- what is not valid starts nothing ---
 
 
-def test_jobs_may_not_share_a_directory(tmp_path: Path) -> None:
-    words = ["-m", "experiment=demo", "seed=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    assert "the directory of another job" in error_line(mezo("train", *words, "hydra.sweep.subdir=${task.name}"))
-    assert "does not resolve" in error_line(mezo("train", *words, "hydra.sweep.subdir=${nope}"))
-    where = f"hydra.sweep.dir={tmp_path}/${{seed}}"
-    assert "a sweep has one directory" in error_line(mezo("train", "-m", "experiment=demo", "seed=1,2", where))
-    assert "takes one folder" in error_line(mezo("train", *words, "hydra.sweep.subdir=a,b"))
-    assert not (tmp_path / "sweep").exists()
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["seed=1,2", "task=sst2,nosuch"], ["task=nosuch"]),
+        (["seed=1,x"], ["seed=x"]),
+        (["seed=1,2", "batch_size=8,0"], ["batch_size=0"]),
+        (
+            ["optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy"],
+            ["job 4 of 4 (optimizer=adamw objective.loss=accuracy): ", "objective.loss=accuracy"],
+        ),
+        (["seed=1,2", "hydra.sweep.subdir=${task.name}"], ["the directory of another job"]),
+        (["seed=1,2", "hydra.sweep.subdir=${nope}"], ["does not resolve"]),
+        (["seed=1,2", "hydra.sweep.subdir=a,b"], ["hydra.sweep.subdir takes one"]),
+        (["seed=1,2", "hydra.sweep.dir=./${seed}"], ["a sweep has one directory"]),
+    ],
+)
+def test_mistakes_end_in_one_line(words: list[str], parts: list[str], tmp_path: Path) -> None:
+    own = [] if words[-1].startswith("hydra.sweep.dir") else ["hydra.sweep.dir=sweep"]
+    line = error_line(mezo("train", "-m", "experiment=demo", *words, *own))
+    assert all(part in line for part in parts), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_of_a_sweep_are_refused_elsewhere(done: tuple[Path, list[str], Result]) -> None:
+    for flag in ("--retry-failed", "--gpus-per-job=1"):
+        assert flag.partition("=")[0] in error_line(mezo("train", flag, "steps=1"))
+    assert "--retry-failed" in error_line(mezo("resume", done[0] / "0", "--retry-failed"))
 
 
 # --- going on ---
@@ -148,7 +160,7 @@ def test_sweep_json_names_every_job_before_the_first_one_starts(
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_a_killed_sweep_ends_bitwise_identical(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle of a job; then one job's directory is gone, another killed before its run.json."""
     more = ["seed=1,2,3", "steps=20", "eval_every=10", "log_every=1"]
     assert mezo("train", *sweep(roberta, movies, tmp_path / "whole", *more)).code == 0
@@ -162,7 +174,6 @@ def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_p
     (tmp_path / "cut" / "2" / "train.log").touch()
     said = mezo("resume", tmp_path / "cut")
     assert said.code == 0, said
-    assert "job 1 of 3  seed=1" in said.out
     assert said.out.count("finished before: skipped") == 1
     assert "3 of 3 jobs finished" in said.out
     assert (tmp_path / "cut" / "0" / "run.json").read_bytes() == first
@@ -173,62 +184,14 @@ def test_a_killed_sweep_ends_in_the_same_bits(roberta: Path, movies: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_failed_jobs_run_again_only_when_asked(
+def test_it_goes_on_elsewhere_unless_a_file_has_changed(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Mezo.step
-    broken = {2}
-
-    def crash(self: Mezo, *args: Any) -> Any:
-        if self.seed in broken:
-            raise RuntimeError("the disk is gone")
-        return step(self, *args)
-
-    monkeypatch.setattr(Mezo, "step", crash)
-    words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2")
-    assert mezo("train", *words).code == 1
-    broken.clear()
-    for again in (["train", *words], ["resume", tmp_path / "sweep"]):
-        said = mezo(*again)
-        assert said.code == 1
-        assert "failed before: skipped" in said.out
-        assert said.err == "failed: job 2 (seed=2): RuntimeError: the disk is gone\n"
-    said = mezo("resume", tmp_path / "sweep", "--retry-failed")
-    assert (said.code, said.err) == (0, ""), said
-    assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
-    assert "needs a sweep" in error_line(mezo("train", "--retry-failed", "steps=1"))
-    assert "is no sweep" in error_line(mezo("resume", tmp_path / "sweep" / "0", "--retry-failed"))
-
-
-def test_another_grid_is_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2")
-    assert mezo("train", *words).code == 0
-    before = files(tmp_path)
-    for grid, part in (("seed=1,3", "do not include"), ("seed=1", "do not include"), ("seed=1,2,3", "do not include")):
-        line = error_line(mezo("train", *sweep(roberta, movies, tmp_path / "sweep", grid)))
-        assert "contains a sweep over another grid" in line or "other settings" in line
-        assert part in line or "jobs, not" in line
-    assert files(tmp_path) == before
-    same = sweep(roberta, movies, tmp_path / "sweep", "seed=range(1,3)")
-    assert mezo("train", *same).code == 0
-
-
-@pytest.mark.slow
-def test_settings_that_changed_in_a_file_are_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """From another working directory, in a folder that was moved; a grid of the user's own experiment file."""
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     file = tmp_path / "conf" / "experiment" / "mine.yaml"
     file.write_text("# @package _global_\nhydra:\n  sweeper:\n    params:\n      seed: 1,2\n")
-    words = [*sweep(roberta, movies, tmp_path / "sweep", "experiment=mine"), "--config-dir", tmp_path / "conf"]
-    assert mezo("train", *words).code == 0
-    file.write_text(f"{file.read_text()}optimizer:\n  eps: 0.01\n")
-    assert "sweep/0 contains a run with other settings" in error_line(mezo("resume", tmp_path / "sweep"))
-
-
-@pytest.mark.slow
-def test_it_goes_on_from_another_working_directory(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "data.dir=movies")
+    words = [*sweep(roberta, movies, tmp_path / "sweep", "experiment=mine", "data.dir=movies"), "--config-dir", "conf"]
     assert mezo("train", *words).code == 0
     shutil.rmtree(tmp_path / "sweep" / "1")
     (tmp_path / "elsewhere").mkdir()
@@ -236,6 +199,8 @@ def test_it_goes_on_from_another_working_directory(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert mezo("resume", "moved").code == 0
     assert statuses(tmp_path / "elsewhere" / "moved") == {"0": "finished", "1": "finished"}
+    file.write_text(f"{file.read_text()}optimizer:\n  eps: 0.01\n")
+    assert "moved/0 contains a run with other settings" in error_line(mezo("resume", "moved"))
 
 
 # --- Ctrl-C ---
@@ -324,8 +289,9 @@ def test_an_adaptive_sweeper_gets_scores_and_each_job_is_validated_when_it_is_pr
     assert "job 3 failed: optimizer.lr=-1" in said.out
 
 
-def test_the_job_function_can_be_sent_to_another_process() -> None:
-    assert pickle.loads(pickle.dumps(sweeping.run_job)) is sweeping.run_job
+def test_the_functions_of_a_job_can_be_sent_to_another_process() -> None:
+    for function in (sweeping.run_job, sweeping.run_submitted_job):
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_there_is_one_model_at_a_time(

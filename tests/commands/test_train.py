@@ -23,6 +23,8 @@ def test_run_directories_have_a_name_of_their_own(roberta: Path, movies: Path, t
     for name in found:
         assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-sst2-mlm-mezo-[0-9a-f]{6}", name)
     assert {p.name for p in tmp_path.iterdir()} == {"outputs", "movies"}
+    assert mezo("train", *words, "hydra.run.dir=runs/${task.name}-${seed}-${hydra.job.name}").code == 0
+    assert Run(tmp_path / "runs" / "sst2-42-mezo").info()["status"] == "finished"
 
 
 @pytest.mark.slow
@@ -77,9 +79,3 @@ def test_a_directory_that_was_killed_before_its_run_json_is_free(
     assert mezo("train", *words).code == 0
     assert Run(tmp_path / "run").info()["status"] == "finished"
     assert "already holds a run" in error_line(mezo("train", *words))
-
-
-def test_the_directory_may_be_named_by_settings(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    where = "hydra.run.dir=runs/${task.name}-${seed}-${hydra.job.name}"
-    assert mezo("train", *small(roberta, movies, tmp_path, "steps=0", where)).code == 0
-    assert Run(tmp_path / "runs" / "sst2-42-mezo").info()["status"] == "finished"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,45 +195,32 @@ def test_a_search_prunes_and_a_killed_one_ends_alike(
 
 
 def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    words = search(roberta, movies, tmp_path / "search", "--range", "optimizer.lr=1e29:1e30", "--trials", "1")
+    words = search(roberta, movies, tmp_path / "search", "optimizer.lr=1e30", "--trials", "1")  # its default ranges
     said = mezo(*words)
     assert said.code == 1, said
-    assert said.err.startswith("failed: trial 1 (")
+    assert said.err.startswith("failed: trial 1: ")
     assert said.err.count("\n") == 1
     (trial,) = trials(tmp_path / "search")
+    assert list(trial.params) == ["optimizer.lr", "optimizer.eps"]
     assert (trial.state.name, trial.value) == ("COMPLETE", float("-inf"))
     assert "best: none" in mezo("resume", tmp_path / "search").out
-
-
-def test_without_ranges_learning_rate_and_eps_are_searched(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    said = mezo(*search(roberta, movies, tmp_path / "search", "--trials", "1", "steps=1"))
-    assert said.code == 0, said
-    stored = json.loads((tmp_path / "search" / "sweep.json").read_text())["tune"]
-    assert stored["ranges"] == ["optimizer.lr=0.001:0.1", "optimizer.eps=0.0001:0.01"]
 
 
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
         (["--range", "optimizer.lr"], ["expected KEY=LOW:HIGH"]),
-        (["--range", "optimizer.lr=1e-3"], ["expected KEY=LOW:HIGH"]),
         (["--range", "optimizer.lr=1e-3:1e-4"], ["LOW below HIGH"]),
-        (["--range", "optimizer.lr=1e-3:nan"], ["LOW below HIGH"]),
         (["--range", "optimizer.lr=-1:1"], ["optimizer.lr"]),
         (["--range", "optimizer.lrr=1:2"], ["unknown key", "optimizer.lr"]),
         (["--range", "optimizer.noise=1:2"], ["takes a number"]),
         (["--range", "optimizer.samples=1:2.5"], ["whole numbers"]),
-        (["--range", "max_seconds=1:2"], ["cannot be searched over"]),
-        (["--range", "seed=1:2", "--range", "seed=1:3"], ["given twice"]),
-        (["optimizer.lr=0"], ["no range around it"]),
         (["optimizer.lr=1e-3,1e-2"], ["one value per key", "--range optimizer.lr=LOW:HIGH"]),
         (["hydra/launcher=basic"], ["one trial after the other"]),
         (["experiment=paper/mezo"], ["grid"]),
         (["max_seconds=5"], ["max_seconds"]),
-        (["steps=0"], ["model before training"]),
         (["--trials", "0"], ["--trials 0"]),
         (["--goal", "test"], ["allowed are score, loss"]),
-        (["optimizer.lr=x"], ["optimizer.lr"]),
     ],
 )
 def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: Path) -> None:
@@ -243,11 +229,6 @@ def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: P
     for part in parts:
         assert part in line
     assert not (tmp_path / "search").exists()
-
-
-def test_without_optuna_the_line_names_the_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert "pip install optuna" in error_line(mezo("tune", "experiment=demo"))
 
 
 def test_a_damaged_study_is_refused(searched: tuple[Path, Result], tmp_path: Path) -> None:

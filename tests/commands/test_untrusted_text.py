@@ -16,13 +16,7 @@ ESC = "\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"  # OSC, CSI, C1 CSI, bidi over
 SHOWN = r"\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    return folder
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 def check(text: str) -> None:
@@ -56,13 +50,13 @@ def rows_with(folder: Path, labels: list[str], text: str = "a fine film") -> Pat
     return folder
 
 
-def test_labels_are_no_markup(roberta: Path, here: Path) -> None:
+def test_labels_are_no_markup(roberta: Path, tmp_path: Path) -> None:
     labels = ["[neg]", "[/x]0:smile:"]
     words = [
-        *task_with(here, labels),
+        *task_with(tmp_path, labels),
         f"model.path={roberta}",
         "data=files",
-        f"data.dir={rows_with(here / 'd', labels)}",
+        f"data.dir={rows_with(tmp_path / 'd', labels)}",
     ]
     result = mezo("data", *words)
     assert result.code == 0, result
@@ -73,11 +67,11 @@ def test_labels_are_no_markup(roberta: Path, here: Path) -> None:
     assert re.search(r"predicted \[neg\] +predicted \[/x\]0:smile:\n", result.out), result.out
 
 
-def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, here: Path) -> None:
+def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, tmp_path: Path) -> None:
     """Data, labels, the task's name and the run directory, in train, data, eval, runs, compare and train.log."""
     labels = [f"neg{ESC}", "pos"]
-    data, task = rows_with(here / "d", labels, f"film{ESC}"), task_with(here, labels, f"mine{ESC}")
-    run = here / f"run{ESC}"
+    data, task = rows_with(tmp_path / "d", labels, f"film{ESC}"), task_with(tmp_path, labels, f"mine{ESC}")
+    run = tmp_path / f"run{ESC}"
     trained = shown(
         mezo("train", *task, *small(roberta, data, run, f"hydra.run.dir='{run}'", "steps=2", "eval_every=2"))
     )
@@ -90,39 +84,32 @@ def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, he
     evaluated = shown(mezo("eval", run))
     assert f"run{SHOWN} best, test: 12 rows" in evaluated
     assert f"predicted neg{SHOWN}" in evaluated
-    assert f"mine{SHOWN}" in shown(mezo("runs", here))
-    assert f"mine{SHOWN}" in shown(mezo("compare", here))
+    assert f"mine{SHOWN}" in shown(mezo("runs", tmp_path))
+    assert f"mine{SHOWN}" in shown(mezo("compare", tmp_path))
     assert f"run{SHOWN} is finished" in shown(mezo("resume", run))
 
 
-def test_errors_of_run_files_are_escaped(here: Path) -> None:
-    run = here / "run"
+def test_errors_of_run_files_are_escaped(tmp_path: Path) -> None:
+    run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("")
     empty = hashlib.sha256(b"").hexdigest()
     (run / "run.json").write_text(json.dumps({"status": f"failed{ESC}", "error": ESC, "config_sha256": empty}))
-    assert f"its status is failed{SHOWN}" in shown(mezo("runs", here))
+    assert f"its status is failed{SHOWN}" in shown(mezo("runs", tmp_path))
     (run / "run.json").write_text(json.dumps({"status": "failed", "error": f"it{ESC}", "start": ESC}))
     for command in ("runs", "compare"):
-        shown(mezo(command, here))
+        shown(mezo(command, tmp_path))
     (run / "config.yaml").write_text(f"steps: '{ESC}")
-    shown(mezo("runs", here))
+    shown(mezo("runs", tmp_path))
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["train", f"task={ESC}"],
-        ["train", f"{ESC}=1"],
-        ["train", f"steps={ESC}"],
         ["train", f"task.template={ESC}{{nosuch}}"],
-        ["train", f"experiment={ESC}"],
-        ["train", "--config-dir", f"no{ESC}"],
-        ["train", "--cfg", ESC],
         ["train", "--cfg", "job", f"task.template='{ESC[:4]}{{sentence}} {{mask}}'"],
         ["data", "data=files", f"data.dir=no{ESC}"],
-        ["eval", f"no{ESC}"],
-        ["runs", f"no{ESC}"],
         ["replay", f"no{ESC}", "--step", "1", "--out", ESC],
         ["compare", "--out", f"x.{ESC}"],
         [ESC],
@@ -137,21 +124,19 @@ def test_what_is_typed_is_escaped(words: list[str]) -> None:
     ("name", "text"),
     [
         ("train.jsonl", json.dumps({f"sentence{ESC}": "a", "label": "negative"})),  # a header
-        ("train.csv", f"sentence{ESC},label\na,negative\n"),
         ("train.jsonl", json.dumps({"sentence": "a", "label": f"bad{ESC}"})),  # an unknown label
-        ("train.jsonl", f'{{"sentence": {ESC}'),
         (f"no{ESC}.txt", ""),
     ],
 )
-def test_errors_about_data_are_escaped(here: Path, name: str, text: str) -> None:
-    (here / "d").mkdir()
-    (here / "d" / name).write_text(text, encoding="utf-8")
+def test_errors_about_data_are_escaped(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).write_text(text, encoding="utf-8")
     result = mezo("data", "data=files", "data.dir=d")
     assert result.code == 2
     assert result.err.count("\n") == 1
     shown(result)
 
 
-def test_a_path_that_is_not_utf8_can_be_shown(here: Path) -> None:
-    result = process("runs", b"no\xff".decode("utf-8", "surrogateescape"), cwd=here)
+def test_a_path_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+    result = process("runs", b"no\xff".decode("utf-8", "surrogateescape"), cwd=tmp_path)
     assert (result.code, result.err) == (2, "error: no\\udcff: no such folder\n")

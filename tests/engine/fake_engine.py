@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.engine import protocol, worker
+from mezo_cli.engine import worker
 from mezo_cli.engine.layout import as_matrix, digest
 
 
@@ -123,6 +123,4 @@ if __name__ == "__main__":
     worker.die_with_parent(int(sys.argv[3]))
     if MODE == "ends":
         sys.exit("no module named vllm")
-    if MODE == "other version":
-        protocol.VERSION = 99
     worker.serve(stream, fails if MODE == "fails" else FakeModel)

@@ -35,10 +35,6 @@ def test_an_engine_that_ends_says_with_which_status_and_last_line(tmp_path: Path
     assert failure(fake_python(tmp_path, "ends")) == "its process ended with status 1: no module named vllm"
 
 
-def test_another_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
-    assert "speaks version 99 of the protocol, not 2" in failure(fake_python(tmp_path, "other version"))
-
-
 def test_what_is_not_a_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "python"
     path.write_text("#!/nowhere/at/all\n")

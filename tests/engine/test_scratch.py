@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.engine import scratch
+from mezo_cli.engine import adapter_files
 
 
 def test_what_does_not_fit_in_memory_is_written_to_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "MEMORY", tmp_path)
+    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path)
     free = shutil.disk_usage(tmp_path).free
-    with scratch.scratch_folder("small-", free // 4) as folder:
+    with adapter_files.scratch_folder("small-", free // 4) as folder:
         assert Path(folder).parent == tmp_path
-    with scratch.scratch_folder("large-", free) as folder:
+    with adapter_files.scratch_folder("large-", free) as folder:
         assert Path(folder).parent == Path(tempfile.gettempdir())
-    monkeypatch.setattr(scratch, "MEMORY", tmp_path / "nothing")
-    with scratch.scratch_folder("none-", 1) as folder:
+    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path / "nothing")
+    with adapter_files.scratch_folder("none-", 1) as folder:
         assert Path(folder).parent == Path(tempfile.gettempdir())

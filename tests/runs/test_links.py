@@ -64,7 +64,6 @@ def test_a_link_with_a_temporary_name_is_removed(run: Path, victim: Path, name: 
     claimed.truncate_metrics(1)
     claimed.write_summary({"steps": 1})
     claimed.write_predictions([])
-    claimed.keep_damaged()
     claimed.save_initial_state(lambda path: path.write_text("weights"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mezo_cli.commands.change_end import with_new_end
+from mezo_cli.commands.resume import with_new_end
 from mezo_cli.config.stored import read_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, config_change, trajectory

@@ -144,21 +144,6 @@ def test_a_torn_header_with_nothing_trained_is_no_run_yet(run: Run) -> None:
         assert recovery.find_sound_step(CONFIG, run) is None
 
 
-@pytest.mark.parametrize("name", ["trajectory.bin", "metrics.jsonl"])
-def test_going_back_to_before_the_damage(run: Run, name: str) -> None:
-    path = run.path / name
-    change(path, path.stat().st_size - (5 * RECORD if name == "trajectory.bin" else 600))
-    before, sound = path.read_bytes(), found(run)
-    assert sound.damage
-    recovery.cut_to_sound_prefix(CONFIG, run)
-    assert (run.path / f"{name}.damaged").read_bytes() == before
-    assert found(run) == recovery.SoundStep(sound.step, [], None)
-    assert len(trajectory.read(run.trajectory)) == sound.step
-    assert [line["step"] for line in run.metrics()] == sorted(line["step"] for line in run.metrics())
-    recovery.cut_to_sound_prefix(CONFIG, run)  # nothing is damaged any more
-    assert (run.path / f"{name}.damaged").read_bytes() == before
-
-
 def test_without_a_trajectory_the_lines_until_the_checkpoint_are_needed(run: Run) -> None:
     config = build_config(["steps=20", "eval_every=5", "log_every=2", "optimizer=adamw"])
     run.save_checkpoint("last", 10, lambda folder: None)
@@ -169,6 +154,4 @@ def test_without_a_trajectory_the_lines_until_the_checkpoint_are_needed(run: Run
     sound = recovery.find_sound_step(config, run)
     assert sound is not None
     assert "lacks the line of step 10" in str(sound.damage)
-    with pytest.raises(UserError, match="writes no trajectory to go back in"):
-        recovery.cut_to_sound_prefix(config, run)
     assert json.loads((run.path / "checkpoints" / "last" / "mezo.json").read_text())["step"] == 10
