@@ -18,10 +18,9 @@ from tests.host_waits import HostWaits
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay", "It was a great film"))]
 
-# Every value of objective, optimizer, peft and both dtypes, and all pairs of objective and optimizer (a test holds it).
+# Every value of objective, optimizer, peft and both dtypes (a test checks it); pairs, not all products.
 CASES: dict[str, tuple[str, ...]] = {
     "mlm-mezo": ("objective=mlm", "model=roberta", "optimizer=mezo", "optimizer.weight_decay=0.1"),
-    "mlm-momentum": ("objective=mlm", "model=bert", "optimizer=mezo_momentum", "peft=lora"),
     "mlm-adam": (
         "objective=mlm",
         "model=roberta",
@@ -30,24 +29,12 @@ CASES: dict[str, tuple[str, ...]] = {
         "optimizer.samples=2",
         "model.dtype=float16",
     ),
-    "mlm-adamw": ("objective=mlm", "model=roberta", "optimizer=adamw", "peft=head", "model.cache_bytes=0"),
     "mlm-sgd": ("objective=mlm", "model=bert", "optimizer=sgd", "peft=prefix"),
     "cls-mezo": ("objective=cls", "model=bert", "optimizer=mezo", "peft=prefix", "objective.loss=f1"),
-    "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.window=3"),
-    "cls-adam": (
-        "objective=cls",
-        "model=roberta",
-        "optimizer=mezo_adam",
-        "optimizer.noise=rademacher",
-        "model.dtype=bfloat16",
-    ),
+    "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.noise=rademacher"),
     "cls-adamw": ("objective=cls", "model=bert", "optimizer=adamw", "peft=lora"),
-    "cls-sgd": ("objective=cls", "model=roberta", "optimizer=sgd", "peft=bias", "model.compute_dtype=bfloat16"),
     "lm-mezo": ("objective=lm", "model=opt", "optimizer=mezo", "model.dtype=bfloat16", "model.compute_dtype=bfloat16"),
-    "lm-momentum": ("objective=lm", "model=gpt2", "optimizer=mezo_momentum", "peft=head", "model.dtype=bfloat16"),
     "lm-adam": ("objective=lm", "model=llama", "optimizer=mezo_adam", "task.lm.label_words=[bad,rather good]"),
-    "lm-adamw": ("objective=lm", "model=gpt2", "optimizer=adamw", "peft=prefix"),
-    "lm-sgd": ("objective=lm", "model=opt", "optimizer=sgd", "peft=lora"),
     "lm-padded": ("objective=lm", "model=bloom", "optimizer=mezo", "objective.loss=accuracy"),
     "mlm-unpaired": (  # a forward per sign and micro-batch; frozen layers are computed once per micro-batch
         "objective=mlm",
@@ -59,8 +46,6 @@ CASES: dict[str, tuple[str, ...]] = {
         "model.cache_bytes=0",
         "micro_batch_size=2",
     ),
-    "mlm-probe": ("objective=mlm", "model=roberta", "optimizer=linear_probe"),
-    "cls-probe": ("objective=cls", "model=bert", "optimizer=linear_probe"),
     "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
 }
 MAKERS: dict[str, Callable[[Path], Path]] = {

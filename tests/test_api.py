@@ -92,41 +92,28 @@ def test_eval_rows_are_the_test_set_and_the_run_can_be_evaluated_again(roberta: 
     assert f"{done.summary['test']['accuracy']:.4f}  {done.summary['test']['loss']:.4f}" in said.out
 
 
-def test_a_directory_of_its_own_and_the_demo_without_data(tmp_path: Path) -> None:
-    words = ["data=demo", "data.eval_limit=4", "test_at_start=false"]
-    made = [mezo_cli.finetune("demo", "sst2", steps=0, overrides=words).run_dir for _ in "ab"]
-    assert made[0] != made[1]
-    for run in made:
-        assert run.is_relative_to(tmp_path / "outputs")
-        assert "path: demo" in (run / "config.yaml").read_text()
-
-
-def test_a_model_choice_of_the_users_own(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_a_directory_of_its_own(roberta: Path, movies: Path, tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "own.yaml").write_text(f"name: own\npath: {roberta}\n")
-    done = mezo_cli.finetune("own", "sst2", movies, config_dir=tmp_path / "conf", steps=0)
-    assert "name: own" in (done.run_dir / "config.yaml").read_text()
+    runs = [mezo_cli.finetune("own", "sst2", movies, config_dir=tmp_path / "conf", steps=0).run_dir for _ in "ab"]
+    assert runs[0] != runs[1]
+    for run in runs:
+        assert run.is_relative_to(tmp_path / "outputs")
+        assert "name: own" in (run / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         ({"task": "nosuch"}, "task=nosuch: no such task"),
-        ({"task": "sst2,rte"}, "names several values"),
-        ({"steps": -1}, "out of range"),
         ({"lr": float("nan")}, "out of range"),
-        ({"batch_size": 2.5}, "whole number"),
         ({"overrides": ["nosuch=1"]}, "unknown key 'nosuch'"),
-        ({"train_dataset": "nowhere"}, "nowhere"),
         ({"train_dataset": None, "eval_dataset": [{}]}, "needs train_dataset"),
-        ({"eval_dataset": [{}]}, "go"),
+        ({"eval_dataset": [{}]}, "needs train_dataset"),
         ({"train_dataset": ["a", "b"]}, "train_dataset, row 0: a str where a mapping"),
-        ({"train_dataset": {"sentence": ["a"], "label": [0]}}, "train_dataset, row 0: a str"),
         ({"train_dataset": [{"sentence": object(), "label": "positive"}]}, "train_dataset, row 0: .*not JSON"),
-        ({"train_dataset": [{"text": "a", "label": "positive"}]}, "sentence"),
         ({"train_dataset": [{"sentence": "a", "label": "great"}] * 5}, "great"),
         ({"train_dataset": []}, "train"),
-        ({"model": "./nowhere"}, "nowhere"),
     ],
 )
 def test_mistakes_are_user_errors(words: dict[str, Any], part: str, roberta: Path, movies: Path) -> None:
@@ -134,14 +121,6 @@ def test_mistakes_are_user_errors(words: dict[str, Any], part: str, roberta: Pat
     with pytest.raises(UserError, match=part) as error:
         mezo_cli.finetune(**given)
     assert "\n" not in str(error.value)
-
-
-def test_a_directory_with_a_run_is_refused_and_kept(roberta: Path, movies: Path) -> None:
-    mezo_cli.finetune(str(roberta), "sst2", rows(), output_dir="run", **SETTINGS)
-    before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match="already holds a run"):
-        mezo_cli.finetune(str(roberta), "sst2", rows(30), output_dir="run", **SETTINGS)
-    assert {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()} == before
 
 
 def test_a_failed_run_is_an_exception_and_recorded(roberta: Path, movies: Path) -> None:

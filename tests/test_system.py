@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from mezo_cli import system
 from tests.command_line import environment
@@ -56,6 +55,7 @@ print(before - system.peak_memory(cpu))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
 def test_the_peak_memory_of_a_job_is_its_own() -> None:
     """What an earlier job of the process took is not in it."""
@@ -82,16 +82,6 @@ def test_a_folder_for_compiled_code_that_cannot_be_made(
     assert "file/x cannot be made (Not a directory): compiled code goes to torch's own folder" in caplog.text
 
 
-def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system.platform, "libc_ver", lambda: ("musl", "1.2"))
-    system._malloc_trim.cache_clear()
-    try:
-        system.trim_malloc()
-        assert system._malloc_trim() is None
-    finally:
-        system._malloc_trim.cache_clear()
-
-
 def test_sigterm_interrupts_inside_the_block_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), system.termination_as_keyboard_interrupt():
@@ -110,13 +100,9 @@ def test_versions_and_commit_of_this_checkout() -> None:
     ("error", "said"),
     [
         (MemoryError(), "out of memory: MemoryError"),
-        (OSError(12, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), "out of memory: MPS backend out of memory"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out of memory: CUDA error: CUBLAS"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "the device failed: CUDA error: CUBLAS"),
-        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "the device failed: Triton Error"),
         (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), None),
-        (OSError(28, "No space left on device"), None),
         (ValueError("out of memory"), None),
     ],
 )
@@ -139,9 +125,3 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
     assert system.git_dirty() is False
     (package / "system.py").write_text("2\n")
     assert system.git_dirty() is True
-
-
-@pytest.mark.parametrize(("threads", "shown"), [(1, "cpu (1 thread)"), (2, "cpu (2 threads)")])
-def test_the_name_of_a_device_counts_threads(threads: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert system.device_name(torch.device("cpu")) == shown
