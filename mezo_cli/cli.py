@@ -319,7 +319,7 @@ def doctor(
     config_dir: ConfigDir = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print doubts and unknowns only.")] = False,
 ) -> None:
-    """Check a setup before training: label words, data, what is tuned, signal, cost. Writes nothing."""
+    """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor as command

@@ -15,8 +15,8 @@ from mezo_cli.config.choices import find_choices
 from mezo_cli.config.schema import Config
 from mezo_cli.config.sweep_plan import describe_job, plan_sweep
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.diagnosis.findings import DOUBT, NOTE, UNKNOWN, Finding, Section, count
-from mezo_cli.diagnosis.plan import Plan
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, UNKNOWN, Deadline, Finding, Section, count
+from mezo_cli.diagnosis.jobs import Jobs
 from mezo_cli.runs import Run
 from mezo_cli.system import device_name, import_torch
 
@@ -51,74 +51,67 @@ def doctor(
         UserError: for whatever `train` would refuse, in its words.
     """
     with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
-        plan = _plan(overrides, multirun, config_dir)
-        log.info("loading %s and its data; the checks come after that, --seconds %g", _short(plan.config), seconds)
+        jobs = _jobs(overrides, multirun, config_dir)
+        log.info("loading %s and its data; the checks come after that, --seconds %g", _short(jobs.config), seconds)
         import_torch()
-        from mezo_cli.diagnosis.prepared import prepare_run
+        from mezo_cli.diagnosis.prepared import diagnose, prepare_run
 
-        prepared, splits = prepare_run(plan.config)
-        sections = _examine(prepared, splits, plan, seconds)
+        prepared = prepare_run(jobs.config)
+        sections = diagnose(prepared, jobs, Deadline(seconds))
         if as_json:
-            print_line(json.dumps(_document(prepared, plan, list(sections)), indent=2))
+            print_line(json.dumps(_document(prepared, jobs, list(sections)), indent=2))
         elif quiet:
             _show_doubts(sections)
         else:
-            _show(prepared, plan, sections, seconds)
+            _show(prepared, jobs, sections, seconds)
 
 
-def _plan(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> Plan:
+def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> Jobs:
     """Compose and validate the run or every job of the sweep."""
     if not multirun:
         job = compose.compose_run(overrides, config_dir)
         Run.check_free(job.directory)
-        return Plan([job.config], job.directory)
+        return Jobs([job.config], job.directory)
     from mezo_cli.commands.sweep import make_record
 
     sweep = plan_sweep(overrides, config_dir)
     make_record(sweep, config_dir)  # refuses a directory with another sweep
     if sweep.jobs is not None:
         first = describe_job([job.overrides for job in sweep.jobs], 0)
-        return Plan([job.config for job in sweep.jobs], sweep.directory, is_sweep=True, first=first)
+        return Jobs([job.config for job in sweep.jobs], sweep.directory, is_sweep=True, first=first)
     parsed = compose.parse(sweep.overrides, find_choices(config_dir))
     plain = [one.text for one in parsed if not one.sweeps and not one.name.startswith("hydra")]
-    return Plan([compose.build_config(plain, config_dir)], sweep.directory, is_sweep=True, is_adaptive=True)
+    return Jobs([compose.build_config(plain, config_dir)], sweep.directory, is_sweep=True, is_adaptive=True)
 
 
-def _examine(prepared: "Prepared", splits: Any, plan: Plan, seconds: float) -> Iterator[Section]:
-    from mezo_cli.diagnosis.deadline import Deadline
-    from mezo_cli.diagnosis.diagnose import diagnose
-
-    return diagnose(prepared, splits, plan, Deadline(seconds))
-
-
-def _document(prepared: "Prepared", plan: Plan, sections: list[Section]) -> dict[str, Any]:
+def _document(prepared: "Prepared", jobs: Jobs, sections: list[Section]) -> dict[str, Any]:
     """Return the diagnosis as plain values."""
-    config = plan.config
+    config = jobs.config
     return {
         "task": config.task.name,
         "objective": config.objective.name,
         "optimizer": config.optimizer.name,
         "model": config.model.path,
         "device": device_name(prepared.session.loaded.device),
-        "jobs": len(plan.jobs),
-        "measured_on": plan.first or None,
+        "jobs": len(jobs.configs),
+        "measured_on": jobs.first or None,
         "loading_seconds": round(prepared.seconds, 3),
         **{f"{verdict}s": _number_of(verdict, sections) for verdict in (DOUBT, UNKNOWN, NOTE)},
         "checks": [section.record() for section in sections],
     }
 
 
-def _show(prepared: "Prepared", plan: Plan, sections: Iterator[Section], seconds: float) -> None:
+def _show(prepared: "Prepared", jobs: Jobs, sections: Iterator[Section], seconds: float) -> None:
     """Print each section as it is done, then what was cut and the number of findings to look at."""
-    config = plan.config
+    config = jobs.config
     _wrap(
         f"{config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
         f" {device_name(prepared.session.loaded.device)}; loaded in {prepared.seconds:.0f} s"
     )
-    if plan.is_sweep:
-        label = f" ({plan.first})" if plan.first else ""
+    if jobs.is_sweep:
+        label = f" ({jobs.first})" if jobs.first else ""
         _wrap(
-            f"a sweep of {count(len(plan.jobs), 'job')}: everything is measured on job 1{label}; forwards, time and"
+            f"a sweep of {count(len(jobs.configs), 'job')}: everything is measured on job 1{label}; forwards, time and"
             " bytes are added up over all jobs"
         )
     done = []

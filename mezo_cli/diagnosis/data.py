@@ -1,36 +1,38 @@
-"""Check the rows: balance of labels, prompts that are cut, rows that occur twice, empty texts."""
+"""Check the rows: balance of labels, a label in the prompt, cut prompts, rows that occur twice, empty texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
 from mezo_cli.data import describe
-from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, percent
-from mezo_cli.diagnosis.prepared import Prepared
+from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 
 TITLE = "data"
-FEW = 0.005  # share of rows below which duplicates between splits and empty texts do little harm
+FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split
 CUT = 0.01  # the same for prompts that lose text
-SMALL_CLASS = 0.2  # of an equal share of the rows
+SMALL_CLASS = 0.2  # of an equal part of the rows
 LEAK = 0.95  # of the rows, whose label stands in a column of the prompt
 COVERED = 0.99  # of the rows, for the length that is recommended
 CHUNK = 2048  # rows encoded between two looks at the clock
 
+Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
-def check(prepared: Prepared, splits: Splits, deadline: Deadline) -> Section:
-    """Check the rows of all splits."""
-    section = Section(TITLE)
-    named = _named(splits)
-    judge_balance(section, splits, prepared.config.task)
-    judge_leak(section, named, prepared.config.task)
-    _judge_cut_prompts(section, prepared, named, deadline)
+
+def check(
+    encoder: InputEncoder, splits: Splits, encoded: Mapping[str, Sequence[TokenizedExample]], deadline: Deadline
+) -> Section:
+    """Check the rows of all splits, which `encoded` holds as the encoder has encoded them."""
+    section, task = Section(TITLE), encoder.task
+    named: Named = {name: rows for name in encoded if (rows := getattr(splits, name)) is not None}
+    judge_balance(section, splits, task)
+    judge_leak(section, named, task)
+    _judge_cut_prompts(section, encoder, named, encoded, deadline)
     judge_repeated_rows(section, named)
-    judge_shared_rows(section, named)
-    judge_empty_texts(section, named, prepared.config.task)
+    judge_rows_in_two_splits(section, named)
+    judge_empty_texts(section, named, task)
     return section
 
 
@@ -41,19 +43,17 @@ def judge_balance(section: Section, splits: Splits, task: TaskConfig) -> None:
     for split, labels in counts.items():
         rows = sum(labels.values())
         parts.append(f"{split} {rows:,} ({', '.join(f'{label} {percent(n / rows)}' for label, n in labels.items())})")
-        if split != "test":
-            least = min(labels, key=lambda label: labels[label])
-            if labels[least] < SMALL_CLASS * rows / len(labels):
-                small.append(f"'{least}' has {labels[least]:,} of {rows:,} rows in {split}")
-    text = "; ".join(small) if small else "rows: " + "; ".join(parts)
+        least = min(labels, key=lambda label: labels[label])
+        if split != "test" and labels[least] < SMALL_CLASS * rows / len(labels):
+            small.append(f"'{least}' has {labels[least]:,} of {rows:,} rows in {split}")
     advice = (
         "accuracy hardly counts a label so rare: draw the same number of each (data.shots=K), or use task.metric=f1"
         " and compare with always giving the most frequent label"
     )
-    section.judge("balance", bool(small), text, advice, rows=counts)
+    section.judge("balance", bool(small), "; ".join(small) or f"rows: {'; '.join(parts)}", advice, rows=counts)
 
 
-def judge_leak(section: Section, named: dict[str, Sequence[Example]], task: TaskConfig) -> None:
+def judge_leak(section: Section, named: Named, task: TaskConfig) -> None:
     """Doubt a column of the prompt that is the label: by its name, or because its texts are the rows' own labels."""
     names = [values for values in (task.labels, task.label_words, task.files.labels) if values]
     spellings = [{_plain(values[label]) for values in names} for label in range(len(task.labels))]
@@ -66,93 +66,81 @@ def judge_leak(section: Section, named: dict[str, Sequence[Example]], task: Task
             advice = "take it out of task.template and task.columns: the model would read the answer"
             section.add(DOUBT, "leak", f"the prompt contains the label: '{column}' {how}", advice, column=column)
             return
-    section.ok("leak", "no column of the prompt is the label", column=None)
+    section.add(OK, "leak", "no column of the prompt is the label", column=None)
 
 
-def judge_repeated_rows(section: Section, named: dict[str, Sequence[Example]]) -> None:
+def judge_repeated_rows(section: Section, named: Named) -> None:
     """Report rows whose texts occur before in the same split, and those of them with another label."""
-    figures, worst = {}, 0.0
-    parts = []
+    figures, parts, doubtful = {}, [], False
     for split, examples in named.items():
         labels: dict[tuple[str, ...], int] = {}  # texts -> the label of their first row
         other = sum(labels.setdefault(_key(example), example.label) != example.label for example in examples)
         repeated = len(examples) - len(labels)
-        share = repeated / max(1, len(examples))
-        worst = max(worst, share, other / max(1, len(examples)))
-        figures[split] = {"repeated": repeated, "other_label": other, "share": share}
+        doubtful |= max(repeated, other) > REPEATED * len(examples)
+        figures[split] = {"repeated": repeated, "other_label": other, "share": repeated / max(1, len(examples))}
         more = f", {other:,} with another label" if other else ""
-        parts.append(f"{split} {repeated:,} ({percent(share)}{more})")
-    section.judge(
-        "repeated_rows",
-        worst > REPEATED,
-        f"rows that repeat one of their split: {', '.join(parts)}",
-        "remove repeated rows: they count twice, and with two labels they cannot both be learned",
-        splits=figures,
-    )
+        parts.append(f"{split} {repeated:,} ({percent(figures[split]['share'])}{more})")
+    advice = "remove repeated rows: they count twice, and with two labels they cannot both be learned"
+    text = f"rows that repeat one of their split: {', '.join(parts)}"
+    section.judge("repeated_rows", doubtful, text, advice, splits=figures)
 
 
-def judge_shared_rows(section: Section, named: dict[str, Sequence[Example]]) -> None:
+def judge_rows_in_two_splits(section: Section, named: Named) -> None:
     """Report rows of dev and test that are also in train, or in dev."""
     keys = {split: {_key(example) for example in examples} for split, examples in named.items()}
     figures, parts, doubtful = {}, [], False
     for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
-        if other not in named:
-            continue
-        shared = sum(_key(example) in keys[one] for example in named[other])
-        share = shared / max(1, len(named[other]))
-        doubtful = doubtful or share >= FEW
-        figures[f"{other}_in_{one}"] = {"rows": shared, "share": share}
-        parts.append(f"{shared:,} of {other}'s in {one} ({percent(share)})")
-    section.judge(
-        "shared_rows",
-        doubtful,
-        f"rows that are in two splits: {', '.join(parts)}",
-        "remove these rows from train, or the scores on dev and test are too good",
-        splits=figures,
-    )
+        if other in named:
+            rows = sum(_key(example) in keys[one] for example in named[other])
+            fraction = rows / max(1, len(named[other]))
+            doubtful |= fraction >= FEW
+            figures[f"{other}_in_{one}"] = {"rows": rows, "share": fraction}
+            parts.append(f"{rows:,} of {other}'s in {one} ({percent(fraction)})")
+    advice = "remove these rows from train, or the scores on dev and test are too good"
+    section.judge("shared_rows", doubtful, f"rows that are in two splits: {', '.join(parts)}", advice, splits=figures)
 
 
-def judge_empty_texts(section: Section, named: dict[str, Sequence[Example]], task: TaskConfig) -> None:
+def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
     """Report rows of which a text is empty or white space."""
-    figures, example = {}, ""
-    worst = 0.0
-    for split, examples in named.items():
-        empty = [one for one in examples if not all(text.strip() for text in one.texts)]
-        figures[split] = len(empty)
-        worst = max(worst, len(empty) / max(1, len(examples)))
-        if empty and not example:
-            column = next(name for name, text in zip(task.columns, empty[0].texts, strict=True) if not text.strip())
-            example = f"; the first: {empty[0].where or split}, column '{column}'"
-    total = sum(figures.values())
-    text = f"rows with an empty text: {', '.join(f'{split} {n:,}' for split, n in figures.items())}{example}"
-    section.judge(
-        "empty_texts",
-        worst >= FEW,
-        text if total else "no row has an empty text",
-        "remove these rows, or fill the column: the model sees a prompt without its sentence",
-        rows=figures,
-    )
+    empty = {split: [one for one in rows if not all(map(str.strip, one.texts))] for split, rows in named.items()}
+    text = "no row has an empty text"
+    if any(empty.values()):
+        split, first = next((split, rows[0]) for split, rows in empty.items() if rows)
+        column = next(name for name, value in zip(task.columns, first.texts, strict=True) if not value.strip())
+        counts = ", ".join(f"{name} {len(rows):,}" for name, rows in empty.items())
+        text = f"rows with an empty text: {counts}; the first: {first.where or split}, column '{column}'"
+    doubtful = any(len(empty[split]) >= FEW * max(1, len(rows)) for split, rows in named.items())
+    advice = "remove these rows, or fill the column: the model sees a prompt without its sentence"
+    section.judge("empty_texts", doubtful, text, advice, rows={split: len(rows) for split, rows in empty.items()})
+
+
+# --- cut prompts ---
 
 
 def _judge_cut_prompts(
-    section: Section, prepared: Prepared, named: dict[str, Sequence[Example]], deadline: Deadline
+    section: Section,
+    encoder: InputEncoder,
+    named: Named,
+    encoded: Mapping[str, Sequence[TokenizedExample]],
+    deadline: Deadline,
 ) -> None:
-    encoder = prepared.session.encoder
-    encoded = {"train": prepared.train, "dev": prepared.dev, "test": prepared.test or []}
-    end = end_tokens(encoder)
-    lengths: list[int] = []
+    """Encode the rows without a limit, while there is time, and judge what the limits take from them."""
+    unlimited, end = encoder.without_limits(), end_tokens(encoder)
     figures: dict[str, dict[str, int]] = {}
+    lengths: list[int] = []
     for split, examples in named.items():
-        cut = lost = seen = 0
-        for full, row in _with_full(encoder, examples, encoded[split], deadline):
-            seen += 1
-            lengths.append(len(full.input_ids))
-            if len(row.input_ids) < len(full.input_ids):
-                cut += 1
-                lost += _loses_text(full, row, end)
-        figures[split] = {"rows": seen, "of": len(examples), "cut": cut, "lose_text": lost}
-        if seen < len(examples):
-            section.cut.append(f"the length of {len(examples) - seen:,} of {len(examples):,} {split} prompts")
+        seen = figures[split] = {"rows": 0, "of": len(examples), "cut": 0, "lose_text": 0}
+        for start in range(0, len(examples), CHUNK):
+            if start and not deadline.left:
+                break
+            part = slice(start, start + CHUNK)
+            for full, row in zip(unlimited.encode_all(examples[part]), encoded[split][part], strict=True):
+                seen["rows"] += 1
+                seen["cut"] += len(row.input_ids) < len(full.input_ids)
+                seen["lose_text"] += loses_text(full, row, end)
+                lengths.append(len(full.input_ids))
+        if seen["rows"] < len(examples):
+            section.cut.append(f"the length of {len(examples) - seen['rows']:,} of {len(examples):,} {split} prompts")
     judge_cut(section, figures, lengths, encoder)
 
 
@@ -162,36 +150,23 @@ def judge_cut(section: Section, figures: dict[str, dict[str, int]], lengths: lis
     Args:
         section: gets the finding.
         figures: split -> rows seen, of how many, prompts cut, prompts that lose text of a sentence.
-        lengths: tokens of every prompt before the cut.
+        lengths: tokens of every prompt before the cut, one or more.
         encoder: gives the limit, and says what a row that is cut loses.
     """
-    if not lengths:
-        return
-    ordered = sorted(lengths)
+    ordered, limit = sorted(lengths), encoder.max_length
+    middle, longest = ordered[len(ordered) // 2], ordered[-1]
     covers = ordered[min(len(ordered) - 1, int(COVERED * len(ordered)))]
     rows, of, cut, lost = (sum(one[key] for one in figures.values()) for key in ("rows", "of", "cut", "lose_text"))
     fine, among = (OK, "") if rows == of else (UNKNOWN, f" among the {rows:,} of {of:,} that were looked at")
-    longest = f"{ordered[len(ordered) // 2]} tokens in the median, {ordered[-1]} at most"
-    numbers: dict[str, Any] = {
-        "splits": figures,
-        "limit": encoder.max_length,
-        "median": ordered[len(ordered) // 2],
-        "longest": ordered[-1],
-        "covers_99_percent": covers,
-    }
-    if not cut:
-        text = f"no prompt is cut{among}: {longest}; the limit is {encoder.max_length}"
-        section.add(fine, "cut_prompts", text, **numbers)
-        return
-    loses = encoder.when_cut.format(lost=f"{lost:,} ({percent(lost / rows)})")
-    section.add(
-        DOUBT if lost / rows >= CUT else fine,
-        "cut_prompts",
-        f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut at {encoder.max_length} tokens or a sentence's"
-        f" own limit: {loses} ({longest})",
-        _advice_for_cut(encoder, covers),
-        **numbers,
-    )
+    lasts = f"{middle} tokens in the median, {longest} at most"
+    text = f"no prompt is cut{among}: {lasts}; the limit is {limit}"
+    if cut:
+        loses = encoder.when_cut.format(lost=f"{lost:,} ({percent(lost / rows)})")
+        where = f"cut at {limit} tokens or a sentence's own limit"
+        text = f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are {where}: {loses} ({lasts})"
+    numbers: dict[str, Any] = {"splits": figures, "limit": limit, "median": middle, "longest": longest}
+    verdict, advice = DOUBT if lost / rows >= CUT else fine, _advice_for_cut(encoder, covers) if cut else ""
+    section.add(verdict, "cut_prompts", text, advice, **numbers, covers_99_percent=covers)
 
 
 def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
@@ -205,18 +180,6 @@ def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
     return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
 
 
-def _with_full(
-    encoder: InputEncoder, examples: Sequence[Example], rows: Sequence[TokenizedExample], deadline: Deadline
-) -> Iterator[tuple[TokenizedExample, TokenizedExample]]:
-    """Yield each row without a limit and as it is, while there is time; the first rows always."""
-    unlimited = encoder.without_limits()
-    for start in range(0, len(examples), CHUNK):
-        if start and not deadline.left:
-            return
-        part = slice(start, start + CHUNK)
-        yield from zip(unlimited.encode_all(examples[part]), rows[part], strict=True)
-
-
 def end_tokens(encoder: InputEncoder) -> int:
     """Return the number of tokens of the template after the last sentence: two prompts end alike so far."""
     unlimited, columns = encoder.without_limits(), len(encoder.task.columns)
@@ -224,21 +187,16 @@ def end_tokens(encoder: InputEncoder) -> int:
     return next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), 0)
 
 
-def _loses_text(full: TokenizedExample, row: TokenizedExample, end: int) -> bool:
-    """Return whether a row that was cut lost more than tokens of the template at its end."""
+def loses_text(full: TokenizedExample, row: TokenizedExample, end: int) -> bool:
+    """Return whether a row is cut, and has lost more than tokens of the template at its end."""
     kept, whole = list(row.input_ids), list(full.input_ids)
     return not (whole[: len(kept)] == kept and len(whole) - len(kept) <= end)
 
 
 def _key(example: Example) -> tuple[str, ...]:
-    """Return what two rows with the same texts share: case and white space do not count."""
+    """Return what two rows with the same texts have in common: case and white space do not count."""
     return tuple(map(_plain, example.texts))
 
 
 def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
-
-
-def _named(splits: Splits) -> dict[str, Sequence[Example]]:
-    named: dict[str, Sequence[Example]] = {"train": splits.train, "dev": splits.dev}
-    return named if splits.test is None else named | {"test": splits.test}

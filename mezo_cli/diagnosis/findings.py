@@ -1,7 +1,8 @@
-"""What a check reports: findings, each with a verdict, a sentence with its measured figure, and advice."""
+"""What a check reports: findings, each with a verdict, a sentence with its figures, and advice. And its time limit."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,10 +57,6 @@ class Section:
         """Add a finding; what is `OK` needs no advice, and gets none."""
         self.findings.append(Finding(name, verdict, text, figures, "" if verdict == OK else advice, table))
 
-    def ok(self, name: str, text: str, **figures: Any) -> None:
-        """Add a finding that is right, or a plain fact."""
-        self.add(OK, name, text, **figures)
-
     def judge(self, name: str, doubtful: bool, text: str, advice: str, **figures: Any) -> None:
         """Add a doubt with its advice if `doubtful`, else the same sentence as a finding that is right."""
         self.add(DOUBT if doubtful else OK, name, text, advice, **figures)
@@ -79,13 +76,39 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def percent(share: float) -> str:
-    """Return a share as text: 88%, 0.3%, under 0.01%; a huge one as `over 1000%`."""
-    if not share <= 10:
+class Deadline:
+    """A time limit, and limits for parts of it.
+
+    Args:
+        seconds: from now on.
+        clock: returns seconds; of a test.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self._end - self._clock())
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether work that takes so long would end in time; never once the time is up."""
+        return self.left > 0 and self.left >= seconds
+
+    def part(self, fraction: float) -> "Deadline":
+        """Return a deadline for a fraction of the time that is left."""
+        return Deadline(fraction * self.left, self._clock)
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as text: 88%, 0.3%, under 0.01%; a huge one as `over 1000%`."""
+    if not fraction <= 10:
         return "over 1000%"
-    if 0 < share < 1e-4:
+    if 0 < fraction < 1e-4:
         return "under 0.01%"
-    return f"{100 * share:.0f}%" if share >= 0.1 or share == 0 else f"{100 * share:.2g}%"
+    return f"{100 * fraction:.0f}%" if fraction >= 0.1 or fraction == 0 else f"{100 * fraction:.2g}%"
 
 
 def short(number: float) -> str:

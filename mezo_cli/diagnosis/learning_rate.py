@@ -15,14 +15,24 @@ the batch that g is not of.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from mezo_cli.config.schema import Config
+from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
 from mezo_cli.diagnosis.losses import Losses, Point, batches_of
+from mezo_cli.optim.settings import zeroth_order
+from mezo_cli.report.paper import paper
+from mezo_cli.report.settings import method_name
+from mezo_cli.training.session import Session
 
 FLOAT32_STEP = 2.0**-24  # relative rounding error of a loss
 MIN_DIRECTIONS = 4
+TOO_LARGE = 2.0  # times the best lr: beyond it a step is expected to raise the loss
+LITTLE = 0.1  # of the loss: a run whose steps together are expected to lower it by less is too short or too slow
+PAPER_EPS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,78 @@ def estimate(measured: Sequence[Measured], eps: float) -> Estimate | None:
         lr_error=error,
         directions=n,
     )
+
+
+# --- the finding ---
+
+
+def judge(section: Section, found: Estimate | None, config: Config, beside: str, larger_eps: float | None) -> None:
+    """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
+
+    Args:
+        section: gets the finding.
+        found: the estimate; None with too few directions.
+        config: of the run.
+        beside: the paper's grid in words, from `beside_paper`.
+        larger_eps: to try where the run's own is lost in rounding; None where it is not.
+    """
+    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
+    figures: dict[str, Any] = {"lr": None, "optimizer_lr": lr} | ({} if found is None else asdict(found) | {"lr": None})
+    why, advice = _not_judged(found, config, larger_eps)
+    if found is None or why:
+        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(found)}{beside}"
+        section.add(UNKNOWN, "learning_rate", text, advice, **figures)
+        return
+    best, error, change = found.lr * n, found.lr_error * n, found.expected_change(lr, n)
+    verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
+    if lr > TOO_LARGE * (best + error):
+        advice = f"try optimizer.lr={best:.0e}"
+    elif lr < best and -change * config.steps < LITTLE * found.loss:
+        falls = f"{short(-change * config.steps)} of {short(found.loss)} in {count(config.steps, 'step')}"
+        said = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
+        advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
+    else:
+        verdict, said = OK, "looks safe"
+    text = (
+        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e}){_squared(found)}; at"
+        f" {lr:g} the loss changes by {change:.1e} per step at first{beside}"
+    )
+    section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
+
+
+def _squared(found: Estimate | None) -> str:
+    """Return the terms of an estimate, in parentheses."""
+    if found is None:
+        return ""
+    terms = f"|gradient|^2 {short(found.gain)} +- {short(found.gain_error)}, z.Hz {short(found.curvature)}"
+    return f" ({terms}; {count(found.directions, 'direction')})"
+
+
+def _not_judged(found: Estimate | None, config: Config, larger_eps: float | None) -> tuple[str, str]:
+    """Return why no best lr can be told, empty where it can, and what to do."""
+    eps, more = zeroth_order(config.optimizer).eps, "give more --seconds or a larger batch_size"
+    if config.optimizer.name != "mezo":
+        return f"the best step of optimizer={config.optimizer.name} is not derived", ""
+    if found is None:
+        return f"fewer than {MIN_DIRECTIONS} directions were measured", "give more --seconds"
+    if found.is_resolved:
+        return "", ""
+    if larger_eps is None and abs(found.curvature) <= 2 * found.curvature_floor:
+        larger_eps = PAPER_EPS if eps < PAPER_EPS else 10 * eps
+    if larger_eps is not None:
+        why = f"optimizer.eps={eps:g} is so small that rounding hides how the loss curves"
+        return why, f"use optimizer.eps={larger_eps:g}"
+    if found.gain <= found.gain_error:
+        return "the gradient is not told from the noise of the batches", more
+    return "along these directions the loss does not curve upwards, so a step has no best length", more
+
+
+def beside_paper(session: Session) -> str:
+    """Return the paper's grid of the method, for models of this kind, as the end of a sentence; empty without one."""
+    decoder = session.objective.model_kind.is_decoder
+    grid = paper().grid(method_name(replace(session.config, init="none")), decoder)
+    if "optimizer.lr" not in grid:
+        return ""
+    low, high = grid["optimizer.lr"]
+    at = f" at eps {grid['optimizer.eps'][0]:g}" if "optimizer.eps" in grid else ""
+    return f"; the paper's grid for {'OPT' if decoder else 'RoBERTa-large'}: lr {low:g} to {high:g}{at}"

@@ -6,19 +6,19 @@ another eps do.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from mezo_cli.diagnosis.deadline import Deadline
+from mezo_cli.diagnosis.findings import Deadline
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
 from mezo_cli.training.precision import measure_losses
 from mezo_cli.training.session import Session
 
 EPS = (1e-4, 1e-3, 1e-2)
-DIRECTIONS = 32
+DIRECTIONS = 32  # for the learning rate, which needs most of them
 FIRST, ROUND = 8, 4  # directions that are measured in every way, so many at a time
 
 
@@ -37,11 +37,6 @@ class Point(NamedTuple):
     eps: float
     dtype: str
 
-    @property
-    def kind(self) -> tuple[bool, str]:
-        """What takes the same time: a pair of losses or a single one, in a dtype."""
-        return self.direction < 0, self.dtype
-
 
 Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the same at theta itself
 
@@ -51,44 +46,34 @@ def batches_of(direction: int, whole: bool) -> tuple[int, int]:
     return (0, 0) if whole else (2 * direction, 2 * direction + 1)
 
 
-def plan_points(eps: float, dtype: str, whole: bool, directions: int = DIRECTIONS) -> Iterator[Point]:
+def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
     """Yield what to measure, the most important first; a point may come twice.
 
     The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
-    dtype that is not the run's. The others serve the learning rate first, which needs most of them.
+    dtype that is not the run's. The others serve the learning rate alone.
 
     Args:
         eps: the run's.
         dtype: the run's compute dtype.
         whole: a batch has all rows.
-        directions: the most that are measured.
     """
-    first, own = min(FIRST, directions), dict.fromkeys(("float32", dtype))
-    for start in range(0, first, ROUND):
-        some = range(start, min(start + ROUND, first))
-        yield from _precision_points(some, (eps,), own, whole)
-        yield from _learning_rate_points(some, eps, whole)
-        yield from _precision_points(some, EPS, own, whole)
-        yield from _precision_points(some, (eps, *EPS), DTYPES, whole)
-    others = range(first, directions)
-    yield from _learning_rate_points(others, eps, whole)
-    yield from _precision_points(others, (eps, *EPS), DTYPES, whole)
 
+    def pairs(some: range, all_eps: Iterable[float], dtypes: Iterable[str]) -> Iterator[Point]:
+        yield from (Point(k, batches_of(k, whole)[0], e, d) for k in some for e in all_eps for d in dtypes)
 
-def _precision_points(
-    directions: Iterable[int], all_eps: Sequence[float], dtypes: Iterable[str], whole: bool
-) -> Iterator[Point]:
-    for k in directions:
-        for eps in all_eps:
-            for dtype in dtypes:
-                yield Point(k, batches_of(k, whole)[0], eps, dtype)
+    def curvature(some: range) -> Iterator[Point]:
+        for k in some:
+            for batch in batches_of(k, whole):
+                yield from (Point(k, batch, eps, "float32"), Point(-1, batch, 0.0, "float32"))
 
-
-def _learning_rate_points(directions: Iterable[int], eps: float, whole: bool) -> Iterator[Point]:
-    for k in directions:
-        for batch in batches_of(k, whole):
-            yield Point(k, batch, eps, "float32")
-            yield Point(-1, batch, 0.0, "float32")
+    own = dict.fromkeys(("float32", dtype))
+    for start in range(0, FIRST, ROUND):
+        some = range(start, start + ROUND)
+        yield from pairs(some, (eps,), own)
+        yield from curvature(some)
+        yield from pairs(some, EPS, own)
+        yield from pairs(some, (eps, *EPS), DTYPES)
+    yield from curvature(range(FIRST, DIRECTIONS))
 
 
 def measure(
@@ -102,36 +87,19 @@ def measure(
         points: the first one is always measured.
         deadline: the time for it.
     """
-    found: dict[Point, tuple[float, float]] = {}
-    taken: dict[tuple[bool, str], float] = {}
+    losses: dict[Point, tuple[float, float]] = {}
+    taken: dict[tuple[bool, str], float] = {}  # (a single loss or a pair, dtype) -> seconds
     for point in points:
-        if point in found:
+        way = point.direction < 0, point.dtype
+        if point in losses:
             continue
-        if found and not deadline.allows(taken.get(point.kind, 0.0)):
+        if losses and not deadline.allows(taken.get(way, 0.0)):
             break
         start = time.perf_counter()
-        found[point] = _measure(session, loss_of(point.batch), point)
+        losses[point] = _measure(session, loss_of(point.batch), point)
         seconds = time.perf_counter() - start
-        taken[point.kind] = min(seconds, taken.get(point.kind, seconds))
-    return found
-
-
-def projected_grads(losses: Losses, eps: float, dtype: str, others: Sequence[tuple[float, str]]) -> list[list[float]]:
-    """Return g of the directions that are measured for (eps, dtype) and for each of `others`: a list for each of them.
-
-    Only the first batch of a direction counts, so that all lists are of the same directions and batches.
-    """
-    wanted = [(eps, dtype), *others]
-    grads: list[list[float]] = [[] for _ in wanted]
-    for point in losses:
-        if (point.eps, point.dtype) != wanted[0] or point.batch > 2 * point.direction:
-            continue
-        points = [point._replace(eps=e, dtype=d) for e, d in wanted]
-        if all(one in losses for one in points):
-            for values, one in zip(grads, points, strict=True):
-                plus, minus = losses[one]
-                values.append((plus - minus) / (2 * one.eps))
-    return grads
+        taken[way] = min(seconds, taken.get(way, seconds))
+    return losses
 
 
 @torch.no_grad()
@@ -141,3 +109,25 @@ def _measure(session: Session, loss_fn: LossFn, point: Point) -> tuple[float, fl
             loss = float(loss_fn())
         return loss, loss
     return measure_losses(session, loss_fn, point.direction, point.eps, DTYPES[point.dtype])[:2]
+
+
+def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float]]:
+    """Return g of the directions that are measured in all of some ways (eps, dtype): a list for each way.
+
+    Only the first batch of a direction counts, so that all lists are of the same directions and batches.
+    """
+    eps, dtype = ways[0]
+    grads: list[list[float]] = [[] for _ in ways]
+    for point in losses:
+        points = [point._replace(eps=e, dtype=d) for e, d in ways]
+        is_first = (point.eps, point.dtype) == (eps, dtype) and 0 <= point.batch <= 2 * point.direction
+        if is_first and all(one in losses for one in points):
+            for values, one in zip(grads, points, strict=True):
+                plus, minus = losses[one]
+                values.append((plus - minus) / (2 * one.eps))
+    return grads
+
+
+def finite(losses: Losses) -> bool:
+    """Return whether every loss is finite."""
+    return bool(torch.tensor(list(losses.values())).isfinite().all())

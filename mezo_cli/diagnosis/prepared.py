@@ -1,11 +1,16 @@
-"""Load what `train` would begin with, and refuse what it would refuse, in the same words."""
+"""Load what `train` would begin with, refuse what it would refuse, in the same words, and run the checks in order."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.diagnosis import cost, label_words, signal
+from mezo_cli.diagnosis import data as data_check
+from mezo_cli.diagnosis.findings import Deadline, Section
+from mezo_cli.diagnosis.jobs import Jobs
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
@@ -14,6 +19,8 @@ from mezo_cli.training.device_errors import explain_device_errors, smaller_batch
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 
+WORDS, DATA, SIGNAL = 0.3, 0.25, 0.6  # fractions of the time that is left when the check begins
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -21,26 +28,21 @@ class Prepared:
 
     Attributes:
         session: only the parameters that reach the loss are trainable in it.
-        train, dev, test: tokenized rows; test is None if there is none.
+        splits: the rows as texts.
+        rows: split -> its rows, tokenized.
         unreachable: name -> number of scalars, of the parameters that do not reach the loss.
         seconds: that loading took.
     """
 
     session: Session
-    train: list[TokenizedExample]
-    dev: list[TokenizedExample]
-    test: list[TokenizedExample] | None
+    splits: Splits
+    rows: dict[str, list[TokenizedExample]]
     unreachable: dict[str, int]
     seconds: float
 
-    @property
-    def config(self) -> Config:
-        """The config of the run."""
-        return self.session.config
 
-
-def prepare_run(config: Config) -> tuple[Prepared, Splits]:
-    """Load data and model, encode all rows and compile the noise; return what the checks need, and the texts.
+def prepare_run(config: Config) -> Prepared:
+    """Load data and model, encode all rows and compile the noise.
 
     Raises:
         UserError: for whatever `train` refuses before its first step.
@@ -48,8 +50,9 @@ def prepare_run(config: Config) -> tuple[Prepared, Splits]:
     start = time.perf_counter()
     splits = data.load_splits(config)
     session = load_session(config, trains=True)
-    train, dev = (session.encoder.encode_all(rows) for rows in (splits.train, splits.dev))
-    test = None if splits.test is None else session.encoder.encode_all(splits.test)
+    texts = {"train": splits.train, "dev": splits.dev} | ({} if splits.test is None else {"test": splits.test})
+    rows = {name: session.encoder.encode_all(some) for name, some in texts.items()}
+    train = rows["train"]
     with explain_device_errors("before the first step", smaller_batches(config)):
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}
         first = [train[i] for i in BatchSampler(len(train), config.batch_size, config.seed).batch(0)]
@@ -58,7 +61,7 @@ def prepare_run(config: Config) -> tuple[Prepared, Splits]:
             session.objective.output_layer()
         if session.optimizer.replayable:
             _compile_noise(session, train[0])
-    return Prepared(session, train, dev, test, unreachable, time.perf_counter() - start), splits
+    return Prepared(session, splits, rows, unreachable, time.perf_counter() - start)
 
 
 def _compile_noise(session: Session, row: TokenizedExample) -> None:
@@ -68,3 +71,20 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
         with session.forward.using_compute_dtype(dtype):
             spsa(session.forward, loss_fn, z, zeroth_order(session.config.optimizer).eps)
     session.params.update([(z, 0.0)], [1.0])
+
+
+def diagnose(prepared: Prepared, jobs: Jobs, deadline: Deadline) -> Iterator[Section]:
+    """Yield the section of each check as it is done, within the time limit.
+
+    Raises:
+        UserError: when memory runs out, or a score is not finite.
+    """
+    session, rows = prepared.session, prepared.rows
+    advice = smaller_batches(session.config)
+    with explain_device_errors("scoring dev rows", advice):
+        yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
+    yield data_check.check(session.encoder, prepared.splits, rows, deadline.part(DATA))
+    with explain_device_errors("losses of a batch", advice):
+        yield signal.check(session, rows["train"], deadline.part(SIGNAL))
+    with explain_device_errors("one step", advice):
+        yield cost.check(session, rows, prepared.unreachable, prepared.seconds, jobs, deadline)

@@ -8,7 +8,7 @@ import pytest
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 
-CHECKS = ["label words", "data", "what is tuned", "signal", "cost"]
+CHECKS = ["label words", "data", "signal", "cost"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")

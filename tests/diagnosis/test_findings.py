@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, Finding, Section, percent
+from mezo_cli.diagnosis.findings import DOUBT, OK, Deadline, Finding, Section, percent
 
 
 def test_a_doubt_needs_advice_and_a_verdict_is_one_of_four() -> None:
@@ -17,7 +16,7 @@ def test_a_doubt_needs_advice_and_a_verdict_is_one_of_four() -> None:
 
 def test_the_record_is_json_without_numbers_that_json_lacks() -> None:
     section = Section("signal")
-    section.ok("x", "text", table=[("a",)], error=float("inf"), rows=[{"correlation": float("nan")}])
+    section.add(OK, "x", "text", table=[("a",)], error=float("inf"), rows=[{"correlation": float("nan")}])
     record = json.loads(json.dumps(section.record(), allow_nan=False))
     assert record["findings"] == [
         {

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.diagnosis import label_words
-from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Section
-from mezo_cli.diagnosis.label_words import DevScores
-from mezo_cli.diagnosis.prepared import Prepared
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
+from mezo_cli.diagnosis.label_words import Scores
 from mezo_cli.errors import UserError
-from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
 from tests import tiny
+from tests.diagnosis.sessions import load, named, only
 
 NAMES = ["negative", "positive"]
 LABELS = np.repeat([0, 1], 40)
@@ -26,7 +24,7 @@ INFORMATIVE = RANDOM.randn(80, 2) + 2.0 * np.eye(2)[LABELS]
 
 def verdicts(scores: np.ndarray, labels: np.ndarray = LABELS, untrained: bool = False) -> dict[str, str]:
     section = Section("label words")
-    label_words.judge_scores(section, NAMES, scores, labels, untrained)
+    label_words.judge_scores(section, NAMES, Scores(labels, scores), untrained)
     return {finding.name: finding.verdict for finding in section.findings}
 
 
@@ -41,7 +39,7 @@ def test_a_biased_but_informative_prompt_is_told_from_a_useless_one() -> None:
 
 def test_reversed_words_are_named() -> None:
     section = Section("label words")
-    label_words.judge_scores(section, NAMES, INFORMATIVE[:, ::-1], LABELS, False)
+    label_words.judge_scores(section, NAMES, Scores(LABELS, INFORMATIVE[:, ::-1]), False)
     assert "the wrong way round" in section.findings[-1].text
 
 
@@ -50,7 +48,7 @@ def test_a_high_auc_of_two_rows_of_a_label_is_too_few_rows_to_tell() -> None:
     labels = np.repeat([0, 1], [2, 37])
     scores = np.stack([np.zeros(39), [3, 6, *range(3), *range(4, 6), *range(7, 39)]], axis=1)
     section = Section("label words")
-    label_words.judge_scores(section, NAMES, scores, labels, False)
+    label_words.judge_scores(section, NAMES, Scores(labels, scores), False)
     auc = section.findings[-1]
     assert (auc.name, auc.verdict) == ("auc", UNKNOWN)
     assert auc.figures["auc"] > 0.85
@@ -64,10 +62,7 @@ def test_nothing_is_expected_of_a_new_head_and_of_one_label_nothing_is_known() -
 
 
 def test_what_a_removed_bias_gives_is_named() -> None:
-    section, seen = (
-        Section("label words"),
-        DevScores(LABELS, INFORMATIVE + TOWARDS_NEGATIVE, [], np.empty((80, 0)), None),
-    )
+    section, seen = Section("label words"), Scores(LABELS, INFORMATIVE + TOWARDS_NEGATIVE)
     label_words.name_removed_bias(section, seen, seen)
     (finding,) = section.findings
     plain = (INFORMATIVE.argmax(axis=1) == LABELS).mean()
@@ -79,21 +74,22 @@ def test_what_a_removed_bias_gives_is_named() -> None:
 # --- on a model ---
 
 
-def prepared(model: Path, *words: str) -> Prepared:
-    session = load_session(build_config([f"model.path={model}", "task=sst2", "data=demo", *words]))
-    rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(40)]
-    encoded = session.encoder.encode_all(rows)
-    return Prepared(session, encoded, encoded, None, {}, 0.0)
+def findings(session: Session, rows: list) -> dict[str, Finding]:
+    return named(label_words.check(session, rows, rows, Deadline(60.0)))
 
 
-def findings(given: Prepared) -> dict[str, object]:
-    return {one.name: one for one in label_words.check(given, Deadline(60.0)).findings}
+def with_bias(model: Path, change: float) -> tuple[Session, list]:
+    """Load a model whose bias of the word for `negative` is changed."""
+    session, rows, _ = load(model)
+    with torch.no_grad():
+        session.loaded.model.lm_head.bias[session.encoder.label_ids[0]] += change
+    return session, rows
 
 
 @pytest.mark.parametrize("kind", ["mlm", "lm"])
 def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Path) -> None:
     model = tiny.roberta(tmp_path / "m") if kind == "mlm" else tiny.decoder(tmp_path / "m")
-    session = prepared(model, f"objective={kind}").session
+    session = load(model, f"objective={kind}")[0]
     batch = session.batch(session.encoder.encode_all([Example(("good",), 0), Example(("it was bad",), 1)]))
     with torch.no_grad():
         own, every = session.objective.logits(batch), session.objective.vocabulary_logits(batch)
@@ -107,33 +103,25 @@ def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Pa
 
 
 def test_the_models_own_words_and_a_biased_decoder(roberta: Path) -> None:
-    given = prepared(roberta)
-    negative = given.session.encoder.label_ids[0]
-    with torch.no_grad():
-        given.session.loaded.model.lm_head.bias[negative] += 30.0
-    found = findings(given)
-    assert found["tokens"].figures["tokens"]["negative"] == [negative]  # type: ignore[attr-defined]
-    assert found["top_words"].figures["top"][0]["token"] == negative  # type: ignore[attr-defined]
-    assert len(found["top_words"].figures["top"]) == 10  # type: ignore[attr-defined]
-    assert found["zero_shot_balance"].verdict == NOTE  # type: ignore[attr-defined]
-    assert found["label_word_share"].verdict == OK  # type: ignore[attr-defined]
+    session, rows = with_bias(roberta, 30.0)
+    found, negative = findings(session, rows), session.encoder.label_ids[0]
+    assert found["tokens"].figures["tokens"]["negative"] == [negative]
+    assert found["top_words"].figures["top"][0]["token"] == negative
+    assert len(found["top_words"].figures["top"]) == 10
+    assert found["zero_shot_balance"].verdict == NOTE
+    assert found["label_word_share"].verdict == OK
 
 
 def test_words_that_the_model_never_writes_are_a_doubt(roberta: Path) -> None:
-    given = prepared(roberta)
+    session, rows, _ = load(roberta)
     with torch.no_grad():
-        given.session.loaded.model.lm_head.bias[given.session.encoder.label_ids] -= 30.0
-    found = findings(given)
-    assert found["label_word_share"].verdict == DOUBT  # type: ignore[attr-defined]
+        session.loaded.model.lm_head.bias[session.encoder.label_ids] -= 30.0
+    assert findings(session, rows)["label_word_share"].verdict == DOUBT
 
 
 def test_a_label_word_far_rarer_than_the_others_is_found(roberta: Path) -> None:
-    given = prepared(roberta)
-    with torch.no_grad():
-        given.session.loaded.model.lm_head.bias[given.session.encoder.label_ids[0]] -= 6.0
-    rare = findings(given)["rare_label_words"]
-    assert rare.verdict == DOUBT  # type: ignore[attr-defined]
-    assert rare.figures["rare"] == ["negative"]  # type: ignore[attr-defined]
+    rare = findings(*with_bias(roberta, -6.0))["rare_label_words"]
+    assert (rare.verdict, rare.figures["rare"]) == (DOUBT, ["negative"])
 
 
 @pytest.mark.parametrize(
@@ -148,33 +136,29 @@ def test_rare_is_a_hundredth_of_the_other_words(probabilities: list[float], rare
 
 
 def test_better_words_are_usable_and_labelled_as_chosen_on_dev(roberta: Path) -> None:
-    given = prepared(roberta)
-    session, other = given.session, given.session.encoder.word_id("Human")
-    section = Section("label words")
-    scores = RANDOM.randn(80, 2)
-    seen = label_words.DevScores(LABELS, scores, [other or 0], 9.0 * LABELS[:, None], None)
-    label_words._name_better_words(section, session, seen)
-    (found,) = section.findings
+    session = load(roberta)[0]
+    other, section = session.encoder.word_id("Human") or 0, Section("label words")
+    words = np.zeros((80, other + 1))
+    words[:, other] = 9.0 * LABELS
+    label_words.name_better_words(section, session, Scores(LABELS, RANDOM.randn(80, 2), words), [other])
+    found = only(section)
     assert found.verdict == NOTE
     assert found.figures["words"]["positive"] == "Human"
     assert found.figures["chosen_on"] == "dev"
-    assert "dev" in found.text
 
 
 def test_scores_that_are_not_finite_end_with_trains_line(roberta: Path) -> None:
-    given = prepared(roberta)
-    with torch.no_grad():
-        given.session.loaded.model.lm_head.bias[:] = float("nan")
-    with pytest.raises(UserError, match="its loss is not finite before the first step"):
-        findings(given)
+    with pytest.raises(UserError, match="not finite before the first step"):
+        findings(*with_bias(roberta, float("nan")))
 
 
 def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
-    found = findings(prepared(roberta, "objective=cls"))
+    session, rows, _ = load(roberta, "objective=cls")
+    found = findings(session, rows)
     assert set(found) == {"tokens", "start", "zero_shot_balance", "auc"}
-    assert all(one.verdict == OK for one in found.values())  # type: ignore[attr-defined]
+    assert all(one.verdict == OK for one in found.values())
 
 
 def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
-    section = label_words.check(prepared(roberta), Deadline(0.0))
-    assert section.cut == ["24 of 40 dev rows"]
+    session, rows, _ = load(roberta)
+    assert label_words.check(session, rows, rows, Deadline(0.0)).cut == ["8 of 24 dev rows"]

@@ -2,20 +2,10 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
 
-from mezo_cli.diagnosis.separation import auc, chance_error, choose_words, separation
+from mezo_cli.diagnosis.separation import chance_error, choose_words, separation
 
 RANDOM = np.random.RandomState(0)
-
-
-def test_auc_is_scikit_learns_also_with_ties() -> None:
-    scores, positive = RANDOM.randint(0, 5, 60).astype(float), RANDOM.rand(60) < 0.4
-    assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores))
-
-
-def test_a_constant_score_is_chance() -> None:
-    assert auc(np.zeros(10), np.arange(10) < 4) == 0.5
 
 
 def test_separation_is_the_difference_for_two_labels_and_the_mean_for_more() -> None:

@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config, Example
-from mezo_cli.diagnosis import signal
-from mezo_cli.diagnosis.deadline import Deadline
-from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Finding, Section
+from mezo_cli.diagnosis import learning_rate, signal
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.learning_rate import Estimate
 from mezo_cli.diagnosis.losses import Point, plan_points
-from mezo_cli.diagnosis.prepared import Prepared
-from mezo_cli.training.load import load_session
 from mezo_cli.training.precision import Agreement
 from tests import tiny
+from tests.diagnosis.sessions import config, load, named, only
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -32,18 +28,10 @@ class Ticks:
         return self.now
 
 
-def prepared(model: Path, *words: str) -> Prepared:
-    session = load_session(build_config([f"model.path={model}", "task=sst2", "data=demo", "batch_size=8", *words]))
-    rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]
-    encoded = session.encoder.encode_all(rows)
-    session.exclude_unreachable(encoded[0])
-    return Prepared(session, encoded, encoded, None, {}, 0.0)
-
-
 def checked(model: Path, *words: str) -> dict[str, Finding]:
     """Measure four directions in every way: one batch has all rows, which spares the second one."""
-    section = signal.check(prepared(model, "batch_size=24", *words), Deadline(26.0, Ticks()))
-    return {one.name: one for one in section.findings}
+    session, rows, _ = load(model, "batch_size=24", *words)
+    return named(signal.check(session, rows, Deadline(26.0, Ticks())))
 
 
 def test_the_most_important_points_come_first() -> None:
@@ -88,17 +76,14 @@ def test_a_loss_without_a_gradient_gives_zeros(roberta: Path) -> None:
 
 
 def test_theta_stays_and_what_time_cut_is_named(roberta: Path) -> None:
-    given = prepared(roberta)
-    before = {name: p.clone() for name, p in given.session.params.tensors.items()}
-    section = signal.check(given, Deadline(0.0))
-    assert section.cut == [
-        "31 of 32 directions for the learning rate",
-        "32 of 32 for eps 0.0001, 0.01",
-        "31 of 32 for eps 0.001",
-    ]
-    verdicts = {one.name: one.verdict for one in section.findings}
-    assert verdicts["resolution"] == verdicts["learning_rate"] == UNKNOWN
-    assert all(torch.equal(before[name], p) for name, p in given.session.params.tensors.items())
+    session, rows, _ = load(roberta)
+    before = {name: p.clone() for name, p in session.params.tensors.items()}
+    section = signal.check(session, rows, Deadline(0.0))
+    assert section.cut[0] == "31 of 32 directions for the learning rate"
+    assert "0.0001, 0.001, 0.01" in section.cut[1]
+    found = named(section)
+    assert found["resolution"].verdict == found["learning_rate"].verdict == UNKNOWN
+    assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
 
 
 @pytest.mark.parametrize("words", [["steps=0"], ["optimizer=adamw"]])
@@ -122,10 +107,6 @@ FOUND = Estimate(
 )
 
 
-def config(*words: str) -> Config:
-    return build_config(["data=demo", *words])
-
-
 @pytest.mark.parametrize(
     ("lr", "steps", "verdict", "said"),
     [
@@ -137,8 +118,8 @@ def config(*words: str) -> Config:
 )
 def test_the_run_s_learning_rate_is_judged(lr: float, steps: int, verdict: str, said: str) -> None:
     section = Section("signal")
-    signal.judge_learning_rate(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"), "", None)
-    (found,) = section.findings
+    learning_rate.judge(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"), "", None)
+    found = only(section)
     assert found.verdict == verdict
     assert said in f"{found.text} -> {found.advice}"
     assert found.figures["lr"] == pytest.approx(1e-3)
@@ -158,8 +139,8 @@ def test_a_learning_rate_that_cannot_be_told_is_unknown_and_its_cause_is_named(
     changed: dict[str, float] | None, larger_eps: float | None, why: str, advice: str
 ) -> None:
     section, unclear = Section("signal"), None if changed is None else dataclasses.replace(FOUND, **changed)
-    signal.judge_learning_rate(section, unclear, config("optimizer.eps=1e-5"), "", larger_eps)
-    (found,) = section.findings
+    learning_rate.judge(section, unclear, config("optimizer.eps=1e-5"), "", larger_eps)
+    found = only(section)
     assert found.verdict == UNKNOWN
     assert found.figures["lr"] is None
     assert why in found.text
@@ -168,7 +149,7 @@ def test_a_learning_rate_that_cannot_be_told_is_unknown_and_its_cause_is_named(
 
 def test_adam_gets_no_estimate() -> None:
     section = Section("signal")
-    signal.judge_learning_rate(section, FOUND, config("optimizer=mezo_adam"), "", None)
+    learning_rate.judge(section, FOUND, config("optimizer=mezo_adam"), "", None)
     assert section.findings[0].verdict == UNKNOWN
 
 
@@ -200,7 +181,7 @@ def row(eps: float, error: float, directions: int = 8) -> signal.Row:
 def test_an_eps_is_judged_against_others(eps: float, rows: list[signal.Row], verdict: str, recommended: float) -> None:
     section = Section("signal")
     assert signal.judge_resolution(section, rows, eps, "float32", 6e-9 / eps, "") == recommended
-    (found,) = section.findings
+    found = only(section)
     assert found.verdict == verdict
     assert ("rounding" in found.text) == (eps == 1e-7)
     assert ("try optimizer.eps=0.001" in found.advice) == (recommended != eps or eps == 1e-7)
@@ -208,7 +189,7 @@ def test_an_eps_is_judged_against_others(eps: float, rows: list[signal.Row], ver
 
 def test_rounding_of_the_smallest_eps_is_its_error_not_0() -> None:
     losses = {Point(0, 0, eps, "float32"): (0.7 + eps, 0.7 - eps) for eps in (1e-3, 1e-2)}
-    found = {one[0]: one[3] for one in signal.compare(losses, 1e-3, signal.smallest_resolved(losses))}
+    found = {one[0]: one[3] for one in signal.compare(losses, 1e-3)}
     assert found[1e-3] == pytest.approx(2**-24 * 0.701 / 1e-3)
 
 
@@ -223,4 +204,4 @@ def test_rounding_of_the_smallest_eps_is_its_error_not_0() -> None:
 )
 def test_the_paper_s_grid_is_of_the_same_kind_of_model(words: list[str], said: str, tmp_path: Path) -> None:
     model = tiny.decoder(tmp_path / "m") if "objective=lm" in words else tiny.roberta(tmp_path / "m")
-    assert said in signal.beside_paper(prepared(model, *words).session)
+    assert said in learning_rate.beside_paper(load(model, *words)[0])
