@@ -146,7 +146,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
         new = dataclasses.replace(new, log_every=config.log_interval)
     if new.steps < config.steps:
         raise UserError(f"steps={new.steps}: {run.path} has steps={config.steps}, which can only be raised")
-    tied = optimizer_class(config.optimizer).tied_to_steps(config.optimizer)
+    tied = optimizer_class(config.optimizer).depends_on_total_steps(config.optimizer)
     if new.steps > config.steps and tied:
         raise UserError(
             f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"

@@ -133,7 +133,9 @@ def measure_steps(session: Session, train: Sequence[TokenizedExample], deadline:
             system.reset_peak_memory()
             times.setdefault(dtype, []).append(_time_step(session, rows, step))
             peaks[dtype] = max(peaks[dtype], system.peak_memory(session.loaded.device))
-            passes[dtype] = sum(optimizer.passes(step + 1).values()) - sum(optimizer.passes(step).values())
+            passes[dtype] = sum(optimizer.count_forwards(step + 1).values()) - sum(
+                optimizer.count_forwards(step).values()
+            )
             step += 1
     state = tensor_bytes(vars(optimizer))
     timed = {dtype: taken[1:] or taken for dtype, taken in times.items()}  # the first step allocates buffers
@@ -191,7 +193,7 @@ def _report_jobs(
     totals: Counter[str] = Counter()
     seconds, final = 0.0, min(TRAIN_ROWS, rows["train"]) + rows.get("test", 0)
     for job in jobs.configs:
-        passes = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).passes(job.steps)
+        passes = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).count_forwards(job.steps)
         probe = -(-rows["train"] // job.batch_size) if job.init == "linear_probe" else 0
         evaluations = number_of_evaluations(job)
         totals.update({**passes, "steps": job.steps, "evaluations": evaluations})

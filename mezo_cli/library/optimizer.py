@@ -205,7 +205,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             self.unreachable = self.forward.params.select_reachable(loss)
         del loss  # and its graph
         self.uncovered = find_uncovered(self.forward, closure, Direction(self.seed, self.steps), self.eps)
-        self.forward.replace_whole(self.uncovered)
+        self.forward.perturb_whole(self.uncovered)
         if self.unreachable:
             log.warning("MezoOptimizer: not in the graph of the loss, so not tuned: %s", _in_short(self.unreachable))
         if self.uncovered:

@@ -33,7 +33,7 @@ class ClassHeadScorer(Objective):
         layers = _label_layers(model)
         if layers:
             self._label_layer = layers[-1]
-            forward.exclude(self._label_layer)
+            forward.unpatch(self._label_layer)
             self._label_layer.forward = self._score_labels  # type: ignore[method-assign,assignment]
 
     @staticmethod
@@ -68,11 +68,11 @@ class ClassHeadScorer(Objective):
 
         Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
         """
-        weight = self.forward.read(self._label_layer.weight, None, torch.float32)
+        weight = self.forward.perturbed_weight(self._label_layer.weight, None, torch.float32)
         signs = len(weight) if weight.dim() == 3 else 1
         scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
         if self._label_layer.bias is not None:
-            scores = scores + self.forward.read(self._label_layer.bias, None, torch.float32).unsqueeze(-2)
+            scores = scores + self.forward.perturbed_weight(self._label_layer.bias, None, torch.float32).unsqueeze(-2)
         return scores.view(*hidden.shape[:-1], -1)
 
 

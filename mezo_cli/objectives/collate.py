@@ -53,21 +53,6 @@ class Batch:
         """
         return self._padded
 
-    @property
-    def input_ids(self) -> Tensor:
-        """The padded token ids, int64 [rows, length]."""
-        return self._padded["input_ids"]
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """1 for a token, 0 for padding, int64 [rows, length]."""
-        return self._padded["attention_mask"]
-
-    @property
-    def token_type_ids(self) -> Tensor | None:
-        """The segment of each token, int64 [rows, length]; None for a model without them."""
-        return self._padded.get("token_type_ids")
-
     @cached_property
     def _padded(self) -> dict[str, Tensor]:
         if self.is_padded:

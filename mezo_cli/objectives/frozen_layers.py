@@ -180,7 +180,9 @@ def _tensor(output: Any) -> Tensor:
 def _split(states: Tensor, batch: Batch, reads: bool) -> list[Tensor]:
     """Return the states of each row: [tokens, width], its tokens in order; those that the head reads if `reads`."""
     if reads:
-        read = batch.layout["read"]  # an encoder's layers have left only these; a decoder's [positions, rows]
+        read = batch.layout[
+            "scored_positions"
+        ]  # an encoder's layers have left only these; a decoder's [positions, rows]
         return list(states) if read.dim() == 1 else list(states[0][read].unbind(1))
     ordered = states[0][_by_row(batch)]
     extra = (len(ordered) - batch.tokens) // len(batch.rows)
@@ -189,10 +191,10 @@ def _split(states: Tensor, batch: Batch, reads: bool) -> list[Tensor]:
 
 def _join(parts: Sequence[Tensor], batch: Batch, reads: bool) -> Tensor:
     """Do the opposite of `_split`; a decoder's states are 0 where nothing is read."""
-    if reads and batch.layout["read"].dim() == 1:
+    if reads and batch.layout["scored_positions"].dim() == 1:
         return torch.stack(list(parts))
     together = torch.stack(list(parts), dim=1).flatten(0, 1) if reads else torch.cat(list(parts))
-    places = batch.layout["read"].flatten() if reads else _by_row(batch)
+    places = batch.layout["scored_positions"].flatten() if reads else _by_row(batch)
     states = together.new_zeros(len(batch.layout["rows"]), together.shape[1])
     states[places] = together
     return states.unsqueeze(0)

@@ -5,8 +5,8 @@ cross-entropy over the labels' scores.
 
 The normalizer at the end of the prompt is the same for all labels. It cancels in every softmax over them, so it is left
 out: where each word is a single token, only the last position goes through the head, and only the words' rows of the
-head are computed. The further tokens of a word are normalized over the whole vocabulary, each after the prefix of the
-word that precedes it. A prefix that words share is computed once (packed_decoder.py).
+head are computed. The further tokens of a word are normalized over the whole vocabulary, each after the tokens of the
+word before it, a word start. A word start that words share is computed once (packed_decoder.py).
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,13 @@ class CausalLabelScorer(Objective):
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")
         self._head = head
         words = [tuple(word) for word in label_ids]
-        prefixes = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
+        word_starts = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
         tokens = sorted({token for word in words for token in word})
-        asked = [(), *prefixes]
+        asked = [(), *word_starts]
         device = head.weight.device
-        self._prefixes = prefixes
-        self._rows = torch.tensor(tokens).to(device)
-        # Per word and token: the number of the prefix before it (0: the prompt alone), and its index in `self._rows`.
+        self._word_starts = word_starts
+        self._head_rows = torch.tensor(tokens).to(device)
+        # Per word and token: the number of the word start before it (0: the prompt alone), and its head row's index.
         self._word_tokens = [
             (
                 torch.tensor([asked.index(word[:n]) for n in range(len(word))]).to(device),
@@ -65,14 +65,14 @@ class CausalLabelScorer(Objective):
         self._whole_vocabulary = False  # score every word after the prompt instead of the label words
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        self._positions = self._rows  # that the head reads, in its layout
+        self._positions = self._head_rows  # that the head reads, in its layout
         family = find_decoder_family(model)
         self.supports_paired_forward = family is not None
         if family is not None:
-            self.frozen = FrozenLayers(model, forward, extra_tokens=len(prefixes))
+            self.frozen = FrozenLayers(model, forward, extra_tokens=len(word_starts))
             use_packed_attention(model)
             LastDecoderLayer(self.frozen.last_layer, family)
-        forward.exclude(head)
+        forward.unpatch(head)
         head.forward = self._score_words  # type: ignore[method-assign,assignment]
         head.register_forward_pre_hook(self._select_positions)
 
@@ -92,7 +92,7 @@ class CausalLabelScorer(Objective):
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""
         make = packed_decoder.pack if self.supports_paired_forward else packed_decoder.pad
-        return make([row.input_ids for row in rows], self._prefixes)
+        return make([row.input_ids for row in rows], self._word_starts)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
@@ -111,7 +111,7 @@ class CausalLabelScorer(Objective):
             else:
                 self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
             self._batch = batch
-            self._positions = batch.layout["read"]
+            self._positions = batch.layout["scored_positions"]
         return {**self._inputs, "use_cache": False}
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
@@ -128,13 +128,13 @@ class CausalLabelScorer(Objective):
         Raises:
             UserError: when a word has several tokens: no single row of the head scores it.
         """
-        for index, (prefixes, _) in enumerate(self._word_tokens):
-            if len(prefixes) > 1:
+        for index, (word_starts, _) in enumerate(self._word_tokens):
+            if len(word_starts) > 1:
                 raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
-        return self._head, self._rows[torch.cat([rows for _, rows in self._word_tokens])]
+        return self._head, self._head_rows[torch.cat([rows for _, rows in self._word_tokens])]
 
     def _select_positions(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        """Keep only the hidden states that the head scores: [signs, 1 + prefixes, rows, width].
+        """Keep only the hidden states that the head scores: [signs, 1 + word starts, rows, width].
 
         A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
         """
@@ -142,29 +142,29 @@ class CausalLabelScorer(Objective):
         return (states[:, self._positions].float(),)
 
     def _score_words(self, hidden: Tensor) -> Tensor:
-        """Replace the head's forward: [signs, 1 + prefixes, rows, width] -> [signs, rows, labels], float32."""
+        """Replace the head's forward: [signs, 1 + word starts, rows, width] -> [signs, rows, labels], float32."""
         if self._whole_vocabulary:
             return self._row_logits(hidden[:, 0], torch.arange(len(self._head.weight), device=hidden.device))
-        logits = self._row_logits(hidden, self._rows)
-        if self._prefixes:
+        logits = self._row_logits(hidden, self._head_rows)
+        if self._word_starts:
             log_probs = logits[:, 1:] - self._normalizer(hidden[:, 1:]).unsqueeze(-1)
             logits = torch.cat([logits[:, :1], log_probs], dim=1)
-        return torch.stack([logits[:, prefixes, :, rows].sum(0) for prefixes, rows in self._word_tokens], dim=-1)
+        return torch.stack([logits[:, word_starts, :, rows].sum(0) for word_starts, rows in self._word_tokens], dim=-1)
 
     def _row_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Multiply hidden states, [signs, positions, batch rows, width], by some rows of the head.
 
         Computed in float32 whatever the compute dtype is: labels' scores differ by little against their size.
         """
-        weight = self.forward.read(self._head.weight, rows, torch.float32)
+        weight = self.forward.perturbed_weight(self._head.weight, rows, torch.float32)
         logits = hidden @ (weight if weight.dim() == 2 else weight.unsqueeze(1)).mT
         if self._head.bias is not None:
-            bias = self.forward.read(self._head.bias, rows, torch.float32)
+            bias = self.forward.perturbed_weight(self._head.bias, rows, torch.float32)
             logits = logits + (bias if bias.dim() == 1 else bias[:, None, None])
         return logits
 
     def _normalizer(self, hidden: Tensor) -> Tensor:
-        """Return the log of the sum of exponentials over the whole vocabulary: [signs, prefixes, rows]."""
+        """Return the log of the sum of exponentials over the whole vocabulary: [signs, word starts, rows]."""
         vocabulary = torch.arange(len(self._head.weight), device=hidden.device)
         parts = [self._row_logits(hidden, rows).logsumexp(-1) for rows in vocabulary.split(_VOCABULARY_CHUNK)]
         return torch.stack(parts).logsumexp(0)

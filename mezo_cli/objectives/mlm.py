@@ -38,7 +38,7 @@ class MaskedLabelScorer(Objective):
         self._packed = pack_encoder(model, forward)
         self.supports_paired_forward = self._packed is not None
         self.frozen = None if self._packed is None else self._packed.frozen
-        forward.exclude(decoder)
+        forward.unpatch(decoder)
         decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
         if self._packed is None:
             body = getattr(model, model.base_model_prefix)
@@ -89,9 +89,9 @@ class MaskedLabelScorer(Objective):
 
         Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
         """
-        weight = self.forward.read(self._decoder.weight, self._rows, torch.float32)
+        weight = self.forward.perturbed_weight(self._decoder.weight, self._rows, torch.float32)
         signs = weight.shape[0] if weight.dim() == 3 else 1
         scores = hidden.float().view(signs, -1, hidden.shape[-1]) @ weight.mT
         if self._decoder.bias is not None:
-            scores = scores + self.forward.read(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
+            scores = scores + self.forward.perturbed_weight(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
         return scores

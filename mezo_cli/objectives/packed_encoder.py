@@ -50,7 +50,7 @@ class PackedEncoder:
 
         Returns:
             The arrays that `logits` finds in `batch.layout`: input_ids, position_ids, token_type_ids, rows and
-            positions, [tokens]; is_token, bool [rows, length]; and read, [rows], in the packed row.
+            positions, [tokens]; is_token, bool [rows, length]; and scored_positions, [rows], in the packed row.
         """
         packed = pack_rows([row.input_ids for row in rows])
         return {
@@ -60,7 +60,7 @@ class PackedEncoder:
             "rows": packed["rows"],
             "positions": packed["positions"],
             "is_token": np.arange(packed["lengths"].max()) < packed["lengths"][:, None],
-            "read": packed["starts"] + read,
+            "scored_positions": packed["starts"] + read,
         }
 
     def logits(self, batch: Batch) -> Tensor:
@@ -89,7 +89,7 @@ class PackedEncoder:
         }
         if batch.has_token_type_ids:
             inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
-        self._read_positions = layout["read"]
+        self._read_positions = layout["scored_positions"]
         return inputs
 
     def _attend(

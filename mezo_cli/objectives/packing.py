@@ -187,9 +187,7 @@ def packed_logits(
         if forward.num_signs == 1:
             return model(**inputs).logits
         with forward.paired_forward():
-            return model(**duplicate_batch(inputs)).logits
-
-
-def duplicate_batch(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a paired forward: every tensor twice, once per sign."""
-    return {key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+            doubled = {
+                key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()
+            }
+            return model(**doubled).logits

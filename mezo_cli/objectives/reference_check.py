@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch
-from mezo_cli.perturb.forward import PerturbedForward, is_lookup
+from mezo_cli.perturb.forward import PerturbedForward, is_plain_embedding
 from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
@@ -102,7 +102,7 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if is_lookup(module):
+    if is_plain_embedding(module):
         return forward(*args, **kwargs).float()
     if type(module) is nn.Linear and module.weight.numel() > COPIED:
         return _linear_in_parts(module, *args, **kwargs)

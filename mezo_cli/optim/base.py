@@ -20,6 +20,7 @@ from mezo_cli.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mezo_cli.optim.settings import FirstOrderConfig, ZerothOrderConfig
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
 
@@ -72,7 +73,7 @@ class BaseOptimizer(Protocol):
         return None
 
     @classmethod
-    def tied_to_steps(cls, config: Any) -> list[str]:
+    def depends_on_total_steps(cls, config: Any) -> list[str]:
         """Return the settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
         read = {"schedule", "sample_schedule"} & {*type_hints(cls.settings)}
         values = {name: getattr(config, name) for name in sorted(read)}
@@ -81,7 +82,7 @@ class BaseOptimizer(Protocol):
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
         """Take step number `step` (from 0). A loss that is not finite leaves the weights as they are."""
 
-    def passes(self, steps: int) -> dict[str, int]:
+    def count_forwards(self, steps: int) -> dict[str, int]:
         """Return the number of `forwards` and `backwards` of a batch that the first `steps` steps take."""
 
 
@@ -139,16 +140,7 @@ def to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-class Scheduled(Protocol):
-    """Settings with a learning rate and its schedule."""
-
-    @property
-    def lr(self) -> float: ...  # noqa: D102
-    @property
-    def schedule(self) -> str: ...  # noqa: D102
-
-
-def learning_rate(config: Scheduled, step: int, steps: int) -> float:
+def learning_rate(config: "ZerothOrderConfig | FirstOrderConfig", step: int, steps: int) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, rounded to float32.
 
     `schedule: linear` falls from lr at step 0 to 0 after the last step.

@@ -94,7 +94,7 @@ class FirstOrder(StatefulOptimizer):
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's optimizer over the trainable tensors."""
 
-    def passes(self, steps: int) -> dict[str, int]:
+    def count_forwards(self, steps: int) -> dict[str, int]:
         """Return one forward and one backward per step."""
         return {"forwards": steps, "backwards": steps}
 

@@ -105,7 +105,7 @@ class Mezo(ReplayableOptimizer):
         n = self.config.samples
         return n if self.config.sample_schedule == "constant" else 1 + n * step // self.steps
 
-    def passes(self, steps: int) -> dict[str, int]:
+    def count_forwards(self, steps: int) -> dict[str, int]:
         """Return two forwards per sample and no backward."""
         return {"forwards": 2 * sum(self.samples(step) for step in range(steps)), "backwards": 0}
 

@@ -93,8 +93,8 @@ class MezoAdam(WithMoment):
             return
         b1, b2, eps = self.beta, self.config.beta2, self.config.adam_eps
         for span in params.blocks():
-            theta, m, v = params.load(span), self._m.of(span), self._v.of(span)
-            estimate, step = self._estimate.of(span), self._step.of(span)
+            theta, m, v = params.load(span), self._m.view(span), self._v.view(span)
+            estimate, step = self._estimate.view(span), self._step.view(span)
             for update in updates:
                 params.noise.update_(span, estimate.zero_(), update.terms, [1.0] * len(update.terms))
                 m.mul_(b1).add_(torch.mul(estimate, 1 - b1, out=step))

@@ -120,7 +120,7 @@ class WithMoment(Mezo):
         import torch
 
         for span in params.blocks():
-            theta, m, step = params.load(span), self._m.of(span), self._step.of(span)
+            theta, m, step = params.load(span), self._m.view(span), self._step.view(span)
             for update in updates:
                 decays = [self.beta, *[1.0] * (len(update.terms) - 1)]
                 params.noise.update_(span, m, update.terms, decays)
@@ -140,7 +140,7 @@ class WithMoment(Mezo):
                 share *= self.beta
             chains.append((chain[::-1], updates[i]))  # the smallest terms first
         for span in params.blocks():
-            theta, step = params.load(span), self._step.of(span)
+            theta, step = params.load(span), self._step.view(span)
             for chain, update in chains:
                 params.noise.update_(span, step.zero_(), chain, [1.0] * len(chain))
                 params.decay_and_subtract(theta, step, update.decay)

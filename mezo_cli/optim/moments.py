@@ -16,10 +16,10 @@ class Moment:
         self._views: dict[Span, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}  # from a file, until their segment is asked for
 
-    def of(self, span: "Span") -> "Tensor":
+    def view(self, span: "Span") -> "Tensor":
         """Return the part for a span of theta, [span.numel], to be written in place."""
         if span not in self._views:
-            self._views[span] = span.of(self._segment(span.segment))
+            self._views[span] = span.slice_of(self._segment(span.segment))
         return self._views[span]
 
     def _segment(self, segment: "Segment") -> "Tensor":
@@ -64,7 +64,7 @@ class Scratch:
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
 
-    def of(self, span: "Span") -> "Tensor":
+    def view(self, span: "Span") -> "Tensor":
         """Return float32 [span.numel]; the one before is no longer valid."""
         import torch
 

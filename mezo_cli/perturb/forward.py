@@ -111,9 +111,9 @@ class PerturbedForward:
             self._perturbation = Perturbation(direction, eps, signs)
             if len(signs) == 1:  # no patched forward reads these: the whole tensor is replaced
                 for name, theta in outside.items():
-                    place = self.params.place(name)
-                    out = torch.empty(place.numel, dtype=theta.dtype, device=theta.device)
-                    self.params.perturb(direction, place, self._perturbation.coefficient, out)
+                    span = self.params.span_of(name)
+                    out = torch.empty(span.numel, dtype=theta.dtype, device=theta.device)
+                    self.params.perturb(direction, span, self._perturbation.coefficient, out)
                     self.params.tensors[name].data = out[: theta.numel()].view(theta.shape)
             with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
                 yield
@@ -229,12 +229,12 @@ class PerturbedForward:
     def _entry(self, name: str) -> str:
         """Return a tensor's name without its number in the innermost ModuleList; "" if it is in none."""
         parts = name.split(".")
-        for place in range(len(parts) - 1, 0, -1):
-            if ".".join(parts[:place]) in self._lists:
-                return ".".join([*parts[:place], "*", *parts[place + 1 :]])
+        for depth in range(len(parts) - 1, 0, -1):
+            if ".".join(parts[:depth]) in self._lists:
+                return ".".join([*parts[:depth], "*", *parts[depth + 1 :]])
         return ""
 
-    def replace_whole(self, names: list[str]) -> None:
+    def perturb_whole(self, names: list[str]) -> None:
         """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
         self._read_outside_module, self._plans = list(names), {}
 
@@ -256,11 +256,11 @@ class PerturbedForward:
                         stored, p.data = p.data, p.data.to(dtype)
                         release_file_pages(stored)
 
-    def exclude(self, module: nn.Module) -> None:
-        """Restore a module's original forward: its caller gets the weights that it needs by `read`."""
+    def unpatch(self, module: nn.Module) -> None:
+        """Restore a module's original forward: its caller gets the weights that it needs by `perturbed_weight`."""
         module.forward = self._original_forwards.pop(module)
 
-    def read(self, p: Tensor, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def perturbed_weight(self, p: Tensor, rows: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return a parameter, or some rows of it, as the forward that is running sees it: perturbed.
 
         Args:
@@ -281,9 +281,9 @@ class PerturbedForward:
             return torch.stack([value, value]) if self._paired else value
         direction, c = self._perturbation.direction, self._perturbation.coefficient
         if rows is None or p.dim() == 1:
-            place = self.params.place(name)
-            outs = torch.empty(self.num_signs, place.numel, dtype=dtype, device=p.device)
-            self.params.perturb(direction, place, c, *outs)
+            span = self.params.span_of(name)
+            outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
+            self.params.perturb(direction, span, c, *outs)
             outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
             outs = outs if rows is None else outs[:, rows]
         else:
@@ -298,7 +298,7 @@ class PerturbedForward:
             if not any(True for _ in module.parameters(recurse=False)):
                 continue
             self._original_forwards[module] = module.forward
-            patched = self._lookup_forward if is_lookup(module) else self._module_forward
+            patched = self._lookup_forward if is_plain_embedding(module) else self._module_forward
             module.forward = PatchedForward(patched, module, module.forward)
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
@@ -319,9 +319,9 @@ class PerturbedForward:
         if self._paired:
             ids = ids.chunk(2)[0]  # both signs look up the same rows
         if len(weight) > ids.numel():
-            found = self.read(weight, ids.flatten()).unflatten(-2, ids.shape)
+            found = self.perturbed_weight(weight, ids.flatten()).unflatten(-2, ids.shape)
         else:
-            table = self.read(weight)
+            table = self.perturbed_weight(weight)
             found = table[:, ids] if self._paired else table[ids]
         return found.flatten(0, 1) if self._paired else found
 
@@ -356,7 +356,7 @@ class PerturbedForward:
         copies = self._copies_of_layer(plan)
         if copies:
             return self._run_with(copies, module, original_forward, args, kwargs)
-        num_signs = self.num_signs if plan.places else 1
+        num_signs = self.num_signs if plan.spans else 1
         with self.scratch.allocate(plan.size(num_signs), self.compute_dtype, plan.device) as buffer:
             copies = plan.copies(buffer, num_signs)
             self._write(plan)
@@ -366,24 +366,24 @@ class PerturbedForward:
         """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""
         if self._planned_for is not self.params.tensors:
             self._plans, self._planned_for = {}, self.params.tensors
-        of = module, self._perturbation is not None, self.compute_dtype
-        if of not in self._plans:
+        key = module, self._perturbation is not None, self.compute_dtype
+        if key not in self._plans:
             own = own_parameters(module)
             names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
             others = {key: p for key, p in own.items() if key not in names}
             gathered = {key: self.params.shards[self._names[id(p)]] for key, p in others.items() if self._is_sharded(p)}
             rounded = {key: p for key, p in others.items() if key not in gathered and self._is_rounded(p)}
-            self._plans[of] = ModulePlan(self.params, names, rounded, gathered)
-        return self._plans[of]
+            self._plans[key] = ModulePlan(self.params, names, rounded, gathered)
+        return self._plans[key]
 
     def _layer_plan(self, layer: nn.Module) -> ModulePlan:
         """Return which tensors the modules of a layer see perturbed, by name."""
-        of = layer, None, self.compute_dtype
-        if self._planned_for is not self.params.tensors or of not in self._plans:
-            modules = [m for m in layer.modules() if m in self._original_forwards and not is_lookup(m)]
+        key = layer, None, self.compute_dtype
+        if self._planned_for is not self.params.tensors or key not in self._plans:
+            modules = [m for m in layer.modules() if m in self._original_forwards and not is_plain_embedding(m)]
             names = {name: name for module in modules for name in self._plan(module).names.values()}
-            self._plans[of] = ModulePlan(self.params, names, {}, {})
-        return self._plans[of]
+            self._plans[key] = ModulePlan(self.params, names, {}, {})
+        return self._plans[key]
 
     def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
         """Return a module's perturbed weights as each sign sees them, where they were written with its layer's."""
@@ -397,9 +397,9 @@ class PerturbedForward:
 
     def _write(self, plan: ModulePlan) -> None:
         """Write the parameters of a plan as each sign sees them."""
-        for place, outs in plan.perturbed:
+        for span, outs in plan.perturbed:
             assert self._perturbation is not None
-            self.params.perturb(self._perturbation.direction, place, self._perturbation.coefficient, *outs)
+            self.params.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
         for p, out in plan.rounded:
             out.copy_(p.data)
         for shard, out in plan.gathered:
@@ -483,7 +483,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return own
 
 
-def is_lookup(module: nn.Module) -> bool:
+def is_plain_embedding(module: nn.Module) -> bool:
     """Return whether a module looks up rows and no more.
 
     A subclass's own forward may scale them, or find positions; with `max_norm` rows are scaled first.

@@ -21,9 +21,9 @@ class ModulePlan:
 
     Attributes:
         names: `perturbed`, as given.
-        places: where the perturbed tensors are.
+        spans: where the perturbed tensors are.
         device: of the parameters.
-        perturbed: (place, outputs of each sign) in the buffer that `copies` was last given.
+        perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
         rounded: (parameter, output), likewise.
         gathered: (shard, output), likewise.
     """
@@ -35,7 +35,7 @@ class ModulePlan:
         rounded: Mapping[str, nn.Parameter],
         gathered: Mapping[str, Shard],
     ) -> None:
-        self.places = params.places(perturbed.values())
+        self.spans = params.spans_of(perturbed.values())
         self.names, self._rounded, self._gathered = dict(perturbed), dict(rounded), dict(gathered)
         devices = [params.tensors[name].device for name in perturbed.values()]
         devices += [p.device for p in rounded.values()] + [shard.device for shard in gathered.values()]
@@ -54,12 +54,12 @@ class ModulePlan:
     @property
     def is_empty(self) -> bool:
         """Whether the module sees its own parameters."""
-        return not self.places and not self.has_unperturbed
+        return not self.spans and not self.has_unperturbed
 
     def size(self, num_signs: int) -> int:
         """Return the number of elements of all copies."""
         others = sum(p.numel() for p in self._rounded.values()) + sum(s.numel for s in self._gathered.values())
-        return num_signs * sum(place.numel for place in self.places) + others
+        return num_signs * sum(span.numel for span in self.spans) + others
 
     def copies(self, buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
         """Return attribute -> its copy in `buffer`, one dict per sign; copies without a perturbation serve both."""
@@ -67,12 +67,12 @@ class ModulePlan:
             self._buffer, self._copies = buffer, [{} for _ in range(num_signs)]
             self.perturbed, self.rounded, self.gathered = [], [], []
             begin = 0
-            for place in self.places:
-                outs = list(buffer[begin : begin + num_signs * place.numel].chunk(num_signs))
-                begin += num_signs * place.numel
-                self.perturbed.append((place, outs))
+            for span in self.spans:
+                outs = list(buffer[begin : begin + num_signs * span.numel].chunk(num_signs))
+                begin += num_signs * span.numel
+                self.perturbed.append((span, outs))
                 for copy, out in zip(self._copies, outs, strict=True):
-                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in place.pieces}
+                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in span.pieces}
                     copy.update({key: parts[name] for key, name in self.names.items() if name in parts})
             for key, p in self._rounded.items():
                 out = buffer[begin : begin + p.numel()].view(p.shape)

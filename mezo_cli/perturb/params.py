@@ -57,12 +57,12 @@ class Params:
         self._copy: Tensor | None = None  # of a span of theta
         self._wide: Tensor | None = None  # likewise, in float64
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
-        self._places: dict[str, Span] = {}  # of all tensors, in the order of the storage
+        self._span_by_name: dict[str, Span] = {}  # of all tensors, in the order of the storage
         whole = {name: p for name, p in self._tensors.items() if name not in self.shards}
         for segment in move_to_flat_storage(whole, noise.tile):
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
-                self._places[name] = Span(segment, first, last)
+                self._span_by_name[name] = Span(segment, first, last)
 
     @property
     def tensors(self) -> Mapping[str, nn.Parameter]:
@@ -100,13 +100,13 @@ class Params:
 
     def span(self, name: str) -> Span:
         """Return where a tensor, or this rank's part of it, is in the storage."""
-        return self.shards[name].local if name in self.shards else self._places[name]
+        return self.shards[name].local if name in self.shards else self._span_by_name[name]
 
-    def place(self, name: str) -> Span | Shard:
+    def span_of(self, name: str) -> Span | Shard:
         """Return where `perturb` finds a tensor."""
-        return self.shards[name] if name in self.shards else self._places[name]
+        return self.shards[name] if name in self.shards else self._span_by_name[name]
 
-    def places(self, names: Iterable[str]) -> list[Span | Shard]:
+    def spans_of(self, names: Iterable[str]) -> list[Span | Shard]:
         """Return where `perturb` finds these tensors: neighbours that are whole as one span."""
         wanted = set(names)
         return [*self._whole_spans(wanted), *(shard for name, shard in self.shards.items() if name in wanted)]
@@ -118,27 +118,27 @@ class Params:
 
     def _whole_spans(self, wanted: Collection[str]) -> list[Span]:
         found = list[Span]()
-        for name, place in self._places.items():
+        for name, span in self._span_by_name.items():
             if name not in wanted:
                 continue
-            if found and found[-1].segment is place.segment and found[-1].last == place.first:
-                place = Span(place.segment, found.pop().first, place.last)
-            found.append(place)
+            if found and found[-1].segment is span.segment and found[-1].last == span.first:
+                span = Span(span.segment, found.pop().first, span.last)
+            found.append(span)
         return found
 
-    def perturb(self, direction: Direction, place: Span | Shard, c: float, *outs: Tensor) -> None:
+    def perturb(self, direction: Direction, span: Span | Shard, c: float, *outs: Tensor) -> None:
         """Write theta + c z and, to a second output, theta - c z: see `Noise.perturb`.
 
         Args:
             direction: names z.
-            place: of the tensors, [place.numel]; of a shard, the whole tensor is written, by all ranks together.
+            span: of the tensors, [span.numel]; of a shard, the whole tensor is written, by all ranks together.
             c: the coefficient.
             outs: one or two outputs.
         """
-        if isinstance(place, Shard):
-            place.perturb(self.noise, direction, c, *outs)
+        if isinstance(span, Shard):
+            span.perturb(self.noise, direction, c, *outs)
         else:
-            self.noise.perturb(direction, place, c, *outs)
+            self.noise.perturb(direction, span, c, *outs)
 
     def perturb_rows(self, direction: Direction, name: str, rows: Tensor, c: float, outs: Tensor) -> None:
         """Write rows of theta + c z and, to a second output, theta - c z: outs, [signs, R, ...], contiguous."""

@@ -258,7 +258,7 @@ class RunDetails:
     def forwards(self, step: int) -> int:
         """Return the forwards of a batch until a step, those of a linear probe before the first included."""
         probe = (self.info.get("probe") or {}).get("forwards", 0)
-        return int(self._optimizer.passes(step)["forwards"]) + int(probe)
+        return int(self._optimizer.count_forwards(step)["forwards"]) + int(probe)
 
     @property
     def speed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +302,12 @@ class RunDetails:
         commands = [("Run again", self._train_command)]
         if resumable and status in ("interrupted", "failed"):
             commands.append(("Resume", f"mezo resume {run}"))
-        elif resumable and status == "finished" and config.steps and not optimizer.tied_to_steps(config.optimizer):
+        elif (
+            resumable
+            and status == "finished"
+            and config.steps
+            and not optimizer.depends_on_total_steps(config.optimizer)
+        ):
             commands.append(("Train longer", f"mezo resume {run} steps={2 * config.steps}"))
         if optimizer.replayable and config.steps and self.best is not None:
             replay = f"mezo replay {run} --step {self.best['step']} --out FOLDER"

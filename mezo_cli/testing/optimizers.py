@@ -215,42 +215,28 @@ class Conformance:
     # --- steps ---
 
     def test_an_interrupted_run_ends_in_the_same_bits(self, tmp_path: Path) -> None:
-        """A run that is stopped and resumed has the records and the weights of one that was not."""
-        for config in self.configs():
-            whole = self.trial(config)
+        """A run that is resumed, from its records or its stored state, has the records and weights of a whole one."""
+        for number, config in enumerate(self.configs()):
+            whole, path = self.trial(config), tmp_path / str(number)
             records = whole.train(0, STOP)
             half = whole.problem.weights()
-            if not whole.optimizer.replayable:
-                whole.optimizer.save_state(tmp_path / "state")
+            whole.optimizer.save_state(path)
             records += whole.train(STOP, STEPS)
             assert not same(half, whole.problem.weights()), config
-
-            resumed = self.trial(config)
-            resumed.problem.set_weights(half)
-            if resumed.optimizer.replayable:
-                resumed.resume(half, records[:STOP])
-            else:
-                resumed.optimizer.load_state(tmp_path / "state")
-            assert same(resumed.problem.weights(), half), config
-            assert resumed.train(STOP, STEPS) == records[STOP:], config
-            assert same(resumed.problem.weights(), whole.problem.weights()), config
-
-    def test_a_stored_state_is_the_rebuilt_one(self, tmp_path: Path) -> None:
-        """A replayable optimizer that writes its state to a file continues from it bitwise identically."""
-        for number, config in enumerate(self.configs()):
-            whole, resumed, path = Trial(self.kind, config), Trial(self.kind, config), tmp_path / str(number)
-            if not whole.optimizer.replayable or not resumed.optimizer.replayable:
-                pytest.skip("its state is always stored")
-            whole.train(0, STOP)
-            whole.optimizer.save_state(path)
-            if not path.exists():
-                continue
-            resumed.problem.set_weights(whole.problem.weights())
-            with pytest.raises(UserError):
-                resumed.optimizer.load_state(path, STOP + 1)
-            resumed.optimizer.load_state(path, STOP)
-            assert resumed.train(STOP, STEPS) == whole.train(STOP, STEPS), config
-            assert same(resumed.problem.weights(), whole.problem.weights()), config
+            for stored in {path.exists(), not whole.optimizer.replayable}:
+                resumed = self.trial(config)
+                resumed.problem.set_weights(half)
+                if not stored:
+                    resumed.resume(half, records[:STOP])
+                elif resumed.optimizer.replayable:
+                    with pytest.raises(UserError):
+                        resumed.optimizer.load_state(path, STOP + 1)
+                    resumed.optimizer.load_state(path, STOP)
+                else:
+                    resumed.optimizer.load_state(path)
+                assert same(resumed.problem.weights(), half), config
+                assert resumed.train(STOP, STEPS) == records[STOP:], config
+                assert same(resumed.problem.weights(), whole.problem.weights()), config
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_a_replayed_run_ends_in_the_same_bits(self, dtype: torch.dtype) -> None:
@@ -353,12 +339,12 @@ class Conformance:
             assert same(problem.weights(), undisturbed.problem.weights()), config
 
     def test_forwards_and_backwards_are_counted(self) -> None:
-        """`passes` returns what a run costs."""
+        """`count_forwards` returns what a run costs."""
         for config in self.configs():
             trial = self.trial(config)
             trial.train(0, STEPS)
             backwards = STEPS if trial.optimizer.needs_backward else 0
-            assert trial.optimizer.passes(STEPS) == {"forwards": trial.problem.calls, "backwards": backwards}
+            assert trial.optimizer.count_forwards(STEPS) == {"forwards": trial.problem.calls, "backwards": backwards}
 
     def test_no_global_generator_is_used(self) -> None:
         """Steps neither read nor advance the generators of torch, NumPy and Python."""

@@ -68,7 +68,7 @@ def _summarise(
 ) -> dict[str, Any]:
     """Return the content of summary.json."""
     run, optimizer, best = state.run, session.optimizer, state.best_step
-    passes, probe = optimizer.passes(state.step), run.info().get("probe", {})
+    passes, probe = optimizer.count_forwards(state.step), run.info().get("probe", {})
     passes["forwards"] += probe.get("forwards", 0)
     scores = _summarise_scores(state, rows, evaluations)
     grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None

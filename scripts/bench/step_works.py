@@ -82,7 +82,7 @@ class Reference:
     def loss(self) -> float:
         """Run the body, then the head over the vocabulary at the mask."""
         hidden = self.model.roberta(
-            input_ids=self.batch.input_ids, attention_mask=self.batch.attention_mask
+            input_ids=self.batch.inputs()["input_ids"], attention_mask=self.batch.inputs()["attention_mask"]
         ).last_hidden_state
         at_mask = hidden[torch.arange(len(hidden), device=hidden.device), self.batch.positions]
         return float(F.cross_entropy(self.model.lm_head(at_mask)[:, LABELS], self.batch.labels))
@@ -149,10 +149,12 @@ class Ours:
 @torch.inference_mode()
 def plain_forwards(model: Any, batch: Batch, dtype: torch.dtype, forwards: int = 2) -> None:
     """Run plain forwards: the body, and the head at the mask for the label words."""
-    kind = batch.input_ids.device.type
+    kind = batch.inputs()["input_ids"].device.type
     for _ in range(forwards):
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            hidden = model.roberta(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+            hidden = model.roberta(
+                input_ids=batch.inputs()["input_ids"], attention_mask=batch.inputs()["attention_mask"]
+            ).last_hidden_state
             at_mask = hidden[torch.arange(len(hidden), device=hidden.device), batch.positions]
             head = model.lm_head
             x = head.layer_norm(F.gelu(head.dense(at_mask)))

@@ -416,7 +416,7 @@ def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) 
 def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
     ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
     batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    assert not batch.attention_mask.bool().all()
+    assert not batch.inputs()["attention_mask"].bool().all()
     packing.use_packed_attention(stock)
     with torch.no_grad():
         torch.testing.assert_close(

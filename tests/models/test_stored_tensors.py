@@ -12,7 +12,6 @@ import torch
 
 from mezo_cli.errors import UserError
 from tests import tiny
-from tests.command_line import error_line, mezo, small
 from tests.models.test_loading import change_json, change_weights, load
 
 
@@ -123,13 +122,6 @@ def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
     change_weights(body, lambda t: t.update({short: t[short].to(torch.int64)}))
     with pytest.raises(UserError, match=f"stores {short} as I64"):
         load(body, "cls")
-
-
-def test_the_command_line_refuses_a_shortened_config(tmp_path: Path, movies: Path) -> None:
-    folder = tiny.roberta(tmp_path / "model")
-    change_json(folder / "config.json", num_hidden_layers=1)
-    line = error_line(mezo("train", *small(folder, movies, tmp_path / "run", "model.device=cpu")))
-    assert f"model.path={folder}: the checkpoint has layer 1 in roberta.encoder.layer" in line
 
 
 # --- what transformers and tokenizers raise ---

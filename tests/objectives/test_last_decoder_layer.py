@@ -60,7 +60,7 @@ def test_only_read_positions_are_computed_with_the_same_losses(
     session.exclude_unreachable(rows[0])
     batch, tokens = session.batch(rows), mlp_tokens(session)
     found = losses_of(session, batch)
-    assert tokens == [2 * batch.layout["read"].numel()]
+    assert tokens == [2 * batch.layout["scored_positions"].numel()]
     inputs = packed_decoder.packed_inputs
 
     def reading_all(*args: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Optimizers that backpropagate: the stock model's gradients, repeatable dropout, float32 weights."""
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from mezo_cli.objectives import packing
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
-from tests.optim.test_mezo import SENTENCES, full_logits, ready, stock_of
+from tests.optim.test_mezo import SENTENCES, full_logits, ready
 
 METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.load(name).needs_backward]
 
@@ -70,21 +69,6 @@ def test_it_is_the_stock_model_under_torchs_own_optimizer_in_float64(
         torch.testing.assert_close(p.detach().double(), theirs[key].detach(), rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "bert"])
-def test_a_packed_classification_heads_gradients_are_the_padded_ones(kind: str, request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue(kind)
-    ours = tuned(folder, "optimizer=sgd", "objective=cls")
-    stock = stock_of(ours, folder)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    with torch.enable_grad():
-        ours.loss(batch).backward()
-        torch.nn.functional.cross_entropy(stock(**batch.inputs()).logits, batch.labels).backward()
-    theirs = dict(stock.named_parameters())
-    assert {key for key, p in theirs.items() if p.grad is not None} == set(ours.params.tensors)
-    for key, p in ours.params.tensors.items():
-        torch.testing.assert_close(p.grad, theirs[key].grad, rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", METHOD)
 def test_gradients_are_of_live_tensors_alone_and_are_let_go(name: str, roberta: Path) -> None:
     ours = tuned(roberta, f"optimizer={name}", "objective=cls")
@@ -98,25 +82,10 @@ def test_gradients_are_of_live_tensors_alone_and_are_let_go(name: str, roberta: 
 
 
 @pytest.mark.parametrize("name", METHOD)
-def test_without_a_gradient_only_the_decay_moves(name: str, roberta: Path) -> None:
-    ours = tuned(roberta, f"optimizer={name}", "optimizer.weight_decay=0.1", "optimizer.lr=0.5", "steps=9")
-    before = {key: p.detach().clone() for key, p in ours.params.tensors.items()}
-    flat = lambda: sum((0 * p).sum() for p in ours.params.tensors.values())  # noqa: E731
-    ours.optimizer.step(ours.forward, flat, 0)
-    lr = 0.5
-    for key, p in ours.params.tensors.items():
-        torch.testing.assert_close(p.detach(), before[key] * (1 - lr * 0.1))
-
-
-@pytest.mark.parametrize("name", METHOD)
-def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights(name: str, roberta: Path) -> None:
+def test_a_gradient_that_is_not_finite_leaves_the_weights(name: str, roberta: Path) -> None:
     ours = tuned(roberta, f"optimizer={name}")
     p = next(iter(ours.params.tensors.values()))
     before = [q.detach().clone() for q in ours.params.tensors.values()]
-    undefined = ours.optimizer.step(ours.forward, lambda: torch.tensor(float("nan")), 0)
-    assert math.isnan(undefined.loss)
-    assert math.isnan(undefined.grad_norm)
-    assert all(torch.equal(a, b) for a, b in zip(before, ours.params.tensors.values(), strict=True))
     spiked = ours.optimizer.step(ours.forward, lambda: (p - p.detach()).abs().sqrt().sum(), 0)  # infinite slope at 0
     assert spiked.loss == 0.0
     assert not torch.tensor(spiked.grad_norm).isfinite()

@@ -2,13 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.forward import PerturbedForward
@@ -16,7 +15,7 @@ from mezo_cli.perturb.functional import CACHE_LINE
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.noise.spans import tiles_of
 from mezo_cli.perturb.params import Params
-from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
+from tests.optim.test_mezo import SENTENCES, ready
 
 Z = Direction(3, 11)
 
@@ -26,25 +25,6 @@ def perturb_in_place(stock: nn.Module, params: Params, c: float) -> None:
     with torch.no_grad():
         for name, p in stock.named_parameters():
             p += c * params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("kind", ["roberta", "untied", "bert"])
-@pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])
-def test_a_perturbed_forward_equals_a_forward_of_perturbed_weights(kind: str, noise: str, request: Any) -> None:
-    folder = request.getfixturevalue(kind)
-    ours = ready(folder, "task=rte" if kind == "roberta" else "task=sst2", f"optimizer.noise={noise}")
-    batch = ours.batch(ours.encoder.encode_all(PAIRS if kind == "roberta" else SENTENCES))
-    stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    with torch.no_grad():
-        plain = ours.objective.logits(batch)
-        with ours.forward.perturbed(Z, 0.05, signs=(1,)):
-            perturbed = ours.objective.logits(batch)
-        torch.testing.assert_close(plain, full_logits(stock, batch, ours.encoder.label_ids), rtol=1e-4, atol=1e-5)
-        perturb_in_place(stock, ours.params, 0.05)
-        torch.testing.assert_close(perturbed, full_logits(stock, batch, ours.encoder.label_ids), rtol=1e-4, atol=1e-5)
-        assert (plain - perturbed).abs().max() > 1e-3
-        assert torch.equal(plain, ours.objective.logits(batch))
 
 
 def test_theta_keeps_its_bits(roberta: Path) -> None:
@@ -76,20 +56,6 @@ def test_parameters_that_cannot_reach_the_loss_are_not_selected(tmp_path: Path, 
     unreachable = forward.select_reachable(lambda: model(**batch.inputs()).logits)
     assert unreachable == ["unused_head.weight", "unused_head.bias"]
     assert "cls.predictions.bias" in forward.params.tensors
-
-
-def test_a_pooler_is_not_selected(bert: Path) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
-    ours = ready(bert)
-    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    unreachable = forward.select_reachable(lambda: model.bert(**batch.inputs()).last_hidden_state)
-    assert set(unreachable) == {
-        "bert.pooler.dense.weight",
-        "bert.pooler.dense.bias",
-        "classifier.weight",
-        "classifier.bias",
-    }
 
 
 def test_a_model_without_a_reachable_parameter_is_refused() -> None:
@@ -181,24 +147,6 @@ def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> N
             assert ours.forward.scratch.used == 0
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("kind", "objective"), [("roberta", "mlm"), ("untied", "mlm"), ("bert", "mlm"), ("roberta", "cls"), ("bert", "cls")]
-)
-def test_a_paired_forward_equals_one_forward_per_sign(kind: str, objective: str, dtype: str, request: Any) -> None:
-    ours = ready(request.getfixturevalue(kind), f"model.compute_dtype={dtype}", f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
-    assert ours.objective.fits_paired_forward(batch)
-    with ours.forward.perturbed(Z, 0.05):
-        per_sign = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
-        paired = ours.objective.logits(batch)
-    assert paired.shape == (2, len(SENTENCES), 2)
-    assert (per_sign[0] - per_sign[1]).abs().max() > 1e-3
-    torch.testing.assert_close(paired, per_sign, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("peft", ["none", "lora", "bias"])
 def test_layers_that_are_perturbed_at_once_give_the_same_bits(peft: str, dtype: str, roberta: Path) -> None:
@@ -217,6 +165,7 @@ def test_layers_that_are_perturbed_at_once_give_the_same_bits(peft: str, dtype: 
         calls.append(perturb.call_count)
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert calls[1] < calls[0] / 2
     ours.forward.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
     with ours.forward.perturbed(Z, 0.05):

@@ -1,7 +1,5 @@
 """The kinds of noise: their bits, their statistics, and the operations that apply them."""
 
-import subprocess
-import sys
 from statistics import NormalDist
 from zlib import crc32
 
@@ -17,7 +15,6 @@ from mezo_cli.perturb.noise.gaussian import gaussian_table
 from mezo_cli.perturb.noise.philox import philox, stream_key
 from mezo_cli.perturb.noise.spans import Segment, tiles_of
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
-from tests.command_line import environment
 from tests.perturb.flat import lay_out, perturb, update_
 
 Z = Direction(seed=42, step=7)
@@ -107,13 +104,16 @@ def test_a_slice_alone_equals_the_slice_of_the_whole(kind: str, n: int, ends: tu
 @pytest.mark.sample(22)
 @pytest.mark.parametrize("n", [1, 2, 31, 255, 256, 257, 4096, 5000, 8192, CHUNK, CHUNK + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_perturb_is_theta_plus_the_rounded_product(noise: Noise, n: int, dtype: torch.dtype) -> None:
+def test_perturb_is_theta_plus_and_minus_the_rounded_product(noise: Noise, n: int, dtype: torch.dtype) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    out = torch.full((n,), torch.nan, dtype=dtype)
+    out, plus, minus = torch.full((3, n), torch.nan, dtype=dtype)
     before = theta.clone()
     perturb(noise, Z, "w", theta, 1e-3, out)
-    z = z32(noise, Z, "w", n)
-    assert torch.equal(out, (theta + torch.tensor(1e-3) * z).to(dtype))
+    perturb(noise, Z, "w", theta, 1e-3, plus, minus)
+    z = torch.tensor(1e-3) * z32(noise, Z, "w", n)
+    assert torch.equal(out, (theta + z).to(dtype))
+    assert torch.equal(plus, out)
+    assert torch.equal(minus, (theta - z).to(dtype))
     assert torch.equal(theta, before)
 
 
@@ -125,10 +125,13 @@ def test_perturb_rows_equals_the_rows_of_perturb(noise: Noise, width: int, dtype
     theta = torch.randn(600, width, generator=generator)
     rows = torch.cat([torch.tensor([0, 599, 0]), torch.randint(600, (400,), generator=generator)])
     whole = torch.empty(600, width, dtype=dtype)
-    out = torch.empty(len(rows), width, dtype=dtype)
+    out, plus, minus = torch.empty(3, len(rows), width, dtype=dtype)
     perturb(noise, Z, "e", theta, -2e-3, whole)
     noise.perturb_rows(Z, "e", theta, rows, -2e-3, out)
+    noise.perturb_rows(Z, "e", theta, rows, 2e-3, plus, minus)
     assert torch.equal(out, whole[rows])
+    assert torch.equal(minus, out)
+    assert not torch.equal(plus, out)
     noise.perturb_rows(Z, "e", theta, rows[:0], -2e-3, out[:0])
 
 
@@ -151,14 +154,6 @@ def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: in
         update_(noise, "w", one_by_one, [term], [decay], in_float64)
     assert torch.equal(at_once, expected)
     assert torch.equal(one_by_one, expected)
-
-
-def test_the_order_of_terms_is_kept(noise: Noise) -> None:
-    terms = [(Direction(1, 0), 1.0), (Direction(1, 1), 2.0)]
-    one, other = torch.ones(300), torch.ones(300)
-    update_(noise, "w", one, terms, [1.0, 0.5])
-    update_(noise, "w", other, terms[::-1], [1.0, 0.5])
-    assert not torch.equal(one, other)
 
 
 def test_parameters_that_want_gradients_and_inference_mode_are_fine(counted: Noise) -> None:
@@ -212,12 +207,6 @@ def test_elements_tensors_steps_samples_and_seeds_are_uncorrelated(counted: Nois
         assert correlation(z, z32(counted, direction, name, n)) < bound, (direction, name)
 
 
-def test_the_same_name_gives_the_same_z_and_another_name_another(noise: Noise) -> None:
-    z = z32(noise, Z, "a", 600)
-    assert torch.equal(z, z32(make_noise(noise.kind), Z, "a", 600))
-    assert not torch.equal(z, z32(noise, Z, "b", 600))
-
-
 def test_torch_noise_is_the_stream_of_the_reference() -> None:
     stream = np.random.RandomState(42)
     seeds = [stream.randint(10**9) for _ in range(2000)]
@@ -233,12 +222,6 @@ def test_torch_noise_is_the_stream_of_the_reference() -> None:
 def test_an_unknown_kind_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"gausian.*gaussian, rademacher, torch.*did you mean 'gaussian'"):
         make_noise("gausian")
-
-
-def test_the_table_of_kinds_is_read_without_torch() -> None:
-    code = "import sys; from mezo_cli.perturb.noise import NOISES; print(NOISES.names, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == f"{NOISES.names} False\n"
 
 
 def test_a_new_kind_is_one_module_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,26 +268,6 @@ def test_results_computed_on_another_device_are_copied_back(kind: str, monkeypat
     assert torch.equal(out_minus[:2], minus[rows])
     update_(noise, "w", theta, [(Z, 1e-3)], [1.0])
     assert torch.equal(theta, plus)
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("kind", NOISES.names)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3,), (7, 33), (64, 256)])
-def test_out_minus_is_the_perturbation_by_minus_c(kind: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    noise, theta = make_noise(kind), torch.randn(shape)
-    plus, minus, out, out_minus = (torch.empty(shape, dtype=dtype) for _ in range(4))
-    perturb(noise, Z, "w", theta, 1e-2, plus)
-    perturb(noise, Z, "w", theta, -1e-2, minus)
-    perturb(noise, Z, "w", theta, 1e-2, out, out_minus)
-    assert torch.equal(out, plus)
-    assert torch.equal(out_minus, minus)
-    if len(shape) == 2:
-        rows = torch.tensor([2, 0])
-        out, out_minus = (torch.empty(2, shape[1], dtype=dtype) for _ in range(2))
-        noise.perturb_rows(Z, "w", theta, rows, 1e-2, out, out_minus)
-        assert torch.equal(out, plus[rows])
-        assert torch.equal(out_minus, minus[rows])
 
 
 @pytest.mark.parametrize("kind", NOISES.names)

@@ -33,7 +33,7 @@ def expected(shape: tuple[int, ...], dtype: torch.dtype, noise: str, out: torch.
     module = nn.ParameterDict({"w": parameter(*shape, dtype=dtype)})
     params = Params(module, make_noise(noise))
     both = torch.empty(2, params.span("w").numel, dtype=out)
-    params.perturb(Z, params.place("w"), 1e-2, *both)
+    params.perturb(Z, params.span_of("w"), 1e-2, *both)
     return both[:, : math.prod(shape)].view(2, *shape)
 
 

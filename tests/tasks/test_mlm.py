@@ -55,14 +55,6 @@ def test_label_word_errors(words: list[str], message: str, bpe: PreTrainedTokeni
     assert "task 'sst2'" in str(error.value)
 
 
-def test_the_tokens_of_a_split_word_are_named(bpe: PreTrainedTokenizerFast):
-    tokens = bpe.tokenize(" zzz")
-    assert len(tokens) == 4
-    with pytest.raises(UserError) as error:
-        MlmEncoder(load_task("sst2", label_words=["zzz", "great"]), bpe)
-    assert f"4: {', '.join(repr(token) for token in tokens)};" in str(error.value)
-
-
 def test_words_that_differ_by_case_are_one_token_to_bert(bert: PreTrainedTokenizerFast):
     with pytest.raises(
         UserError, match="'negative' and 'positive' share one token, 'great', through their words 'Great'"
@@ -123,17 +115,6 @@ def test_rows_one_by_one_in_chunks_and_no_rows(bpe: PreTrainedTokenizerFast, mon
         assert inputs.encode_all([]) == []
 
 
-def test_padding_and_truncation_set_on_the_tokenizer_do_not_matter(bpe: PreTrainedTokenizerFast):
-    task = load_task("sst2")
-    examples = rows(task, ODD_TEXTS)
-    expected = MlmEncoder(task, bpe).encode_all(examples)
-    other = byte_bpe()
-    other.backend_tokenizer.enable_padding(length=50)
-    other.backend_tokenizer.enable_truncation(3)
-    assert MlmEncoder(task, other).encode_all(examples) == expected
-    assert other("<mask>")["input_ids"] == bpe("<mask>")["input_ids"]  # its own calls still read special tokens
-
-
 @pytest.mark.parametrize("encoder", [MlmEncoder, ClsEncoder, LmEncoder])
 def test_encoding_leaves_the_tokenizers_options_as_they_were(encoder: Any):
     """They are saved in tokenizer.json: a checkpoint would carry those of the last rows that were encoded."""
@@ -146,14 +127,6 @@ def test_encoding_leaves_the_tokenizers_options_as_they_were(encoder: Any):
         encoder(task, tokenizer).encode_all(rows(task, ODD_TEXTS))
         assert tokenizer.backend_tokenizer.to_str() == before
         assert not tokenizer.backend_tokenizer.encode_special_tokens
-
-
-def test_a_row_takes_five_bytes_per_token(bpe: PreTrainedTokenizerFast):
-    row = MlmEncoder(load_task("sst2"), bpe).encode(Example(("no yes film",), 0))
-    assert [values.itemsize * len(values) for values in (row.input_ids, row.token_type_ids)] == [
-        4 * len(row.input_ids),
-        len(row.input_ids),
-    ]
 
 
 def test_segment_ids_increase_after_a_separator_for_bert_only(

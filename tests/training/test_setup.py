@@ -24,9 +24,9 @@ def test_a_session_is_ready_to_run(roberta: Path, monkeypatch: pytest.MonkeyPatc
     made = load_session(build_config([f"model.path={roberta}", "data=demo"]))
     rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
     batch = made.batch(rows)
-    assert batch.input_ids.tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
-    assert batch.attention_mask.tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
-    assert batch.token_type_ids is None
+    assert batch.inputs()["input_ids"].tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
+    assert batch.inputs()["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    assert "token_type_ids" not in batch.inputs()
     with torch.no_grad():
         scores = made.objective.logits(batch)
         assert float(made.loss(batch)) == pytest.approx(float(torch.nn.functional.cross_entropy(scores, batch.labels)))

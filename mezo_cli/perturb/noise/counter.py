@@ -83,8 +83,8 @@ class CounterNoise:
         """Run the kernel over flat tensors of the compute device; `outs` is [out] or [out, out_minus]."""
         kernel, device = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair, theta.device
         rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
-        for place, part in span.split(self._call_size(device)):
-            arrays = [_part(tensor, place) for tensor in (theta, *outs)]
+        for chunk, part in span.split(self._call_size(device)):
+            arrays = [_part(tensor, chunk) for tensor in (theta, *outs)]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
 
     @torch.no_grad()
@@ -133,15 +133,15 @@ class CounterNoise:
         decays: Sequence[float],
         decay_in_float64: bool = False,
     ) -> None:
-        """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`.
+        """Apply theta <- decay theta + coefficient z for each term in order, in chunk: see `Noise.update_`.
 
         All terms are applied to one part of theta before the next, while it is in cache.
         """
         theta, device = self._checked(span, theta, (torch.float32,)), span.segment.device
         computed = theta if device == theta.device else theta.to(device, copy=True)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
-        for place, part in span.split(self._call_size(device)):
-            block = _part(computed, place)
+        for chunk, part in span.split(self._call_size(device)):
+            block = _part(computed, chunk)
             for term, (name, more) in zip(terms, operations, strict=True):
                 getattr(self._kernels, name)(block, *self._inputs(part, term), *more)
         if computed is not theta:
@@ -155,7 +155,7 @@ class CounterNoise:
         decays: Sequence[float],
         decay_in_float64: bool = False,
     ) -> None:
-        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
+        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in chunk.
 
         Bitwise identical to `update_` and `rounding.round_` for each term.
 
@@ -168,8 +168,8 @@ class CounterNoise:
         stored, device = self._checked(span, span.theta, HALF_DTYPES), span.segment.device
         theta = stored if device == stored.device else stored.to(device)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
-        for place, part in span.split(call_size(MAX_ELEMENTS, device)):
-            block = _part(theta, place)
+        for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
+            block = _part(theta, chunk)
             for term, (name, more) in zip(terms, operations, strict=True):
                 kernel = update_kernel(self._kernels, name)
                 kernel(block, *self._inputs(part, term), STEPS.get(term[0].step, ROUND, device), *more)
@@ -246,5 +246,5 @@ def _check_dtype(theta: Tensor, dtypes: Sequence[torch.dtype]) -> None:
         raise TypeError(f"theta is {theta.dtype}: allowed are {', '.join(map(str, dtypes))}")
 
 
-def _part(tensor: Tensor, place: slice) -> Tensor:
-    return tensor if place.start == 0 and place.stop == len(tensor) else tensor[place]
+def _part(tensor: Tensor, chunk: slice) -> Tensor:
+    return tensor if chunk.start == 0 and chunk.stop == len(tensor) else tensor[chunk]

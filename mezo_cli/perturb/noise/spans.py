@@ -100,14 +100,14 @@ class Span:
         self._keys: tuple[Tensor, Tensor] | None = None  # of the segment, and the part of it
         self._parts: dict[int, list[tuple[slice, Span]]] = {}
 
-    def of(self, flat: Tensor) -> Tensor:
+    def slice_of(self, flat: Tensor) -> Tensor:
         """Return the span's part of a tensor with the layout of the segment."""
         return flat[self.first * self.tile : self.last * self.tile]
 
     @cached_property
     def theta(self) -> Tensor:
         """The span's part of the storage."""
-        return self.of(self.segment.flat)
+        return self.slice_of(self.segment.flat)
 
     @cached_property
     def tiles(self) -> Tensor:

@@ -4,7 +4,6 @@ import json
 import shutil
 import zlib
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,31 @@ from transformers import (
 from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.registry import PEFT
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, MASKED_LM
 from mezo_cli.models.parameter_names import format_names
-from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, ready
 
-KINDS = PEFT.names[1:]  # without none
-NOISES = ["gaussian", "rademacher", "torch"]
-OBJECTIVES = ["mlm", "cls"]
 Z = Direction(5, 3)
+# Each method with both objectives, and with the families, noises and dtypes in turn.
+CASES = [
+    ("lora", "mlm", "roberta", "gaussian", "float32"),
+    ("lora", "cls", "bert", "torch", "bfloat16"),
+    ("prefix", "mlm", "bert", "rademacher", "float32"),
+    ("prefix", "cls", "roberta", "gaussian", "bfloat16"),
+    ("head", "mlm", "bert", "torch", "float32"),
+    ("head", "cls", "roberta", "rademacher", "float32"),
+    ("bias", "mlm", "roberta", "gaussian", "bfloat16"),
+    ("bias", "cls", "untied", "rademacher", "float32"),
+]
+RUNS = {"lora": "mlm", "prefix": "cls", "head": "mlm", "bias": "cls"}
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -63,69 +68,34 @@ def perturb_in_place(session: Session, c: float) -> None:
 # --- which tensors are trained ---
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_perturbing_the_adapter_changes_the_scores(
-    kind: str, noise: str, objective: str, dtype: str, roberta: Path
+@pytest.mark.parametrize(("kind", "objective", "family", "noise", "dtype"), CASES)
+def test_only_the_adapter_is_perturbed_and_trained(
+    kind: str, objective: str, family: str, noise: str, dtype: str, request: Any
 ) -> None:
-    words = (
-        f"peft={kind}",
-        f"optimizer.noise={noise}",
-        f"objective={objective}",
-        f"model.compute_dtype={dtype}",
-        "task=sst2",
-    )
-    seen, moved = ready(roberta, *words), ready(roberta, *words)
+    words = [f"peft={kind}", f"objective={objective}", f"optimizer.noise={noise}", f"model.compute_dtype={dtype}"]
+    words += ["optimizer.lr=1e-2", "optimizer.weight_decay=0.1", "optimizer.eps=0.1", "task=sst2"]
+    ours, moved = (ready(request.getfixturevalue(family), *words) for _ in range(2))
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
     with torch.no_grad():
-        here = scores(seen)
-        with seen.forward.perturbed(Z, 0.5, signs=(1,)):
-            there = scores(seen)
+        here = scores(ours)
+        with ours.forward.perturbed(Z, 0.5, signs=(1,)):
+            there = scores(ours)
         perturb_in_place(moved, 0.5)
         way = float((here - there).abs().max())
         assert way > 1e-3
         torch.testing.assert_close(there, scores(moved), rtol=0, atol=way * (1e-3 if dtype == "float32" else 0.3))
-        assert torch.equal(here, scores(seen))
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["roberta", "untied", "bert"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_paired_forward_equals_two_forwards(kind: str, family: str, objective: str, request: Any) -> None:
-    ours = ready(request.getfixturevalue(family), f"peft={kind}", f"objective={objective}", "task=sst2")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
-    assert ours.objective.fits_paired_forward(batch)
-    with torch.no_grad(), ours.forward.perturbed(Z, 0.1):
-        both = ours.objective.logits(batch)
-        apart = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
-    torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5)
-    assert (both[0] - both[1]).abs().max() > 1e-4
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_frozen_tensors_keep_every_bit_and_trainable_ones_change(
-    kind: str, objective: str, dtype: str, roberta: Path
-) -> None:
-    words = (f"peft={kind}", f"objective={objective}", f"model.compute_dtype={dtype}", "optimizer.lr=1e-2")
-    ours = ready(roberta, *words, "optimizer.weight_decay=0.1", "optimizer.eps=0.1")
-    rows = ours.encoder.encode_all(SENTENCES)
-    batch = ours.batch(rows)
-    dead = ours.forward.select_reachable(lambda: ours.objective.logits(batch))
-    assert dead == []
-    before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
-    with torch.no_grad():
+        assert torch.equal(here, scores(ours))
+        with ours.forward.perturbed(Z, 0.1):
+            both = ours.objective.logits(batch)
+            apart = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
+        torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5 if dtype == "float32" else 0.05)
+        before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
         for step in range(3):
             ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
-    moved = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
-    assert moved == set(ours.params.tensors)
-    assert 0 < len(moved) < len(before)
+    changed = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
+    assert changed == set(ours.params.tensors)
+    assert 0 < len(changed) < len(before)
 
 
 @pytest.mark.parametrize("kind", ["lora", "head", "bias"])
@@ -174,24 +144,6 @@ def test_the_seed_draws_the_initial_adapter(roberta: Path) -> None:
 # --- runs: saved alone, resumed and replayed bitwise identically, loaded by plain `peft` ---
 
 
-@pytest.fixture(scope="module")
-def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of one finished run per method and objective."""
-    home = tmp_path_factory.mktemp("runs")
-    movies = tiny.movie_folder(home / "movies")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        for kind, objective in product(KINDS, OBJECTIVES):
-            words = (f"peft={kind}", f"objective={objective}", "optimizer.eps=0.1", "optimizer.lr=0.1")
-            said = mezo("train", *small(roberta, movies, home / name_of(kind, objective), *words))
-            assert said.code == 0, said
-    return home
-
-
-def name_of(kind: str, objective: str) -> str:
-    return f"{kind}-{objective}"
-
-
 def at(run: Path, step: str) -> Session:
     return restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), step)
 
@@ -211,89 +163,6 @@ def plain(base: Path, objective: str, folder: Path) -> Any:
     return peft.PeftModel.from_pretrained(stock, folder).eval()
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("family", ["roberta", "untied", "bert"])
-def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
-    base = request.getfixturevalue(family)
-    ours = ready(base, f"peft={kind}", f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
-    with torch.no_grad():
-        before = scores(ours)
-        perturb_in_place(ours, 0.3)
-        models.save(ours.loaded, tmp_path)
-        theirs = plain(base, objective, tmp_path)(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-        if objective == "mlm":
-            theirs = theirs[torch.arange(len(batch.positions)), batch.positions][:, ours.encoder.label_ids]  # type: ignore[union-attr]
-        assert (theirs - before).abs().max() > 1e-3
-        torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_checkpoint_holds_the_adapter_alone(kind: str, objective: str, runs: Path, roberta: Path) -> None:
-    run = runs / name_of(kind, objective)
-    files = {path.name: path.stat().st_size for path in (run / "checkpoints" / "last").iterdir()}
-    assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "mezo.json"}
-    count = json.loads((run / "run.json").read_text())["trainable"]["count"]
-    assert files["adapter_model.safetensors"] < 4 * count * 1.3 + 4000  # tied tensors are stored twice
-    stored = peft.PeftConfig.from_pretrained(run / "checkpoints" / "last")
-    assert stored.base_model_name_or_path == str(roberta)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_replay_gives_the_bits_of_the_checkpoint(
-    kind: str, objective: str, runs: Path, roberta: Path, tmp_path: Path
-) -> None:
-    run = runs / name_of(kind, objective)
-    settings, opened = read_config(run / "config.yaml"), Run.open(run)
-    assert same(restore.replay_from_base(settings, opened, 6), at(run, "last"))
-    assert not same(restore.replay_from_base(settings, opened, 5), at(run, "last"))
-    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
-    name = "adapter_model.safetensors"
-    assert (tmp_path / "out" / name).read_bytes() == (run / "checkpoints" / "last" / name).read_bytes()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("words", [[], ["checkpoint=trajectory"], ["model.compute_dtype=bfloat16"]])
-def test_an_interrupted_run_ends_in_the_same_bits(
-    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    words = [f"peft={kind}", "objective=cls", *words]
-    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 5)
-        assert mezo("train", *small(roberta, movies, tmp_path / "cut", *words)).code == 130
-    assert mezo("resume", tmp_path / "cut").code == 0
-    assert same(at(tmp_path / "cut", "last"), at(tmp_path / "whole", "last"))
-    assert same(at(tmp_path / "cut", "best"), at(tmp_path / "whole", "best"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_eval_takes_the_run_and_its_checkpoint_folders(kind: str, runs: Path, roberta: Path) -> None:
-    run = runs / name_of(kind, "cls")
-    by_run, by_folder = mezo("eval", run, "--checkpoint", "last"), mezo("eval", run / "checkpoints" / "last")
-    assert by_run.code == by_folder.code == 0
-    assert by_run.out.splitlines()[1:] == by_folder.out.splitlines()[1:]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_trainable_is_recorded(kind: str, runs: Path, roberta: Path) -> None:
-    run = runs / name_of(kind, "cls")
-    told = json.loads((run / "run.json").read_text())["trainable"]
-    ours = at(run, "last")
-    assert told["names"] == list(ours.params.tensors)
-    assert told["count"] == sum(p.numel() for p in ours.params.tensors.values())
-    assert 0 < told["share"] < 0.2
-    assert ": training " in (run / "train.log").read_text()
-    assert f"peft   {kind}: " in (run / "train.log").read_text()
-
-
 def test_names_are_formatted_in_short() -> None:
     names = [f"m.layer.{i}.{kind}.lora_{side}.default.weight" for i in range(3) for kind in "qv" for side in "AB"]
     assert format_names(names) == "m.layer.*.{q,v}.{lora_A,lora_B}.weight"
@@ -305,7 +174,7 @@ def test_names_are_formatted_in_short() -> None:
 
 
 def test_an_adapter_is_refused_as_a_model(runs: Path, roberta: Path, movies: Path, tmp_path: Path) -> None:
-    checkpoint = runs / name_of("lora", "mlm") / "checkpoints" / "last"
+    checkpoint = runs / "lora" / "checkpoints" / "last"
     folder = tmp_path / "adapter"
     shutil.copytree(checkpoint, folder)
     part = "this is an adapter (adapter_config.json), not a model"
@@ -404,14 +273,11 @@ def test_the_initial_prefix_equals_tokens_before_the_text(family: str) -> None:
         torch.testing.assert_close(ours(IDS, attention_mask=torch.ones_like(IDS)).logits, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("family", DECODERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt2", "lora"), ("opt", "lora"), ("llama", "lora"), ("llama", "prefix"), ("gpt2", "head"), ("opt", "bias")],
+)
 def test_plain_peft_loads_the_adapter_of_a_decoder(family: str, kind: str, tmp_path: Path) -> None:
-    if (family, kind) == ("llama", "bias"):
-        with pytest.raises(UserError, match="has no bias terms"):
-            decoder(family, "peft=bias")
-        return
     ours = decoder(family, f"peft={kind}")
     trained = {name: p for name, p in ours.model.named_parameters() if p.requires_grad}
     with torch.no_grad():
