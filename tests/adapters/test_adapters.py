@@ -28,12 +28,14 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, MASKED_LM
 from mezo_cli.models.parameter_names import format_names
+from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, ready
 
 Z = Direction(5, 3)
@@ -48,7 +50,7 @@ CASES = [
     ("bias", "mlm", "roberta", "gaussian", "bfloat16"),
     ("bias", "cls", "untied", "rademacher", "float32"),
 ]
-RUNS = {"lora": "mlm", "prefix": "cls", "head": "mlm", "bias": "cls"}
+RUNS = {"lora": "mlm", "prefix": "mlm", "head": "cls", "bias": "cls"}
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -161,6 +163,86 @@ def plain(base: Path, objective: str, folder: Path) -> Any:
     else:
         stock = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     return peft.PeftModel.from_pretrained(stock, folder).eval()
+
+
+@pytest.fixture(scope="module")
+def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of one finished run per method."""
+    home = tmp_path_factory.mktemp("runs")
+    movies = tiny.movie_folder(home / "movies")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        for kind, objective in RUNS.items():
+            words = (f"peft={kind}", f"objective={objective}", "optimizer.eps=0.1", "optimizer.lr=0.1")
+            done = mezo("train", *small(roberta, movies, home / kind, *words))
+            assert done.code == 0, done
+    return home
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_stores_the_adapter_alone_and_says_what_it_trains(kind: str, runs: Path, roberta: Path) -> None:
+    run = runs / kind
+    files = {path.name: path.stat().st_size for path in (run / "checkpoints" / "last").iterdir()}
+    assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "mezo.json"}
+    trainable = json.loads((run / "run.json").read_text())["trainable"]
+    assert files["adapter_model.safetensors"] < 4 * trainable["count"] * 1.3 + 4000  # tied tensors are stored twice
+    stored = peft.PeftConfig.from_pretrained(run / "checkpoints" / "last")
+    assert stored.base_model_name_or_path == str(roberta)
+    ours = at(run, "last")
+    assert trainable["names"] == list(ours.params.tensors)
+    assert trainable["count"] == sum(p.numel() for p in ours.params.tensors.values())
+    assert 0 < trainable["share"] < 0.2
+    assert f"peft   {kind}: " in (run / "train.log").read_text()
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_is_replayed_and_evaluated(kind: str, runs: Path, tmp_path: Path) -> None:
+    run, name = runs / kind, "adapter_model.safetensors"
+    settings, opened = read_config(run / "config.yaml"), Run.open(run)
+    assert not same(restore.replay_from_base(settings, opened, 5), at(run, "last"))
+    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / name).read_bytes() == (run / "checkpoints" / "last" / name).read_bytes()
+    by_run, by_folder = mezo("eval", run, "--checkpoint", "last"), mezo("eval", run / "checkpoints" / "last")
+    assert by_run.code == by_folder.code == 0
+    assert by_run.out.splitlines()[1:] == by_folder.out.splitlines()[1:]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("lora", []),
+        ("prefix", ["checkpoint=trajectory"]),
+        ("head", ["model.compute_dtype=bfloat16"]),
+        ("bias", ["checkpoint=trajectory"]),
+    ],
+)
+def test_an_interrupted_run_ends_in_the_same_bits(
+    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    words = [f"peft={kind}", "objective=cls", *words]
+    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        assert mezo("train", *small(roberta, movies, tmp_path / "cut", *words)).code == 130
+    assert mezo("resume", tmp_path / "cut").code == 0
+    assert same(at(tmp_path / "cut", "last"), at(tmp_path / "whole", "last"))
+    assert same(at(tmp_path / "cut", "best"), at(tmp_path / "whole", "best"))
+
+
+@pytest.mark.parametrize(("kind", "objective", "family"), [case[:3] for case in CASES])
+def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
+    base = request.getfixturevalue(family)
+    ours = ready(base, f"peft={kind}", f"objective={objective}")
+    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    with torch.no_grad():
+        before = scores(ours)
+        perturb_in_place(ours, 0.3)
+        models.save(ours.loaded, tmp_path)
+        stock = plain(base, objective, tmp_path)
+        theirs = ours.objective.reference_logits(stock, batch, ours.encoder.label_ids)
+        assert (theirs - before).abs().max() > 1e-3
+        torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_names_are_formatted_in_short() -> None:
