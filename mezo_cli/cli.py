@@ -142,7 +142,7 @@ def resume(
     retry_failed: RetryFailed = False,
     quiet: QuietTraining = False,
 ) -> None:
-    """Go on after a stop or a crash, to the same result as if it had never stopped."""
+    """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
     from mezo_cli.commands import resume as command
 
     raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet))

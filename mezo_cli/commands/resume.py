@@ -155,7 +155,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     if new != config and stopped.get("by") == "patience" and patience and new.patience and new.patience <= patience:
         raise UserError(f"{run.path} was stopped by patience={patience}: give patience=null, or a higher one")
     if new != config and stopped.get("by") == "divergence" and new.stop_on_divergence is not False:
-        raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to go on with it")
+        raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to continue it")
     return new
 
 

@@ -236,7 +236,7 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
     """
     stored = sweep_record.read(folder)
     if stored.tune is not None:
-        raise UserError(f"{folder} contains a search of `mezo tune`; go on with: mezo resume {folder}")
+        raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")
     before, now = ([job.overrides for job in record.jobs or ()] for record in (stored, new))
     if sorted(before) != sorted(now) or (not now and stored.overrides != new.overrides):
         added = next((" ".join(texts) for texts in now if texts not in before), None)
@@ -276,7 +276,7 @@ def _run_jobs(plan: SweepPlan, record: SweepRecord, gpus: Sequence[str]) -> None
             sweep_workers.launch(folder, record, partial(_launch_by_hydra, plan, record, overrides))
     except KeyboardInterrupt:
         left = sum(status != "finished" for _, status in job_statuses(folder, record).values())
-        log.warning("%d jobs are left; go on with: mezo resume %s", left, shlex.quote(relative_path(folder)))
+        log.warning("%d jobs are left; continue with: mezo resume %s", left, shlex.quote(relative_path(folder)))
         raise
     except CANNOT_START[launcher == "basic"] as error:
         name = "" if launcher == "basic" else f"hydra/launcher={launcher}: "
@@ -320,7 +320,7 @@ def _conclude(folder: Path, record: SweepRecord, console: Console) -> int:
     finished = sum(status == "finished" for _, status in statuses.values())
     log.info("%d of %d jobs finished", finished, len(statuses))
     if any(status in ("interrupted", "missing") for _, status in statuses.values()):
-        log.info("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
+        log.info("continue with: mezo resume %s", shlex.quote(relative_path(folder)))
     if finished and not record.quiet:
         from mezo_cli.commands.compare import show_folder  # imports pandas
 

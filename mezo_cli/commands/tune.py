@@ -161,7 +161,7 @@ def _run(folder: Path, record: SweepRecord, ranges: Sequence[Range]) -> int:
                 record, number = _next_trial(folder, record, study, ranges)
                 _run_trial(folder, record, study, number, console)
         except KeyboardInterrupt:
-            log.warning("go on with: mezo resume %s", shlex.quote(relative_path(folder)))
+            log.warning("continue with: mezo resume %s", shlex.quote(relative_path(folder)))
             raise
         return _conclude(folder, record, study, console)
 

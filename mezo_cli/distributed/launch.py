@@ -73,7 +73,7 @@ def check_restarts(run_dir_given: bool) -> None:
     launch = read_launch()
     if launch is not None and launch.max_restarts and not run_dir_given:
         raise UserError(
-            f"torchrun --max-restarts={launch.max_restarts}: ranks that are started again go on with their run only "
+            f"torchrun --max-restarts={launch.max_restarts}: ranks that are started again continue their run only "
             "with a directory that is given: add hydra.run.dir=DIR"
         )
 

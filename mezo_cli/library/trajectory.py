@@ -78,7 +78,7 @@ def open_writer(path: Path, header: Header, step: int) -> Writer:
             return Writer(open(path, "xb"), header)
         except FileExistsError as error:
             raise UserError(
-                f"{path}: there is a file already; to go on with it, load the state_dict of its last step first"
+                f"{path}: there is a file already; to continue it, load the state_dict of its last step first"
             ) from error
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error

@@ -114,8 +114,7 @@ class Run:
 
     def _taken(self) -> UserError:
         return UserError(
-            f"{self.path} already holds a run: go on with it by `mezo resume {self.path}`, "
-            "or name another hydra.run.dir"
+            f"{self.path} already holds a run: continue it by `mezo resume {self.path}`, or name another hydra.run.dir"
         )
 
     def _write_first_files(self, config_yaml: str, info: dict[str, Any]) -> None:
@@ -153,7 +152,7 @@ class Run:
         if not (path / "run.json").exists() and run._is_free():
             raise UserError(
                 f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
-                f"go on with; start it by `mezo train` with hydra.run.dir={path}"
+                f"continue with; start it by `mezo train` with hydra.run.dir={path}"
             )
         run._check_config(run.info(), read_bytes(path / "config.yaml"))
         if run.status() != "running":

@@ -219,7 +219,7 @@ def test_ctrl_c_stops_the_sweep_and_says_what_is_left(
     monkeypatch.setattr(loop, "train", interrupted)
     said = mezo("train", *sweep(roberta, movies, tmp_path / "sweep", "seed=1,2,3"))
     assert (said.code, said.err) == (130, "error: interrupted\n")
-    assert said.out.endswith("2 jobs are left; go on with: mezo resume sweep\n")
+    assert said.out.endswith("2 jobs are left; continue with: mezo resume sweep\n")
     assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "interrupted"}
     monkeypatch.setattr(loop, "train", train)
     assert mezo("resume", "sweep").code == 0
@@ -234,7 +234,7 @@ def test_a_real_ctrl_c_ends_the_job_in_hand(roberta: Path, movies: Path, tmp_pat
         process.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "error: interrupted\n")
-    assert "2 jobs are left; go on with: mezo resume sweep" in out
+    assert "2 jobs are left; continue with: mezo resume sweep" in out
     assert statuses(tmp_path / "sweep") == {"0": "interrupted"}
 
 

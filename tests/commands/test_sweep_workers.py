@@ -116,7 +116,7 @@ def test_a_sweep_goes_on_with_another_launcher_bitwise_identical(
     one = "hydra.launcher.n_jobs=1"
     said = mezo("train", *sweep(roberta, movies, tmp_path / "cut", "joblib", "seed=1,2,3"), one)
     assert (said.code, said.err) == (130, "error: interrupted\n")
-    assert said.out.endswith("2 jobs are left; go on with: mezo resume cut\n")
+    assert said.out.endswith("2 jobs are left; continue with: mezo resume cut\n")
     assert statuses(tmp_path / "cut") == {"0": "finished", "1": "interrupted"}
     monkeypatch.setattr(loop, "train", train)
     again = mezo("train", *sweep(roberta, movies, tmp_path / "cut", "basic", "seed=1,2,3"))
@@ -144,7 +144,7 @@ def test_a_killed_worker_is_interrupted_and_resumed(launcher: str, roberta: Path
     out, err = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 1, (out, err)
     assert "a process of the sweep ended before its job" in out
-    assert "go on with: mezo resume sweep" in out
+    assert "continue with: mezo resume sweep" in out
     assert "interrupted\n" in err
     assert "Traceback" not in out + err
     assert "interrupted" in statuses(folder).values()
@@ -170,7 +170,7 @@ def test_ctrl_c_in_a_terminal_ends_the_jobs_in_hand(launcher: str, roberta: Path
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 130, (out, err)
-    assert out.endswith("3 jobs are left; go on with: mezo resume sweep\n")
+    assert out.endswith("3 jobs are left; continue with: mezo resume sweep\n")
     assert err.splitlines()[-1] == "error: interrupted"
     # recorded, not only found out
     recorded = [json.loads(path.read_text())["status"] for path in folder.glob("*/run.json")]
@@ -247,7 +247,7 @@ def test_ctrl_c_cancels_what_slurm_has_not_started(
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=TIMEOUT)
     assert running.returncode == 130, (out, err)
-    assert "2 jobs are left; go on with: mezo resume sweep" in out
+    assert "2 jobs are left; continue with: mezo resume sweep" in out
     assert statuses(folder) == {"0": "interrupted"}
 
 

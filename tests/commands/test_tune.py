@@ -117,7 +117,7 @@ def test_an_interrupted_search_ends_in_the_same_trials(
     words = search(roberta, searched[0] / "movies", tmp_path / "cut", *ranges, "--trials", "3", "--goal", "loss")
     said = mezo(*words)
     assert (said.code, said.err) == (130, "error: interrupted\n")
-    assert said.out.endswith("go on with: mezo resume cut\n")
+    assert said.out.endswith("continue with: mezo resume cut\n")
     assert statuses(tmp_path / "cut") == ["finished", "interrupted"]
     said = mezo("resume", "cut")
     assert (said.code, said.err) == (0, ""), said

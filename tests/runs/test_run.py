@@ -48,7 +48,7 @@ def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
 def test_a_directory_with_a_run_is_refused_and_resume_is_named(tmp_path: Path) -> None:
     with new_run(tmp_path).tracked():
         pass
-    with pytest.raises(UserError, match=rf"already holds a run: go on with it by `mezo resume {tmp_path}`"):
+    with pytest.raises(UserError, match=rf"already holds a run: continue it by `mezo resume {tmp_path}`"):
         new_run(tmp_path)
     assert status(tmp_path) == "finished"
 
