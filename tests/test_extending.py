@@ -95,7 +95,6 @@ def test_all_that_a_plug_in_may_define_is_on_the_page() -> None:
     assert {"lay_out", "write_snippet"} <= set(names)
     shown = {"encode", "encode_all", "encode_to_fit", "without_limits", "decode"}  # which no plug-in has to define
     assert [name for name in names if f"`{name}" not in text and f" {name}(" not in text and name not in shown] == []
-    text += (PAGE.parent / "loggers.md").read_text()
     assert [table.group for table in TABLES if table.group and table.group not in text] == []
 
 
