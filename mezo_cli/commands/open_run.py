@@ -106,7 +106,7 @@ def open_stored(path: Path) -> tuple[Run, Config]:
     """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
-    completeness.check_whole(run, config.steps, optimizer_class(config.optimizer).replayable)
+    completeness.check_finished(run, config.steps, optimizer_class(config.optimizer).replayable)
     return run, config
 
 

@@ -106,7 +106,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Conf
     finished = run.status() == "finished"
     if finished:
         is_replayable = optimizer_class(config.optimizer).replayable
-        completeness.check_whole(run, config.steps, is_replayable)
+        completeness.check_finished(run, config.steps, is_replayable)
         if is_replayable:
             completeness.read_trajectory(run, log.warning)
     longer = finished and goes_on(run, config, new, overrides)

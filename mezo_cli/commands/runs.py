@@ -12,13 +12,11 @@ from rich.text import Text
 
 from mezo_cli.commands.outputs import folders_or_outputs
 from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
-from mezo_cli.config.schema import log_interval
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.runs import Run, completeness, find_runs, trajectory
-from mezo_cli.runs.completeness import Plan
+from mezo_cli.runs import Run, find_runs, trajectory
 from mezo_cli.runs.picked import MARK, NOTE, picked_start
 
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
@@ -127,7 +125,7 @@ def _read(run: Run, folder: Path) -> Listed:
 def _progress(
     run: Run, info: Mapping[str, Any], settings: Mapping[str, Any], status: str
 ) -> tuple[int, dict[str, float | None], str | None, dict[str, Any]]:
-    """Return the steps done, `dev` and `test` in the task's metric, why the run failed or what it lacks, the summary.
+    """Return the steps done, `dev` and `test` in the task's metric, why the run failed, the summary.
 
     The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
     is the best so far.
@@ -136,19 +134,16 @@ def _progress(
         UserError: when the run is damaged.
     """
     metric = str(setting(settings, "task.metric"))
-    steps, eval_every = (int(setting(settings, key)) for key in ("steps", "eval_every"))
-    plan = Plan(steps, log_interval(steps, setting(settings, "log_every")), eval_every)
+    steps = int(setting(settings, "steps"))
     if status == "finished":
         summary = run.read_summary()
-        steps = summary.get("steps", plan.steps)  # it may have ended before the last one
+        steps = summary.get("steps", steps)  # it may have ended before the last one
         if _is_replayable(str(setting(settings, "optimizer.name"))):
             trajectory.check_length(run.trajectory, steps)
-        completeness.check_finished(run, plan, summary)
         scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
         return steps, scores, None, summary
-    done = completeness.recorded_steps(run)  # before the lines are read
-    lines = run.evaluation_metrics()
-    problem = f"{info.get('error')}" if status == "failed" else completeness.missing_lines(run, plan, done, lines)
+    done, lines = trajectory.count_steps(run.trajectory), run.metrics()
+    problem = f"{info.get('error')}" if status == "failed" else None
     dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
     step = max((line["step"] for line in lines), default=0)
     return max(step, done), {"dev": max(dev, default=None), "test": None}, problem, {"verdict": info.get("verdict")}

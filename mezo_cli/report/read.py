@@ -22,7 +22,7 @@ from mezo_cli.report.settings import (
     matches,
     unused,
 )
-from mezo_cli.runs import Run, completeness, find_runs, trajectory
+from mezo_cli.runs import Run, find_runs, trajectory
 from mezo_cli.runs.picked import picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
@@ -159,7 +159,7 @@ def read_run(path: Path) -> Entry:
         trajectory.check_length(run.trajectory, summary.get("steps", config.steps))
     steps = [summary.get("steps", 0)]
     if status != "finished":
-        steps = [completeness.recorded_steps(run), *(line["step"] for line in run.metrics())]
+        steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.metrics())]
     scores = _scores(path / "summary.json", summary, config.task.metric)
     start, error, fingerprint = (info.get(name) for name in ("start", "error", "data_fingerprint"))
     return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, scores)

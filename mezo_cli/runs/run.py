@@ -347,9 +347,9 @@ class Run:
         """Wait until the lines of metrics.jsonl are on the disk."""
         self._metrics_log.sync()
 
-    def metrics_prefix(self) -> tuple[list[dict[str, Any]], str | None, bool]:
-        """Return the lines of metrics.jsonl before the first damaged one; see `MetricsLog.read_prefix`."""
-        return self._metrics_log.read_prefix()
+    def read_valid_metrics(self) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the lines of metrics.jsonl before damage at its end; see `MetricsLog.read_valid`."""
+        return self._metrics_log.read_valid()
 
     def log_metrics(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
@@ -362,14 +362,6 @@ class Run:
             UserError: for any other damage.
         """
         return self._metrics_log.read()
-
-    def last_metrics(self) -> dict[str, Any] | None:
-        """Return the last line of metrics.jsonl; see `MetricsLog.read_last`."""
-        return self._metrics_log.read_last()
-
-    def evaluation_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl that show how far a run is; see `MetricsLog.read_evaluations`."""
-        return self._metrics_log.read_evaluations()
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""

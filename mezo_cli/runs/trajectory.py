@@ -11,7 +11,7 @@ computed in float64. A file with weight decay that does not say so is of a progr
 is replayed and continued in that way. The records are the same.
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
-(`Trajectory.lost_records` counts them); a bad record with a sound one behind it is an error.
+(`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
 """
 
 import json
@@ -127,7 +127,6 @@ class Trajectory:
         valid_bytes: the length of the file without incomplete last records.
         crc: checksum of the header, which seeds those of the records.
         cut_bytes: how many bytes were left out at the end of the file.
-        damage: what is wrong in the middle of the file; only `read_prefix` returns such a trajectory.
     """
 
     header: Header
@@ -136,7 +135,6 @@ class Trajectory:
     valid_bytes: int
     crc: int
     cut_bytes: int = 0
-    damage: str | None = None
 
     def __len__(self) -> int:
         return len(self.lrs)
@@ -183,19 +181,7 @@ def read(path: Path) -> Trajectory:
     """Read a trajectory file without incomplete records at its end.
 
     Raises:
-        UserError: when the file is missing, its header is damaged, or a record is that has a sound one behind it.
-    """
-    found = read_prefix(path)
-    if found.damage is not None:
-        raise UserError(found.damage)
-    return found
-
-
-def read_prefix(path: Path) -> Trajectory:
-    """Read the records before the first damaged one; `damage` says if a sound one stands behind it.
-
-    Raises:
-        UserError: when the file is missing, or its header is damaged.
+        UserError: when the file is missing, its header is damaged, or a record is that has a valid one behind it.
     """
     try:
         data = read_bytes(path)
@@ -203,9 +189,9 @@ def read_prefix(path: Path) -> Trajectory:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
     record = _record(header.samples)
-    size, damage = record.size + 4, None
+    size = record.size + 4
 
-    def is_sound(at: int) -> bool:
+    def is_valid(at: int) -> bool:
         (stored,) = struct.unpack_from("<I", data, at + record.size)
         return bool(stored == zlib.crc32(data[at : at + record.size], crc))
 
@@ -214,25 +200,27 @@ def read_prefix(path: Path) -> Trajectory:
     valid = start
     while valid + size <= len(data):
         step, lr, *g = record.unpack_from(data, valid)
-        if not is_sound(valid) or step != len(lrs):
-            if any(is_sound(at) for at in range(valid, len(data) - size + 1, size)):
-                damage = f"{path} is damaged: the record of step {len(lrs)} (byte {valid}) fails its checksum"
+        if not is_valid(valid) or step != len(lrs):
+            if any(is_valid(at) for at in range(valid, len(data) - size + 1, size)):
+                raise UserError(f"{path} is damaged: the record of step {len(lrs)} (byte {valid}) fails its checksum")
             break
         lrs.append(lr)
         grads.append(g)
         valid += size
     shape = (len(lrs), header.samples)
     g32, lr32 = np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32)
-    return Trajectory(header, g32, lr32, valid, crc, len(data) - valid, damage)
+    return Trajectory(header, g32, lr32, valid, crc, len(data) - valid)
 
 
 def count_steps(path: Path) -> int:
-    """Return the number of complete records of a trajectory file. It is quick: only the header is read and checked.
+    """Return the number of complete records of a trajectory file, 0 if it is missing or empty.
+
+    It is quick: only the header is read and checked.
 
     Raises:
-        UserError: when the file is missing, or its header is damaged.
+        UserError: when the header is damaged.
     """
-    return _length(path)[0]
+    return _length(path)[0] if path.exists() and path.stat().st_size else 0
 
 
 def check_length(path: Path, steps: int) -> None:

@@ -9,7 +9,7 @@ from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.objectives import LOSSES
 from mezo_cli.objectives.losses import find_loss
 from mezo_cli.runs import Run
-from mezo_cli.training import restore
+from mezo_cli.training import recovery, restore
 from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -18,12 +18,11 @@ REBUILD_SECONDS = 3600.0  # how long the others wait for a rank that rebuilds it
 
 
 def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | None:
-    """Return `restore.find_resume_step` of rank 0: only that rank reads files that are being repaired."""
+    """Return `recovery.find_resume_step` of rank 0: only that rank reads files that are being repaired."""
     if ranks is None:
-        return restore.find_resume_step(config, run)
-    found = str(restore.find_resume_step(config, run)) if ranks.is_first else ""
-    found = ranks.from_first(found)
-    return None if found == "None" else int(found)
+        return recovery.find_resume_step(config, run)
+    step = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
+    return None if step == "None" else int(step)
 
 
 def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:

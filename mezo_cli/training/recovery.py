@@ -1,4 +1,4 @@
-"""Find the last step up to which an interrupted run is stored whole, after a crash, a power cut or damage.
+"""Find the step that an interrupted run resumes at, after a crash or a power cut; damage is refused.
 
 Training syncs the files at each evaluation and at least every 30 s, in this order: trajectory and lines before the
 checkpoints, checkpoints before the evaluation's line. So a power cut can lose only what follows the last evaluation;
@@ -6,11 +6,10 @@ more than that is damage.
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.trajectory import Trajectory
@@ -18,56 +17,48 @@ from mezo_cli.runs.trajectory import Trajectory
 log = logging.getLogger("mezo")
 
 
-@dataclass(frozen=True)
-class SoundStep:
-    """Where a run can go on.
+def find_resume_step(config: Config, run: Run) -> int | None:
+    """Return the step that an interrupted run resumes at; None if training never began.
 
-    Attributes:
-        step: the last step up to which the trajectory (or the checkpoint `last`) and metrics.jsonl are sound.
-        lost: what a crash damaged at the end of the files.
-        damage: what no crash explains; None if there is no such thing.
-    """
-
-    step: int
-    lost: list[str]
-    damage: str | None
-
-
-def find_sound_step(config: Config, run: Run) -> SoundStep | None:
-    """Return where an interrupted run can go on; None if training never began.
+    It is the last step up to which the trajectory (or the checkpoint `last`) and metrics.jsonl are complete. If a crash
+    has lost what followed it, the log says so.
 
     Raises:
-        UserError: when the trajectory or the checkpoint `last` is missing, or damaged at its begin.
+        UserError: when a file that the run resumes from is missing, or damaged as no crash leaves it.
     """
-    lines, bad_line, in_middle = run.metrics_prefix()
-    lost = [bad_line] if bad_line is not None else []
+    lines, bad_line = run.read_valid_metrics()
+    begun = bool(lines) or bad_line is not None
     if not optimizer_class(config.optimizer).replayable:
-        return _at_last_checkpoint(config, run, lines, bad_line)
-    past = _read_trajectory(run, begun=bool(lines) or bad_line is not None)
+        return _step_of_checkpoint(config, run, lines, bad_line)
+    past = _read_trajectory(run, begun)
     if past is None:
         return None
-    step, lacking = _complete_until(config, lines, len(past))
+    step, missing = _complete_until(config, lines, len(past))
+    _refuse_unexplained(config, run, lines, past, step)
+    lost = [bad_line] if bad_line is not None else []
     if past.cut_bytes:
         is_damaged = " is damaged" if past.lost_records else ""
-        lost.append(f"{run.trajectory}{is_damaged}: its last {past.cut_bytes} bytes hold no sound record")
-    if lacking:
-        lost.append(f"{run.path / 'metrics.jsonl'} lacks {lacking}")
-    damage = past.damage or (bad_line if in_middle else None) or _unexplained(config, run, lines, past, step)
-    return SoundStep(step, lost, damage)
+        lost.append(f"{run.trajectory}{is_damaged}: its last {past.cut_bytes} bytes hold no valid record")
+    if missing:
+        lost.append(f"{run.path / 'metrics.jsonl'} lacks {missing}")
+    if lost:
+        log.warning("going back to step %d, the last that is stored whole: %s", step, join(lost))
+    return step
 
 
-def _at_last_checkpoint(
-    config: Config, run: Run, lines: list[dict[str, Any]], bad_line: str | None
-) -> SoundStep | None:
+def _step_of_checkpoint(config: Config, run: Run, lines: list[dict[str, Any]], bad_line: str | None) -> int | None:
+    """Return the step of the checkpoint `last`, up to which metrics.jsonl must be complete."""
     step = run.checkpoint_step("last")
     if step is None:
         if lines or bad_line is not None:
             raise UserError(f"{run.checkpoints / 'last'} is missing: the run cannot be resumed without it")
         return None
-    complete, lacking = _complete_until(config, lines, step)
-    if complete == step:
-        return SoundStep(step, [bad_line] if bad_line is not None else [], None)
-    return SoundStep(step, [], bad_line or f"{run.path / 'metrics.jsonl'} is damaged: it lacks {lacking}")
+    complete, missing = _complete_until(config, lines, step)
+    if complete != step:
+        raise UserError(bad_line or f"{run.path / 'metrics.jsonl'} is damaged: it lacks {missing}")
+    if bad_line is not None:
+        log.warning("going back to step %d, the last that is stored whole: %s", step, bad_line)
+    return step
 
 
 def _read_trajectory(run: Run, begun: bool) -> Trajectory | None:
@@ -78,7 +69,7 @@ def _read_trajectory(run: Run, begun: bool) -> Trajectory | None:
             raise UserError(f"{path} is missing: the run cannot be resumed without it")
         return None
     try:
-        return trajectory.read_prefix(path)
+        return trajectory.read(path)
     except UserError as error:
         if begun or (run.checkpoint_step("last") or 0) > 0:
             raise
@@ -101,13 +92,12 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
     return steps, ""
 
 
-def _unexplained(config: Config, run: Run, lines: list[dict[str, Any]], past: Trajectory, step: int) -> str | None:
-    """Return what is lost that was on the disk before the last evaluation, so that no crash explains it."""
+def _refuse_unexplained(config: Config, run: Run, lines: list[dict[str, Any]], past: Trajectory, step: int) -> None:
+    """Refuse a run that has lost what was on the disk before its last evaluation: no crash explains that."""
     evaluated = {line["step"] for line in lines if line.get("split") == "dev"}
     if max(evaluated, default=0) > len(past):
-        found = f"it holds {len(past)} steps, but metrics.jsonl the evaluation of step {max(evaluated)}"
-        return f"{run.trajectory} is damaged: {found}"
+        steps = f"it holds {len(past)} steps, but metrics.jsonl the evaluation of step {max(evaluated)}"
+        raise UserError(f"{run.trajectory} is damaged: {steps}")
     missing = [at for at in range(step, len(past)) if config.evaluates_at(at) and at not in evaluated]
     if len(missing) > 1:
-        return f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {missing[0]}"
-    return None
+        raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {missing[0]}")

@@ -19,7 +19,6 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, checkpoints, completeness, trajectory
 from mezo_cli.runs.trajectory import Trajectory
-from mezo_cli.training import recovery
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.evaluation import best_step, dev_evaluations
 from mezo_cli.training.load import load_session
@@ -29,25 +28,6 @@ log = logging.getLogger("mezo")
 
 OPTIMIZER_STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method with moments
 PART = 64  # steps that are replayed between two looks at the clock
-
-
-def find_resume_step(config: Config, run: Run) -> int | None:
-    """Return the step that an interrupted run resumes at; None if training never began.
-
-    It is the last step up to which the trajectory and metrics.jsonl are sound. A crash or a power cut damages only what
-    follows the last evaluation; if that was lost, the log says so.
-
-    Raises:
-        UserError: when the file that the run resumes from is missing or damaged otherwise.
-    """
-    sound = recovery.find_sound_step(config, run)
-    if sound is None:
-        return None
-    if sound.damage is not None:
-        raise UserError(sound.damage)
-    if sound.lost:
-        log.warning("going back to step %d, the last that is stored whole: %s", sound.step, join(sound.lost))
-    return sound.step
 
 
 def load_checkpoint(config: Config, run: Run, name: str) -> Session:

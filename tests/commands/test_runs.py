@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from mezo_cli.runs.metrics_log import TAIL_BYTES, MetricsLog
 from tests.command_line import Result, error_line, mezo, small
 from tests.terminal import on_a_terminal
 
@@ -53,17 +51,9 @@ def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
     assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
 
 
-def cut_lines(path: Path, number: int) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-number]))
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "config edited": (lambda run: (run / "config.yaml").write_text("steps: 2\n"), "config.yaml"),
-    "metrics deleted": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl"),
-    "metrics cut by bytes": (
-        lambda run: (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:-9]),
-        "metrics.jsonl",
-    ),
+    "summary deleted": (lambda run: (run / "summary.json").unlink(), "summary.json"),
     "run.json deleted": (lambda run: (run / "run.json").unlink(), "run.json"),
 }  # fmt: skip
 
@@ -79,20 +69,6 @@ def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
     assert rows(result)["sound"][0] == "finished"
     (line,) = (line for line in result.out.splitlines() if line.startswith("torn: "))
     assert f"torn/{file}" in line
-
-
-@pytest.mark.parametrize("lost", ["train", "eval"])
-def test_an_interrupted_run_that_lost_a_line_is_named(lost: str, tmp_path: Path) -> None:
-    """A power cut can lose the end of metrics.jsonl and keep the trajectory's records after it."""
-    shutil.copytree(RUNS / "mezo-interrupted", tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
-    assert rows(mezo("runs", tmp_path))["run"][0] == "interrupted"
-    assert mezo("runs", tmp_path).out.count("\n") == 2
-    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
-    cut_lines(path, len(kinds) - max(i for i, kind in enumerate(kinds) if kind == lost))
-    result = mezo("runs", tmp_path)
-    assert rows(result)["run"][0] == "interrupted"
-    assert "metrics.jsonl lacks the" in result.out.splitlines()[-1]
 
 
 def test_a_config_alone_is_no_run(tmp_path: Path) -> None:
@@ -218,31 +194,7 @@ def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str
     result = mezo("runs", tmp_path)
     assert result.out.count("finished") == result.out.count("interrupted  ") == 5
     inside = [path for path in files_opened if str(tmp_path) in path and Path(path).suffix]
-    # run.json twice, config.yaml, metrics.jsonl, the trajectory's header, and of those that have finished summary.json
-    assert len(inside) == 10 * 5 + 5
+    # run.json twice, config.yaml, the trajectory's header, metrics.jsonl or of a finished one summary.json
+    assert len(inside) == 10 * 5
     assert not [path for path in files_opened if "checkpoints" in path]
     assert sum("trajectory.bin" in path for path in inside) == 10
-
-
-def test_the_end_of_a_long_metrics_file_is_enough(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    for step in range(1, 801):
-        log.append("train", step, loss=0.5, projected_grad=0.25, lr=1e-6, seconds=1.0)
-        if step % 400 == 0:
-            log.append("eval", step, split="dev", accuracy=step / 1000, loss=0.5, predicted={"a": 1})
-    assert log.path.stat().st_size > TAIL_BYTES
-    lines = log.read()
-    assert log.read_last() == lines[-1]
-    kept = log.read_evaluations()
-    assert kept == [lines[400], lines[800], lines[801]]
-    raw = log.path.read_bytes()
-    log.path.write_bytes(raw.replace(b'"step": 3,', b'"step": 4,'))
-    assert (log.read_last(), log.read_evaluations()) == (lines[-1], kept)  # the lines in between are not read
-    for damaged in (raw.replace(b"0.4", b"0.9"), raw.replace(b'"eval", "step": 400', b'"evbl", "step": 400')):
-        log.path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-            log.read_evaluations()
-    for damaged in (raw.replace(b"0.8", b"0.9"), raw[:-1] + b"x"):
-        log.path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-            log.read_last()
