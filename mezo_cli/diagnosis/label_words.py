@@ -7,7 +7,6 @@ tells this from a prompt that says nothing.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ import torch
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
-from mezo_cli.diagnosis.separation import chance_error, choose_words, separation
 from mezo_cli.report.untrained import BASELINES
 from mezo_cli.training.baselines import remove_bias
 from mezo_cli.training.intervals import wilson
@@ -24,18 +22,14 @@ from mezo_cli.training.training_run import not_finite_at_start
 
 TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept
-VOCABULARY_BYTES = 100e6  # of the probabilities of every word, that are kept of the first rows
 TOP = 10
 DEV = 0.7  # of the time for the dev rows; the rest is for rows of train
 TRAIN_ROWS = 1000  # at most, that the bias between the labels is found on
-CANDIDATES = 50  # words of the model's own that are tried as label words
-LOOKED_AT = 500  # of the most probable words, to find so many that can be label words
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
 RARER = 100  # times less probable than the other label words
 BIAS = 0.25  # a label's part of the predictions above its part of the rows
 MARGIN = 0.05  # of the AUC above 0.5; more where few rows leave it uncertain
 TELLS = 0.15  # two standard errors of chance; above it an AUC of a useful prompt and one of chance are not told apart
-GAIN = 0.02  # of the AUC, for other words to be named
 
 
 @dataclass
@@ -45,8 +39,7 @@ class Scores:
     Attributes:
         labels: [rows].
         scores: of the classes, or log-probabilities of the label words, [rows, labels].
-        words: log-probabilities of the whole vocabulary, [the first rows, words]; None for an objective that scores no
-            words.
+        words: mean probability of every word, [words]; None for an objective that scores no words.
     """
 
     labels: np.ndarray
@@ -71,7 +64,6 @@ def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedEx
     judge_scores(section, session.config.task.labels, seen, bool(starts_elsewhere))
     if not starts_elsewhere:
         name_removed_bias(section, seen, score_rows(session, limit(train, TRAIN_ROWS), deadline))
-        name_better_words(section, session, seen, _usable_words(session, seen))
     return section
 
 
@@ -80,7 +72,8 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     """Score rows in a random order that the seed draws, until all are scored or the time is up."""
     order = np.random.RandomState(session.config.seed).permutation(len(rows))
     columns = _label_columns(session)
-    scores, words, kept, done = [], [], 0, 0
+    scores, done = [], 0
+    words: torch.Tensor | None = None
     for chosen in _batches(order, deadline):
         batch = session.batch([rows[i] for i in chosen])
         logits = session.objective.vocabulary_logits(batch)
@@ -90,11 +83,10 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
             raise not_finite_at_start(session.config)
         scores.append(own.cpu().numpy())
         done += len(chosen)
-        if vocabulary is not None and kept < VOCABULARY_BYTES:
-            words.append(vocabulary.float().cpu().numpy())
-            kept += words[-1].nbytes
+        if vocabulary is not None:
+            words = vocabulary.exp().sum(dim=0) + (0 if words is None else words)
     labels = np.array([rows[i].label for i in order[:done]])
-    return Scores(labels, np.concatenate(scores), np.concatenate(words) if words else None)
+    return Scores(labels, np.concatenate(scores), None if words is None else (words / done).float().cpu().numpy())
 
 
 def _batches(order: np.ndarray, deadline: Deadline) -> Iterator[list[int]]:
@@ -139,15 +131,15 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     section.add(OK, "tokens", text, tokens=dict(zip(names, tokens, strict=True)))
     if seen.words is None:
         return
-    probability = np.exp(seen.words).mean(axis=0)
+    probability = seen.words
     top = [(int(token), float(probability[token])) for token in np.argsort(-probability)[:TOP]]
     words = ", ".join(f"{_show(session, token)} {percent(p)}" for token, p in top)
     section.add(
         OK,
         "top_words",
-        f"the model's own top {len(top)} words there (mean over {len(seen.words)} dev rows): {words}",
+        f"the model's own top {len(top)} words there (mean over {len(seen.labels):,} dev rows): {words}",
         top=[{"token": token, "word": _show(session, token)[1:-1], "probability": p} for token, p in top],
-        rows=len(seen.words),
+        rows=len(seen.labels),
     )
     first = [ids[0] for ids in tokens]
     total = float(probability[sorted(set(first))].sum())
@@ -275,36 +267,29 @@ def name_removed_bias(section: Section, seen: Scores, train: Scores) -> None:
     )
 
 
-def _usable_words(session: Session, seen: Scores) -> list[int]:
-    """Return the tokens of the most probable words that can be label words, the present ones left out."""
-    encoder, present = session.encoder, set(_label_columns(session))
-    usable: list[int] = []
-    if seen.words is None or not present:
-        return usable
-    for token in np.argsort(-np.exp(seen.words).mean(axis=0))[:LOOKED_AT].tolist():
-        word = str(encoder.tokenizer.decode([token])).strip()
-        if token not in present and any(c.isalpha() for c in word) and encoder.word_id(word) == token:
-            usable.append(token)
-    return usable[:CANDIDATES]
+# --- how well scores separate labels ---
 
 
-def name_better_words(section: Section, session: Session, seen: Scores, candidates: list[int]) -> None:
-    """Name words of the model's own that separate the dev rows better, if there are any."""
-    rows = 0 if seen.words is None else len(seen.words)
-    scores, labels, columns = seen.scores[:rows], seen.labels[:rows], _label_columns(session)
-    if seen.words is None or not candidates or len(np.unique(labels)) < 2:
-        return
-    now = separation(scores, labels)
-    chosen, reached = choose_words(scores, seen.words[:, candidates], labels)
-    tried = f"{len(candidates)} of the model's own words tried on {rows:,} dev rows"
-    figures: dict[str, Any] = {"tried": len(candidates)}
-    if reached < now + GAIN:
-        section.add(OK, "other_words", f"no better label words among {tried} (dev only)", **figures)
-        return
-    tokens = [columns[i] if word < 0 else candidates[word] for i, word in enumerate(chosen)]
-    own = (str(session.encoder.tokenizer.decode([token])).strip() for token in tokens)
-    words = dict(zip(session.config.task.labels, own, strict=True))
-    shown = ", ".join(f"'{word}' for {name}" for name, word in words.items())
-    text = f"better on dev: {shown}: AUC {reached:.2f} in place of {now:.2f}, the best of {tried}"
-    advice = "they were chosen on dev, so their dev scores are too good: keep test rows apart if you take them"
-    section.add(NOTE, "other_words", text, advice, words=words, auc=reached, chosen_on="dev", **figures)
+def separation(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the AUC of the difference of scores for two labels; for more, the mean AUC of each label's log-share.
+
+    The AUC is the probability that a row of a label scores above one of another; ties count half. Labels without a row
+    are left out.
+
+    Args:
+        scores: [rows, labels].
+        labels: [rows].
+    """
+    from scipy.special import log_softmax
+    from sklearn.metrics import roc_auc_score
+
+    if scores.shape[1] == 2:
+        return float(roc_auc_score(labels == 1, scores[:, 1] - scores[:, 0]))
+    shares = log_softmax(scores, axis=1)
+    return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in np.unique(labels)]))
+
+
+def chance_error(labels: np.ndarray) -> float:
+    """Return the standard error of the AUC of scores that say nothing (Mann-Whitney), averaged over the labels."""
+    counts = np.unique(labels, return_counts=True)[1]
+    return float(np.sqrt((len(labels) + 1) / (12 * counts * (len(labels) - counts))).mean())

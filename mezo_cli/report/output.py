@@ -26,7 +26,7 @@ class Comparison:
     Attributes:
         tables: frames of texts from `make_table`, to read.
         notes: one line each.
-        records: one flat record per group, number or run, for CSV.
+        records: one per group, number or run, for CSV.
         document: for JSON.
     """
 
@@ -144,7 +144,16 @@ def _escape(text: str) -> str:
 def _csv(comparison: Comparison) -> str:
     import pandas as pd
 
-    return str(pd.DataFrame(comparison.records, dtype=object).to_csv(index=False))
+    return str(pd.DataFrame(comparison.records, dtype=object).map(_as_text).to_csv(index=False))
+
+
+def _as_text(value: Any) -> Any:
+    """Return a list or mapping as the text of one cell: `13 21`, `negative:4 positive:6`, sentences with semicolons."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}:{entry}" for key, entry in value.items())
+    if isinstance(value, list):
+        return ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
+    return value
 
 
 def _json(comparison: Comparison) -> str:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from mezo_cli.console import format_duration
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_point, format_shots, group_runs, unlike_paper
-from mezo_cli.report.details import MOSTLY_ZERO, ONE_LABEL, RunDetails, predicted_shares
+from mezo_cli.report.details import MOSTLY_ZERO, RunDetails
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
@@ -80,7 +79,10 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
         rows = [row for group in groups for row in _pick_rows(group)]
         tables.append(make_table("picked per data seed", rows, left=4))
     records = [_group_record(group) for group in groups]
-    details = [{**record, **_group_details(group)} for group, record in zip(groups, records, strict=True)]
+    details = [
+        {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
+        for group, record in zip(groups, records, strict=True)
+    ]
     document = {"protocol": PROTOCOL, "unit": "percent", "paper": paper().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
@@ -145,7 +147,7 @@ def _group_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _group_record(group: Group) -> dict[str, Any]:
-    """Return a group as one flat record."""
+    """Return a group as plain values."""
     number, difference = group.paper_number, group.difference
     return {
         "task": group.task,
@@ -164,17 +166,17 @@ def _group_record(group: Group) -> dict[str, Any]:
         **(dict.fromkeys(("paper_mean", "paper_std", "paper_uncertain")) if number is None else number.record()),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
-        "seeds": " ".join(map(str, group.picks.index)),
-        "missing": " ".join(map(str, group.missing)),
-        "step_0_picked": " ".join(map(str, group.at_start)),
-        "verdicts": " ".join(f"{verdict}:{count}" for verdict, count in group.verdicts.items()),
-        "troubles": "; ".join(group.troubles),
+        "seeds": list(map(int, group.picks.index)),
+        "missing": group.missing,
+        "step_0_picked": group.at_start,
+        "verdicts": group.verdicts,
+        "troubles": group.troubles,
     }
 
 
-def _group_details(group: Group) -> dict[str, Any]:
-    """Return what a group's record has as texts as lists, its seeds in full, and its settings."""
-    seeds = {
+def _seed_details(group: Group) -> dict[str, Any]:
+    """Return data seed -> its scores, the picked point and its runs."""
+    return {
         str(pick.Index): {
             "dev": _percent(pick.dev),
             "test": _percent(pick.test),
@@ -184,8 +186,6 @@ def _group_details(group: Group) -> dict[str, Any]:
         }
         for pick in group.picks.itertuples()
     }
-    lists = {"missing": group.missing, "troubles": group.troubles, "step_0_picked": group.at_start}
-    return {**lists, "verdicts": group.verdicts, "seeds": seeds, "settings": dict(group.settings)}
 
 
 # --- the paper's table ---
@@ -272,7 +272,10 @@ def _paper_cells(row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
 
 # --- objectives, run by run ---
 
-SHOWN = ("objective.name", "objective.loss", "optimizer.name", "optimizer.lr", "peft.name", "init", "steps", "data.dir")
+# Settings that are fields of a run's record, or stand in the title of its table.
+SHOWN = ("objective.name", "objective.loss", "optimizer.name", "peft.name", "init", "steps", "data.dir")
+UNLESS_DIFFERENT = ("method", "status", "eps", "batch_size", "weight_decay", "backwards")  # fields that are then no row
+NOT_SHOWN = ("task", "model", "seed", "fingerprint", "shots", "data_seed", "run")
 
 
 class Common(NamedTuple):
@@ -301,13 +304,14 @@ def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
     differing = {key: members for key, members in sets.items() if len({_objective(run) for run in members}) > 1}
     shown = dict(sorted((differing or sets).items()))
     notes = _set_notes(sets, shown) if len(sets) > 1 else []
-    tables = []
+    tables, records = [], []
     for common, members in shown.items():
-        tables += _run_tables(common, members, width)
+        fields = [{**common._asdict(), **_run_record(run)} for run in members]
+        tables += _run_tables(common, members, fields, width)
         notes += _run_notes(f"{common}: " if len(shown) > 1 else "", members)
-    records = [{**common._asdict(), **_run_record(run)} for common, members in shown.items() for run in members]
+        records += fields
     notes += [text for members in shown.values() for run in members for text in run.damage]
-    return Comparison(tables, [*notes, *unread], list(map(_flat, records)), {"unit": "percent", "runs": records})
+    return Comparison(tables, [*notes, *unread], records, {"unit": "percent", "runs": records})
 
 
 def _evaluated(entries: Sequence[Entry]) -> tuple[list[RunDetails], list[str]]:
@@ -339,14 +343,16 @@ def _run_order(run: RunDetails) -> tuple[Any, ...]:
     return (*objective_order(config), method_name(config), config.optimizer.lr, run.entry.start)
 
 
-def _run_tables(common: Common, runs: Sequence[RunDetails], width: int) -> list[pd.DataFrame]:
-    """Return tables with one column per run, as many per table as the terminal holds."""
+def _run_tables(
+    common: Common, runs: Sequence[RunDetails], records: Sequence[Mapping[str, Any]], width: int
+) -> list[pd.DataFrame]:
+    """Return tables with one column per run, a row per field of its record, as many runs as the terminal holds."""
     shots = format_shots(runs[0].entry.shots)
     title = f"{common.task}, {Path(common.model).name}, {shots}, seed {common.seed}, data {common.fingerprint[:8]}"
-    varying = _varying_settings(runs)
-    cells = pd.DataFrame([_run_cells(run, varying) for run in runs], dtype=object).dropna(axis=1, how="all")
-    hidden = ["method"] * (cells["method"].nunique() == 1) + ["status"] * (set(cells["status"]) == {"finished"})
-    cells = cells.drop(columns=hidden).fillna("-").T
+    rows = [_expanded(record, "predicted") for record in records]
+    fields = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all").drop(columns=list(NOT_SHOWN), errors="ignore")
+    same = [name for name in UNLESS_DIFFERENT if name in fields and fields[name].nunique(dropna=False) == 1]
+    cells = pd.concat([fields.drop(columns=same).map(_cell), _differing_settings(runs)], axis=1).fillna("-").T
     widths = 1 + cells.map(len).max()
     tables: list[pd.DataFrame] = []
     while cells.shape[1]:
@@ -356,52 +362,29 @@ def _run_tables(common: Common, runs: Sequence[RunDetails], width: int) -> list[
     return tables
 
 
+def _expanded(record: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return a record with the entries of one of its fields, a mapping, as fields."""
+    entries = {f"{field} {name}": value for name, value in (record[field] or {}).items()}
+    return {key: value for key, value in record.items() if key != field} | entries
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None or pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _differing_settings(runs: Sequence[RunDetails]) -> pd.DataFrame:
+    """Return the settings in which the runs differ, except those that every table shows; a column per setting."""
+    settings = (run.entry.group_settings() for run in runs)
+    texts = pd.DataFrame([{key: format_value(value) for key, value in one.items()} for one in settings])
+    return texts[[key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]]
+
+
 def _with_head(cells: pd.DataFrame, title: str) -> pd.DataFrame:
     """Return a table whose first row is its header, and whose index is its first column."""
     table = cells.iloc[1:].reset_index()
     table.columns = [cells.index[0], *cells.iloc[0]]
     table.attrs.update(title=title, left=1)
     return table
-
-
-def _varying_settings(runs: Sequence[RunDetails]) -> list[str]:
-    """Return the settings in which the runs differ, except those that every table shows."""
-    settings = (run.entry.group_settings() | run.entry.grid_settings() for run in runs)
-    texts = pd.DataFrame([{key: format_value(value) for key, value in one.items()} for one in settings])
-    return [key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]
-
-
-def _run_cells(run: RunDetails, varying: Sequence[str]) -> dict[str, str | None]:
-    """Return the cells of a run: row name -> text; rows that are None for every run are not shown."""
-    entry, config, last = run.entry, run.config, run.last or {}
-    cells: dict[str, str | None] = {"objective": config.objective.name, "loss": config.objective.loss}
-    cells |= {"method": method_name(config), "status": entry.status, "steps": str(entry.steps_done)}
-    cells |= {"lr": format_value(config.optimizer.lr)}
-    cells |= {key.split(".", 1)[-1]: format_value(entry.settings.get(key)) for key in varying}
-    stats = run.gradient_stats
-    if stats["zero_fraction"] is not None:
-        cells["g = 0 in"] = f"{stats['zero_fraction']:.1%}"
-        cells |= {f"|g| {name}": f"{stats[f'{name}_abs']:.3g}" for name in ("mean", "min", "max")}
-    for name, losses in (("dev loss", [line["loss"] for line in run.dev]), ("train loss", run.losses)):
-        cells |= {f"{name}, {end}": f"{losses[at]:.4f}" for end, at in (("first", 0), ("last", -1)) if len(losses)}
-    cells["verdict"] = entry.verdict
-    for split in ("train", "dev", "test"):
-        metrics = {name: value for name, value in entry.scores.get(split, {}).items() if name != "loss"}
-        cells |= {f"{split} {name}": format_percent(value, None, entry.picked_start) for name, value in metrics.items()}
-    cells["predictions on"] = last.get("split")
-    cells |= {f"predicted {label}": f"{share:.1%}" for label, share in predicted_shares(last).items()}
-    cells["one label only?"] = _one_label_cell(run)
-    summary = entry.summary
-    cells |= {name: str(summary[name]) if summary.get(name) else None for name in ("forwards", "backwards")}
-    return {**cells, "time": format_duration(run.total_seconds)}
-
-
-def _one_label_cell(run: RunDetails) -> str | None:
-    shares = predicted_shares(run.last or {})
-    if not shares:
-        return None
-    label = max(shares, key=shares.__getitem__)
-    return "no" if shares[label] < ONE_LABEL else f"ALL {label}" if shares[label] == 1 else f"NEARLY {label}"
 
 
 def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Common, Any]) -> list[str]:
@@ -421,7 +404,7 @@ def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Commo
 
 def _run_notes(where: str, runs: Sequence[RunDetails]) -> list[str]:
     """Return notes on runs that predict one label only, have mostly zero gradients, or did not finish."""
-    notes = [NOTE] if any(run.entry.picked_start for run in runs) else []
+    notes = []
     for run in runs:
         name = f"{where}{' '.join(_objective(run))}, lr={format_value(run.config.optimizer.lr)}"
         if (one := run.one_label()) is not None and run.last is not None:
@@ -435,7 +418,7 @@ def _run_notes(where: str, runs: Sequence[RunDetails]) -> list[str]:
 
 
 def _run_record(run: RunDetails) -> dict[str, Any]:
-    """Return what `objective_view` shows of a run as plain values."""
+    """Return a run as plain values: scores in percent, `loss` that of the batches, `one_answer` the only label."""
     entry, config, one, last = run.entry, run.config, run.one_label(), run.last or {}
     return {
         "shots": entry.shots,
@@ -447,6 +430,7 @@ def _run_record(run: RunDetails) -> dict[str, Any]:
         "steps": entry.steps_done,
         "status": entry.status,
         "verdict": entry.verdict,
+        "best_step": (entry.summary.get("best") or {}).get("step"),
         **run.gradient_stats,
         "loss_first": float(run.losses[0]) if len(run.losses) else None,
         "loss_last": float(run.losses[-1]) if len(run.losses) else None,
@@ -466,9 +450,3 @@ def _run_record(run: RunDetails) -> dict[str, Any]:
         "seconds": run.total_seconds,
         "run": entry.location,
     }
-
-
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record for CSV: the label counts as one text."""
-    predicted = (record["predicted"] or {}).items()
-    return {**record, "predicted": " ".join(f"{label}:{count}" for label, count in predicted)}

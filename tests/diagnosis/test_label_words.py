@@ -13,7 +13,7 @@ from mezo_cli.diagnosis.label_words import Scores
 from mezo_cli.errors import UserError
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.diagnosis.sessions import load, named, only
+from tests.diagnosis.sessions import load, named
 
 NAMES = ["negative", "positive"]
 LABELS = np.repeat([0, 1], 40)
@@ -135,18 +135,6 @@ def test_rare_is_a_hundredth_of_the_other_words(probabilities: list[float], rare
     assert (found.verdict, found.figures["rare"]) == (DOUBT if rare else OK, rare)
 
 
-def test_better_words_are_usable_and_labelled_as_chosen_on_dev(roberta: Path) -> None:
-    session = load(roberta)[0]
-    other, section = session.encoder.word_id("Human") or 0, Section("label words")
-    words = np.zeros((80, other + 1))
-    words[:, other] = 9.0 * LABELS
-    label_words.name_better_words(section, session, Scores(LABELS, RANDOM.randn(80, 2), words), [other])
-    found = only(section)
-    assert found.verdict == NOTE
-    assert found.figures["words"]["positive"] == "Human"
-    assert found.figures["chosen_on"] == "dev"
-
-
 def test_scores_that_are_not_finite_end_with_trains_line(roberta: Path) -> None:
     with pytest.raises(UserError, match="not finite before the first step"):
         findings(*with_bias(roberta, float("nan")))
@@ -162,3 +150,20 @@ def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
 def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
     session, rows, _ = load(roberta)
     assert label_words.check(session, rows, rows, Deadline(0.0)).cut == ["8 of 24 dev rows"]
+
+
+# --- how well scores separate labels ---
+
+
+def test_separation_is_the_difference_for_two_labels_and_the_mean_for_more() -> None:
+    labels = np.repeat([0, 1, 2], 5)
+    assert label_words.separation(np.eye(3)[labels], labels) == 1.0
+    two = np.repeat([0, 1], 5)
+    assert label_words.separation(np.eye(2)[two] + [7.0, 0.0], two) == 1.0  # biased: every row gets label 0
+    assert label_words.separation(np.zeros((10, 2)), two) == 0.5
+
+
+def test_the_error_by_chance_is_that_of_random_scores() -> None:
+    labels = np.repeat([0, 1], 16)
+    drawn = [label_words.separation(RANDOM.randn(32, 2), labels) for _ in range(400)]
+    assert label_words.chance_error(labels) == pytest.approx(np.std(drawn), rel=0.15)
