@@ -82,7 +82,7 @@ class Estimate:
 
 def from_losses(losses: Losses, eps: float, whole: bool) -> list[Measured]:
     """Return what every direction gives of which both batches and the losses at theta are measured in float32."""
-    found = []
+    directions = []
     for k in sorted({point.direction for point in losses if point.direction >= 0}):
         batches = batches_of(k, whole)
         pairs = [Point(k, batch, eps, "float32") for batch in batches]
@@ -93,8 +93,8 @@ def from_losses(losses: Losses, eps: float, whole: bool) -> list[Measured]:
                 (plus, minus), (loss, _) = losses[pair], losses[middle]
                 g.append((plus - minus) / (2 * eps))
                 h.append((plus + minus - 2 * loss) / eps**2)
-            found.append(Measured((g[0], g[1]), (h[0], h[1]), losses[middles[0]][0]))
-    return found
+            directions.append(Measured((g[0], g[1]), (h[0], h[1]), losses[middles[0]][0]))
+    return directions
 
 
 def estimate(measured: Sequence[Measured], eps: float) -> Estimate | None:
@@ -126,63 +126,64 @@ def estimate(measured: Sequence[Measured], eps: float) -> Estimate | None:
 # --- the finding ---
 
 
-def judge(section: Section, found: Estimate | None, config: Config, beside: str, larger_eps: float | None) -> None:
+def judge(section: Section, estimated: Estimate | None, config: Config, beside: str, larger_eps: float | None) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
     Args:
         section: gets the finding.
-        found: the estimate; None with too few directions.
+        estimated: the estimate; None with too few directions.
         config: of the run.
         beside: the paper's grid in words, from `beside_paper`.
         larger_eps: to try where the run's own is lost in rounding; None where it is not.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
-    figures: dict[str, Any] = {"lr": None, "optimizer_lr": lr} | ({} if found is None else asdict(found) | {"lr": None})
-    why, advice = _not_judged(found, config, larger_eps)
-    if found is None or why:
-        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(found)}{beside}"
+    terms = {} if estimated is None else asdict(estimated)
+    figures: dict[str, Any] = {"optimizer_lr": lr, **terms, "lr": None}
+    why, advice = _not_judged(estimated, config, larger_eps)
+    if estimated is None or why:
+        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(estimated)}{beside}"
         section.add(UNKNOWN, "learning_rate", text, advice, **figures)
         return
-    best, error, change = found.lr * n, found.lr_error * n, found.expected_change(lr, n)
+    best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
     verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
     if lr > TOO_LARGE * (best + error):
         advice = f"try optimizer.lr={best:.0e}"
-    elif lr < best and -change * config.steps < LITTLE * found.loss:
-        falls = f"{short(-change * config.steps)} of {short(found.loss)} in {count(config.steps, 'step')}"
+    elif lr < best and -change * config.steps < LITTLE * estimated.loss:
+        falls = f"{short(-change * config.steps)} of {short(estimated.loss)} in {count(config.steps, 'step')}"
         said = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
         advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
     else:
         verdict, said = OK, "looks safe"
     text = (
-        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e}){_squared(found)}; at"
-        f" {lr:g} the loss changes by {change:.1e} per step at first{beside}"
+        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e})"
+        f"{_squared(estimated)}; at {lr:g} the loss changes by {change:.1e} per step at first{beside}"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
 
 
-def _squared(found: Estimate | None) -> str:
+def _squared(estimated: Estimate | None) -> str:
     """Return the terms of an estimate, in parentheses."""
-    if found is None:
+    if estimated is None:
         return ""
-    terms = f"|gradient|^2 {short(found.gain)} +- {short(found.gain_error)}, z.Hz {short(found.curvature)}"
-    return f" ({terms}; {count(found.directions, 'direction')})"
+    terms = f"|gradient|^2 {short(estimated.gain)} +- {short(estimated.gain_error)}, z.Hz {short(estimated.curvature)}"
+    return f" ({terms}; {count(estimated.directions, 'direction')})"
 
 
-def _not_judged(found: Estimate | None, config: Config, larger_eps: float | None) -> tuple[str, str]:
+def _not_judged(estimated: Estimate | None, config: Config, larger_eps: float | None) -> tuple[str, str]:
     """Return why no best lr can be told, empty where it can, and what to do."""
     eps, more = zeroth_order(config.optimizer).eps, "give more --seconds or a larger batch_size"
     if config.optimizer.name != "mezo":
         return f"the best step of optimizer={config.optimizer.name} is not derived", ""
-    if found is None:
+    if estimated is None:
         return f"fewer than {MIN_DIRECTIONS} directions were measured", "give more --seconds"
-    if found.is_resolved:
+    if estimated.is_resolved:
         return "", ""
-    if larger_eps is None and abs(found.curvature) <= 2 * found.curvature_floor:
+    if larger_eps is None and abs(estimated.curvature) <= 2 * estimated.curvature_floor:
         larger_eps = PAPER_EPS if eps < PAPER_EPS else 10 * eps
     if larger_eps is not None:
         why = f"optimizer.eps={eps:g} is so small that rounding hides how the loss curves"
         return why, f"use optimizer.eps={larger_eps:g}"
-    if found.gain <= found.gain_error:
+    if estimated.gain <= estimated.gain_error:
         return "the gradient is not told from the noise of the batches", more
     return "along these directions the loss does not curve upwards, so a step has no best length", more
 

@@ -52,9 +52,9 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     better = judge_resolution(section, rows, eps, dtype, noise, describe_reference(session))
     _judge_zeros(section, rows, config)
     _report_grads(section, projected_grads(losses, (eps, "float32"))[0])
-    found = learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps)
+    estimated = learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
-    learning_rate.judge(section, found, config, learning_rate.beside_paper(session), larger_eps)
+    learning_rate.judge(section, estimated, config, learning_rate.beside_paper(session), larger_eps)
     return section
 
 

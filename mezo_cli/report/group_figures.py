@@ -72,12 +72,12 @@ def panels(groups: Sequence[Group], details: Mapping[str, RunDetails]) -> list[P
     by_title: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_title[f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"].append(group)
-    found = []
+    drawn = []
     for title, members in by_title.items():
         curves = ((group, _curve(group, details)) for group in members)
         lines = [Line(_label(group, members), group, curve) for group, curve in curves if not curve.empty]
-        found += [Panel(title, lines)] if lines else []
-    return found
+        drawn += [Panel(title, lines)] if lines else []
+    return drawn
 
 
 def _curve(group: Group, details: Mapping[str, RunDetails]) -> pd.DataFrame:

@@ -94,7 +94,7 @@ def render(report: Report, progress: Progress) -> str:
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
         "panels": [panel_figure(panel, f"p{number}") for number, panel in enumerate(report.panels)],
         "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
-        "heat_maps": [found for group in report.groups if (found := heat_map(group, trials)) is not None],
+        "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
         "runs": numbered,
     }
     content = several if len(runs) > 1 else {"title": runs[0].title, "single": numbered[0]}
@@ -193,7 +193,7 @@ def summary_line(run: RunDetails) -> str:
 
 def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first: name, value, note."""
-    found, start = [], run.dev[0][run.metric] if run.dev else 0.0
+    numbers, start = [], run.dev[0][run.metric] if run.dev else 0.0
     for result in run.results():
         score, loss = result.scores[run.metric], result.scores.get("loss")
         note = "no training" if loss is None else f"step {result.step:,}, loss {loss:.4f}"
@@ -202,15 +202,15 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
             note = f"{100 * (score - start):+.1f} points; {note}"
         if result.name.startswith("test at best") and run.examples.majority and run.metric == "accuracy":
             note += f"; always the most frequent label: {100 * run.examples.majority:.1f}%"
-        found.append({"name": f"{result.name} ({run.metric})", "value": f"{100 * score:.1f}%", "note": note})
+        numbers.append({"name": f"{result.name} ({run.metric})", "value": f"{100 * score:.1f}%", "note": note})
     summary = run.entry.summary
     if summary.get("forwards"):
         parts = [f"{summary['forwards']:,} forwards"]
         parts += [f"{summary['backwards']:,} backwards"] if summary.get("backwards") else []
         parts += [f"{summary['peak_memory_bytes'] / 1e9:.2f} GB at most"] if summary.get("peak_memory_bytes") else []
         seconds = format_duration(float(summary["seconds"]))
-        found.append({"name": f"training, {summary['steps']:,} steps", "value": seconds, "note": ", ".join(parts)})
-    return found
+        numbers.append({"name": f"training, {summary['steps']:,} steps", "value": seconds, "note": ", ".join(parts)})
+    return numbers
 
 
 def _example(row: Mapping[str, Any], colours: Mapping[str, str], longest: int) -> dict[str, Any]:

@@ -86,18 +86,18 @@ class Paper:
 @cache
 def paper() -> Paper:
     """Read paper.yaml."""
-    given = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    head, *lines = (re.split(r" {2,}", line.strip()) for line in given["table"].splitlines())
-    rows = [_row(dict(zip(head, line, strict=True)), given["tasks"]) for line in lines]
+    values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    head, *lines = (re.split(r" {2,}", line.strip()) for line in values["table"].splitlines())
+    rows = [_row(dict(zip(head, line, strict=True)), values["tasks"]) for line in lines]
     return Paper(
-        source=given["source"],
-        model=given["model"],
-        objective=given["objective"],
-        seeds=frozenset(given["seeds"]),
-        tasks=tuple(given["tasks"]),
+        source=values["source"],
+        model=values["model"],
+        objective=values["objective"],
+        seeds=frozenset(values["seeds"]),
+        tasks=tuple(values["tasks"]),
         rows=tuple(rows),
-        setups=given["setups"],
-        decoder_grids=given["decoder_grids"],
+        setups=values["setups"],
+        decoder_grids=values["decoder_grids"],
     )
 
 
@@ -107,6 +107,6 @@ def _row(cells: Mapping[str, str], tasks: list[str]) -> Row:
 
 
 def _number(text: str) -> Number:
-    found = CELL.fullmatch(text)
-    assert found is not None, f"{FILE}: {text}"
-    return Number(float(found["mean"]), float(found["std"]) if found["std"] else None, bool(found["uncertain"]))
+    match = CELL.fullmatch(text)
+    assert match is not None, f"{FILE}: {text}"
+    return Number(float(match["mean"]), float(match["std"]) if match["std"] else None, bool(match["uncertain"]))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_point, format_shots, group_runs, unlike_paper
-from mezo_cli.report.details import MOSTLY_ZERO, RunDetails
+from mezo_cli.report.details import RunDetails
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
@@ -286,9 +286,6 @@ class Common(NamedTuple):
     seed: int
     fingerprint: str  # of the data
 
-    def __str__(self) -> str:
-        return f"{self.task}, seed {self.seed}, data {self.fingerprint[:8]}"
-
 
 def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
     """Return one table per set of comparable runs, with one column per run, for a terminal of `width` columns.
@@ -308,9 +305,9 @@ def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
     for common, members in shown.items():
         fields = [{**common._asdict(), **_run_record(run)} for run in members]
         tables += _run_tables(common, members, fields, width)
-        notes += _run_notes(f"{common}: " if len(shown) > 1 else "", members)
         records += fields
-    notes += [text for members in shown.values() for run in members for text in run.damage]
+        notes += [f"{run.name}: {run.entry.trouble()}" for run in members if not run.entry.finished]
+        notes += [text for run in members for text in run.damage]
     return Comparison(tables, [*notes, *unread], records, {"unit": "percent", "runs": records})
 
 
@@ -400,21 +397,6 @@ def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Commo
         notes.append("only one objective and one loss each: `mezo train -m experiment=objectives` runs four to compare")
     rest = sum(len(members) for common, members in sets.items() if common not in shown)
     return notes + [f"not shown: {rest} runs with no other objective or loss to compare"] * bool(rest)
-
-
-def _run_notes(where: str, runs: Sequence[RunDetails]) -> list[str]:
-    """Return notes on runs that predict one label only, have mostly zero gradients, or did not finish."""
-    notes = []
-    for run in runs:
-        name = f"{where}{' '.join(_objective(run))}, lr={format_value(run.config.optimizer.lr)}"
-        if (one := run.one_label()) is not None and run.last is not None:
-            notes.append(f"{name}: predicts {one[0]} for {one[1]:.1%} of {run.last['split']} rows")
-        zero = run.gradient_stats["zero_fraction"]
-        if zero is not None and zero >= MOSTLY_ZERO:
-            notes.append(f"{name}: g is exactly 0 in {zero:.1%} of all samples, which then change nothing")
-        if not run.entry.finished:
-            notes.append(f"{name}: {run.entry.trouble()}")
-    return notes
 
 
 def _run_record(run: RunDetails) -> dict[str, Any]:

@@ -24,14 +24,14 @@ def result_split(summary: Mapping[str, Any]) -> str:
 
 def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
     """Return the baselines on the split of the result; none for runs that have not computed them."""
-    split, found = result_split(summary), summary.get("baselines") or {}
-    return [Baseline(f"{split}, {BASELINES.get(name, name)}", one[split]) for name, one in found.items()]
+    split, biases = result_split(summary), summary.get("baselines") or {}
+    return [Baseline(f"{split}, {BASELINES.get(name, name)}", one[split]) for name, one in biases.items()]
 
 
 def interval(scores: Mapping[str, Any], metric: str) -> str:
     """Return the 95% interval of a score in percent, `65.4 to 73.9`; empty for a run that has none."""
-    found = (scores.get("intervals") or {}).get(metric)
-    return "" if found is None else f"{100 * found[0]:.1f} to {100 * found[1]:.1f}"
+    ends = (scores.get("intervals") or {}).get(metric)
+    return "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
 
 
 def sentence(summary: Mapping[str, Any], metric: str) -> str:

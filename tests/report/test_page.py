@@ -223,15 +223,6 @@ def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
-def test_without_a_folder_it_reads_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "there is no folder outputs/ here" in error_line(mezo("report", "--out", "page.html"))
-    make_curves(tmp_path / "outputs" / "day" / "run", FEW)
-    page, said = write(Path("page.html"))
-    assert said.out == "wrote page.html\n"
-    assert "outputs/day/run, finished" in page
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
     root = Path(__file__).parents[2]
@@ -261,19 +252,3 @@ def test_mistakes_end_in_one_line(root: Path, tmp_path: Path, tmp_path_factory: 
     ):
         assert text in error_line(mezo("report", *words)), words
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = tmp_path / "page.html"
-    old.write_text("old")
-
-    def fail(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("os.replace", fail)
-    assert "page.html: cannot be written: Permission denied" in error_line(
-        mezo("report", root / "running", "--out", old)
-    )
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]

@@ -133,8 +133,6 @@ def test_four_runs_in_one_table(four_objectives: Path) -> None:
     table = first_table_cells(said.out)
     assert {name: " ".join(table[name]) for name in expected} == expected
     assert not {"method", "status", "backwards", "eps"} & set(table)  # the same everywhere
-    for note in ("exactly 0 in 75.0%", "predicts positive for 97.5% of test rows"):
-        assert note in said.out
 
 
 @pytest.mark.parametrize(
