@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mezo_cli.config.keys import groups
-from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.registry import CHOICES, LOGGERS
 from mezo_cli.errors import UserError
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
@@ -29,7 +29,7 @@ def plugin_dirs() -> tuple[Path, ...]:
     The packages are located, not imported.
     """
     found = set()
-    for group in filter(None, (registry.group for registry in CHOICES.values())):
+    for group in filter(None, (table.group for table in (*CHOICES.values(), LOGGERS))):
         for point in metadata.entry_points(group=group):
             spec = importlib.util.find_spec(point.module.partition(".")[0])
             for location in (spec.submodule_search_locations or ()) if spec else ():
