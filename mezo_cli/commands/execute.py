@@ -113,7 +113,7 @@ def check_shareable(config: Config, size: int) -> None:
             f"distributed.split=directions: optimizer.samples={chosen.samples} is less than {size} ranks; "
             "start fewer, or use distributed.split=rows"
         )
-    by_rows = config.distributed.shard == "none" and (split == "rows" or chosen.samples < size)
+    by_rows = split == "rows" or chosen.samples < size
     if by_rows and config.batch_size < size:
         raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")
 

@@ -14,7 +14,10 @@ from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import did_you_mean, join
 
-REMOVED = {"logger.name": "logger.names=[NAME]"}  # key of an earlier version -> what to use instead
+REMOVED = {
+    "logger.name": "logger.names=[NAME]",
+    "distributed.shard": "engine=vllm engine.tensor_parallel=N",
+}  # key of an earlier version -> what to use instead
 
 
 def children(node: Any) -> dict[str, Any]:

@@ -24,7 +24,6 @@ def check_rules(config: Config) -> None:
     _check_loggers(config)
     _check_cuda_graphs(config)
     _check_engine(config)
-    _check_shard(config)
 
 
 def _optimizer(config: Config) -> Any:
@@ -146,30 +145,6 @@ def _check_engine(config: Config) -> None:
     if config.micro_batch_size is not None:
         why = f"{chosen} makes its batches itself"
         raise SettingError("micro_batch_size", f"micro_batch_size={config.micro_batch_size}: {why}; leave it out")
-
-
-def _check_shard(config: Config) -> None:
-    """Reject what needs whole weights on every rank."""
-    if config.distributed.shard == "none":
-        return
-    key, shown = "distributed.shard", f"distributed.shard={config.distributed.shard}"
-    if config.engine.name != "none":
-        raise SettingError(key, f"{shown}: engine={config.engine.name} shards by engine.tensor_parallel; use none")
-    if config.distributed.split is not None:
-        split = f"distributed.split={config.distributed.split}"
-        raise SettingError(
-            key, f"{shown}: every rank computes the whole batch, so it cannot be combined with {split}; leave that null"
-        )
-    if config.peft.name != "none":
-        raise SettingError(key, f"{shown} shards the weights that are trained, all of them: use peft=none")
-    if not _optimizer(config).replayable:
-        raise SettingError(
-            key, f"{shown}: optimizer={config.optimizer.name} is not computed part by part; use mezo, or one like it"
-        )
-    if _noise(config) == "torch":
-        raise SettingError(key, f"{shown}: optimizer.noise=torch draws whole tensors; use gaussian or rademacher")
-    if config.init != "none":
-        raise SettingError(key, f"{shown}: init={config.init} writes rows of a weight that no rank holds whole")
 
 
 def check_installed(names: Iterable[str]) -> None:

@@ -306,13 +306,10 @@ class DistributedConfig(Settings):
     Attributes:
         split: directions gives each rank whole directions of a step, rows gives it rows of the batch. null: directions
             if `optimizer.samples` is at least the number of ranks, else rows.
-        shard: full gives each rank a part of the weights, which are put together module by module; every rank computes
-            the whole batch. none: every rank holds all of them.
         timeout: seconds that a rank waits for the others before the run ends.
     """
 
     split: Literal["directions", "rows"] | None = None
-    shard: Literal["none", "full"] = "none"
     timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = 120.0
 
 

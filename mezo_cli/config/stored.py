@@ -36,13 +36,13 @@ _Dumper.add_representer(str, _represent_text)
 
 def to_yaml(config: Config) -> str:
     """Return the config as the text of `config.yaml`, without `engine.python`, which is not stored (own_code.py)."""
-    plain = _without_python(to_dict(config))
+    plain = _readable(to_dict(config))
     return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
 
 def from_yaml(text: str) -> Config:
     """Return the config of `to_yaml`."""
-    return build(_without_python(_load(text)))
+    return build(_readable(_load(text)))
 
 
 def read_config(path: Path) -> Config:
@@ -53,7 +53,7 @@ def read_config(path: Path) -> Config:
     """
     try:
         plain = _load(path.read_text(encoding="utf-8"))
-        plain = _without_python({} if plain is None else plain)
+        plain = _readable({} if plain is None else plain)
         return build({**LATER, **plain} if isinstance(plain, dict) else plain)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
@@ -85,10 +85,17 @@ def read_settings(text: str) -> dict[str, Any]:
     return found | ({"logger": with_logger_names(logger)} if "name" in logger else {})
 
 
-def _without_python(plain: Any) -> Any:
-    """Return the values of a config.yaml without the program that runs an engine."""
-    if isinstance(plain, dict) and isinstance(plain.get("engine"), dict) and "python" in plain["engine"]:
-        return {**plain, "engine": {**plain["engine"], "python": None}}
+def _readable(plain: Any) -> Any:
+    """Return the values of a config.yaml without the program that runs an engine, and without a key that is removed.
+
+    A run whose ranks shared the weights (`distributed.shard`) is bitwise identical to one of one process.
+    """
+    if not isinstance(plain, dict):
+        return plain
+    if isinstance(plain.get("engine"), dict) and "python" in plain["engine"]:
+        plain = {**plain, "engine": {**plain["engine"], "python": None}}
+    if isinstance(plain.get("distributed"), dict):
+        plain = {**plain, "distributed": {k: v for k, v in plain["distributed"].items() if k != "shard"}}
     return plain
 
 

@@ -50,10 +50,9 @@ class Ranks:
 
     Attributes:
         rank, size, restarts: as given.
-        split: what the ranks share in a step: `directions`, `rows` or `weights`; "" until `start`.
+        split: what the ranks share in a step: `directions` or `rows`; "" until `start`.
         timeout: seconds to wait for another rank.
-        exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` (or a
-            `ShardGroup`) for it.
+        exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` for it.
     """
 
     def __init__(self, rank: int, size: int, store: Any, restarts: int = 0) -> None:
@@ -79,7 +78,7 @@ class Ranks:
         """
         self.timeout = config.distributed.timeout
         by_samples = "directions" if getattr(config.optimizer, "samples", 1) >= self.size else "rows"
-        self.split = "weights" if config.distributed.shard == "full" else config.distributed.split or by_samples
+        self.split = config.distributed.split or by_samples
         self._group = group if group is not None else self._open_group()
 
     def _open_group(self) -> Any:
@@ -160,14 +159,6 @@ class Ranks:
         """Return rank 0's flag: one byte of a step."""
         sizes = [1] + [0] * (self.size - 1)
         return self.gather(bytes([flag]) if self.is_first else b"", sizes, "step") == b"\1"
-
-    @contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Raise what a collective of torch.distributed inside failed by: `RankLost`, or the error of another rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._lost(error) from error
 
     # --- texts ---
 

@@ -16,33 +16,30 @@ import torch
 from torch import Tensor
 
 from mezo_cli.errors import UserError
-from mezo_cli.models.sharded_files import NOT_SHARDED, ShardedTensor
 
 
-def fingerprint(model: Any, exclude: Collection[str] = (), shards: Mapping[str, ShardedTensor] = NOT_SHARDED) -> str:
+def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`.
 
     Args:
         model: has the parameters.
         exclude: names of those that are left out.
-        shards: name -> shard, of those of which this rank holds a part: all ranks call this together.
     """
     total = hashlib.sha256()
     for name, p in model.named_parameters():
         if name not in exclude:
             total.update(f"{name}{tuple(p.shape)}".encode())
-            for part in shards[name].chunks() if name in shards else [p.detach().cpu().contiguous().view(-1)]:
-                total.update(part.view(torch.uint8).numpy().data)
+            total.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
-def check_fingerprint(model: Any, wanted: str, path: Path, shards: Mapping[str, ShardedTensor] = NOT_SHARDED) -> None:
+def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
     """Refuse to replay a trajectory on other weights than it started from.
 
     Raises:
         UserError: naming the trajectory.
     """
-    if fingerprint(model, shards=shards) != wanted:
+    if fingerprint(model) != wanted:
         raise UserError(
             f"{path} started from other weights than these: model.path, or the run's start.safetensors, has changed"
         )

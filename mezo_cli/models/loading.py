@@ -24,7 +24,6 @@ from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.kind import ModelKind
-from mezo_cli.models.sharded_files import ShardedTensor, write_weights
 from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused
 from mezo_cli.system import is_device_error
 
@@ -46,7 +45,6 @@ class LoadedModel:
         adapter: the `adapters.Adapter` that is trained; None when the whole model is.
         revision: the commit on the hub that was loaded; None for a local folder.
         new_head: what is new in a classification head that was drawn from the seed; empty if there is none.
-        shards: name -> shard, of the parameters of which this rank holds a part.
     """
 
     model: Any
@@ -59,7 +57,6 @@ class LoadedModel:
     adapter: Any = None
     revision: str | None = None
     new_head: str = ""
-    shards: Mapping[str, ShardedTensor] = field(default_factory=dict)
 
     @property
     def uses_token_type_ids(self) -> bool:
@@ -73,9 +70,7 @@ class LoadedModel:
         return 0 if pad is None else int(pad)
 
 
-def load(
-    config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int, as_stored: bool = False
-) -> LoadedModel:
+def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
     """Load the tokenizer and the model of a checkpoint.
 
     Args:
@@ -83,8 +78,6 @@ def load(
         kind: the kind of model to load.
         labels: the classes of a classification head, in the task's order.
         seed: draws a new classification head.
-        as_stored: leave the weights in the host's memory and, where nothing depends on it, in the dtype of the file,
-            which is mapped: the caller converts and moves those that it needs.
 
     Raises:
         UserError: when the checkpoint is not found, when weights are missing, are not safetensors or have other
@@ -101,8 +94,7 @@ def load(
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         if kind.is_decoder:
             _check_decoder(stored, config.path)
-        dtype = STORAGE_DTYPES[config.dtype]
-        model, report = (_load_as_stored if as_stored else _load_model)(folder, kind, dtype, options)
+        model, report = _load_model(folder, kind, STORAGE_DTYPES[config.dtype], options)
     mismatched = {
         key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
         for key, in_file, needed in report["mismatched_keys"]
@@ -116,14 +108,13 @@ def load(
     _check_vocabulary(tokenizer, model, config.path)
     tokenizer.model_max_length = _max_length(tokenizer, model, kind)
     model.eval()
-    if not as_stored:
-        model.to(device)
+    model.to(device)
     compute_dtype, revision = DTYPES[config.compute_dtype], hub_commit(folder)
     return LoadedModel(model, tokenizer, kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
 
 
 def _load_model(
-    folder: Path, kind: ModelKind, dtype: torch.dtype | str, options: Mapping[str, Any]
+    folder: Path, kind: ModelKind, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' report on the tensors of the files."""
     with releasing_file():
@@ -140,26 +131,6 @@ def _load_model(
     return model, report
 
 
-def _load_as_stored(
-    folder: Path, kind: ModelKind, dtype: torch.dtype, options: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Do the same, with parameters in the dtype of the file if conversion to float32 then gives the same model.
-
-    It does not where a new head is drawn, or a buffer computed, in half precision. So for other dtypes, and for such
-    models, the parameters are converted.
-    """
-    if dtype == torch.float32:
-        generator = torch.get_rng_state()
-        model, report = _load_model(folder, kind, "auto", options)
-        computed = [value for value in model.buffers() if value.is_floating_point()]
-        if not report["missing_keys"] and all(value.dtype == dtype for value in computed):
-            model.config.dtype = dtype
-            return model, report
-        del model
-        torch.set_rng_state(generator)
-    return _load_model(folder, kind, dtype, options)
-
-
 def load_tokenizer(config: ModelConfig, kind: ModelKind) -> Any:
     """Load the tokenizer alone.
 
@@ -169,31 +140,14 @@ def load_tokenizer(config: ModelConfig, kind: ModelKind) -> Any:
     return _load_tokenizer(fetch(config, weights=False), config.path, kind)
 
 
-def save(loaded: LoadedModel, folder: Path | None) -> None:
-    """Write model and tokenizer in Hugging Face layout (safetensors), or the adapter alone when one is trained.
-
-    Where ranks hold parts of the model, all of them call it, and those that do not write give no folder.
-    """
-    if loaded.shards:
-        _save_sharded(loaded, folder)
-        return
-    assert folder is not None
+def save(loaded: LoadedModel, folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face layout (safetensors), or the adapter alone when one is trained."""
     if loaded.adapter is not None:
         loaded.adapter.save(folder)
         return
     with _quiet():
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
-
-
-def _save_sharded(loaded: LoadedModel, folder: Path | None) -> None:
-    if folder is not None:
-        with _quiet():
-            loaded.model.config.save_pretrained(folder)
-            if loaded.model.can_generate():
-                loaded.model.generation_config.save_pretrained(folder)
-            loaded.tokenizer.save_pretrained(folder)
-    write_weights(loaded.model, loaded.shards, None if folder is None else folder / "model.safetensors")
 
 
 def with_path(config: ModelConfig, folder: str) -> ModelConfig:

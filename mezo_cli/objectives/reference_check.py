@@ -138,10 +138,10 @@ class _FlippedBits:
         self._write(span.theta, c, outs)
 
     def perturb_rows(
-        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor, first_row: int = 0
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
         """Do the same for some rows."""
-        self._write(theta[rows - first_row], c, outs)
+        self._write(theta[rows], c, outs)
 
     def _write(self, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
         for out, sign in zip(outs, (c, -c), strict=False):

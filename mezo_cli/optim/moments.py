@@ -35,7 +35,7 @@ class Moment:
         return self._flat[segment]
 
     def load(self, tensors: "dict[str, Tensor]") -> None:
-        """Take over what `tensors` returned; of a sharded tensor, this rank's part of it is used."""
+        """Take over what `tensors` returned."""
         self._flat, self._views, self._loaded = {}, {}, tensors
 
     def tensors(self) -> "dict[str, Tensor]":

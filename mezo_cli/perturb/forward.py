@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import UserError
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
@@ -113,7 +112,7 @@ class PerturbedForward:
                 for name, theta in outside.items():
                     span = self.params.span_of(name)
                     out = torch.empty(span.numel, dtype=theta.dtype, device=theta.device)
-                    self.params.perturb(direction, span, self._perturbation.coefficient, out)
+                    self.params.noise.perturb(direction, span, self._perturbation.coefficient, out)
                     self.params.tensors[name].data = out[: theta.numel()].view(theta.shape)
             with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
                 yield
@@ -188,12 +187,6 @@ class PerturbedForward:
         with self.using_compute_dtype(self.params.dtype), torch.enable_grad():
             unreachable = self.params.select_reachable(run())
         self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
-        sharded = [name for name in self._read_outside_module if name in self.params.shards]
-        if sharded:
-            raise UserError(
-                f"distributed.shard=full: a module of this model reads {sharded[0]} of another module, where it is not "
-                "gathered; use distributed.shard=none"
-            )
         self._plans = {}
         return unreachable
 
@@ -276,19 +269,18 @@ class PerturbedForward:
             self._read.add(name)
             return (p if rows is None else p[rows]).to(dtype)
         if self._perturbation is None or not self._is_perturbed(p):
-            shard = self.params.shards.get(name)
-            value = (p.data if rows is None else p.data[rows]).to(dtype) if shard is None else shard.read(rows, dtype)
+            value = (p.data if rows is None else p.data[rows]).to(dtype)
             return torch.stack([value, value]) if self._paired else value
         direction, c = self._perturbation.direction, self._perturbation.coefficient
         if rows is None or p.dim() == 1:
             span = self.params.span_of(name)
             outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
-            self.params.perturb(direction, span, c, *outs)
+            self.params.noise.perturb(direction, span, c, *outs)
             outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
             outs = outs if rows is None else outs[:, rows]
         else:
             outs = torch.empty(self.num_signs, len(rows), *p.shape[1:], dtype=dtype, device=p.device)
-            self.params.perturb_rows(direction, name, rows, c, outs)
+            self.params.noise.perturb_rows(direction, name, p.data, rows, c, *outs)
         return outs if self._paired else outs[0]
 
     # --- patched forwards ---
@@ -312,7 +304,7 @@ class PerturbedForward:
             self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
             found = original_forward(ids)
             return found.to(self.compute_dtype) if self._is_rounded(weight) else found
-        if not self._is_perturbed(weight) and not self._is_rounded(weight) and not self._is_sharded(weight):
+        if not self._is_perturbed(weight) and not self._is_rounded(weight):
             return original_forward(ids)
         # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
         # the device, and the ids would decide how many rows there are. A table with fewer rows is drawn whole.
@@ -369,11 +361,9 @@ class PerturbedForward:
         key = module, self._perturbation is not None, self.compute_dtype
         if key not in self._plans:
             own = own_parameters(module)
-            names = {key: self._names[id(p)] for key, p in own.items() if self._is_perturbed(p)}
-            others = {key: p for key, p in own.items() if key not in names}
-            gathered = {key: self.params.shards[self._names[id(p)]] for key, p in others.items() if self._is_sharded(p)}
-            rounded = {key: p for key, p in others.items() if key not in gathered and self._is_rounded(p)}
-            self._plans[key] = ModulePlan(self.params, names, rounded, gathered)
+            names = {attribute: self._names[id(p)] for attribute, p in own.items() if self._is_perturbed(p)}
+            rounded = {name: p for name, p in own.items() if name not in names and self._is_rounded(p)}
+            self._plans[key] = ModulePlan(self.params, names, rounded)
         return self._plans[key]
 
     def _layer_plan(self, layer: nn.Module) -> ModulePlan:
@@ -382,7 +372,7 @@ class PerturbedForward:
         if self._planned_for is not self.params.tensors or key not in self._plans:
             modules = [m for m in layer.modules() if m in self._original_forwards and not is_plain_embedding(m)]
             names = {name: name for module in modules for name in self._plan(module).names.values()}
-            self._plans[key] = ModulePlan(self.params, names, {}, {})
+            self._plans[key] = ModulePlan(self.params, names, {})
         return self._plans[key]
 
     def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
@@ -399,11 +389,9 @@ class PerturbedForward:
         """Write the parameters of a plan as each sign sees them."""
         for span, outs in plan.perturbed:
             assert self._perturbation is not None
-            self.params.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
+            self.params.noise.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
         for p, out in plan.rounded:
             out.copy_(p.data)
-        for shard, out in plan.gathered:
-            shard.copy(out)
 
     def _run_with(
         self,
@@ -440,10 +428,6 @@ class PerturbedForward:
         """Whether patched forwards see this parameter perturbed now."""
         name = self._names[id(p)]
         return self._perturbation is not None and name in self.params.tensors and name not in self._read_outside_module
-
-    def _is_sharded(self, p: Tensor) -> bool:
-        """Whether this rank holds only a part of this parameter."""
-        return self._names[id(p)] in self.params.shards
 
     def _is_rounded(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter in another dtype than it is stored in."""

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
-from mezo_cli.perturb.shards import Shard
 
 
 class ModulePlan:
@@ -17,7 +16,6 @@ class ModulePlan:
         params: the trainable tensors.
         perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
         rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
-        gathered: attribute -> shard, of the others that are not whole on this rank.
 
     Attributes:
         names: `perturbed`, as given.
@@ -25,7 +23,6 @@ class ModulePlan:
         device: of the parameters.
         perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
         rounded: (parameter, output), likewise.
-        gathered: (shard, output), likewise.
     """
 
     def __init__(
@@ -33,23 +30,21 @@ class ModulePlan:
         params: Params,
         perturbed: Mapping[str, str],
         rounded: Mapping[str, nn.Parameter],
-        gathered: Mapping[str, Shard],
     ) -> None:
-        self.spans = params.spans_of(perturbed.values())
-        self.names, self._rounded, self._gathered = dict(perturbed), dict(rounded), dict(gathered)
+        self.spans = params.spans(perturbed.values())
+        self.names, self._rounded = dict(perturbed), dict(rounded)
         devices = [params.tensors[name].device for name in perturbed.values()]
-        devices += [p.device for p in rounded.values()] + [shard.device for shard in gathered.values()]
+        devices += [p.device for p in rounded.values()]
         self.device = next(iter(devices), torch.device("cpu"))
-        self.perturbed: list[tuple[Span | Shard, list[Tensor]]] = []
+        self.perturbed: list[tuple[Span, list[Tensor]]] = []
         self.rounded: list[tuple[nn.Parameter, Tensor]] = []
-        self.gathered: list[tuple[Shard, Tensor]] = []
         self._buffer: Tensor | None = None
         self._copies: list[dict[str, Tensor]] = []
 
     @property
     def has_unperturbed(self) -> bool:
         """Whether there are copies without a perturbation."""
-        return bool(self._rounded or self._gathered)
+        return bool(self._rounded)
 
     @property
     def is_empty(self) -> bool:
@@ -58,14 +53,14 @@ class ModulePlan:
 
     def size(self, num_signs: int) -> int:
         """Return the number of elements of all copies."""
-        others = sum(p.numel() for p in self._rounded.values()) + sum(s.numel for s in self._gathered.values())
+        others = sum(p.numel() for p in self._rounded.values())
         return num_signs * sum(span.numel for span in self.spans) + others
 
     def copies(self, buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
         """Return attribute -> its copy in `buffer`, one dict per sign; copies without a perturbation serve both."""
         if buffer is not self._buffer or num_signs != len(self._copies):
             self._buffer, self._copies = buffer, [{} for _ in range(num_signs)]
-            self.perturbed, self.rounded, self.gathered = [], [], []
+            self.perturbed, self.rounded = [], []
             begin = 0
             for span in self.spans:
                 outs = list(buffer[begin : begin + num_signs * span.numel].chunk(num_signs))
@@ -80,11 +75,4 @@ class ModulePlan:
                 self.rounded.append((p, out))
                 for copy in self._copies:
                     copy[key] = out
-            for key, shard in self._gathered.items():
-                out = buffer[begin : begin + shard.numel]
-                begin += shard.numel
-                self.gathered.append((shard, out))
-                (piece,) = shard.pieces
-                for copy in self._copies:
-                    copy[key] = out[: piece.numel].view(piece.shape)
         return self._copies

@@ -17,7 +17,6 @@ from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
 from mezo_cli.perturb.noise.spans import Span, compute_device
-from mezo_cli.perturb.shards import Shard
 from mezo_cli.perturb.storage import move_to_flat_storage
 
 # Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
@@ -31,11 +30,10 @@ class Params:
     Args:
         model: a transformers model; its own `named_parameters()` give the names (tied tensors once).
         noise: draws z for a direction and a span of the storage.
-        shards: of the tensors of which this rank holds a part; the others are whole.
         names: of the trainable tensors; None for all with requires_grad.
 
     Attributes:
-        noise, shards: as given.
+        noise: as given.
         fuses: whether a step of one term is one kernel where theta is in half precision. Bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
     """
@@ -46,10 +44,9 @@ class Params:
         self,
         model: nn.Module,
         noise: Noise,
-        shards: Mapping[str, Shard] | None = None,
         names: Collection[str] | None = None,
     ) -> None:
-        self.noise, self.shards = noise, shards or {}
+        self.noise = noise
         self.decay = WeightDecay()
         self._tensors: Mapping[str, nn.Parameter] = {
             n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
@@ -58,8 +55,7 @@ class Params:
         self._wide: Tensor | None = None  # likewise, in float64
         self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
         self._span_by_name: dict[str, Span] = {}  # of all tensors, in the order of the storage
-        whole = {name: p for name, p in self._tensors.items() if name not in self.shards}
-        for segment in move_to_flat_storage(whole, noise.tile):
+        for segment in move_to_flat_storage(self._tensors, noise.tile):
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
                 self._span_by_name[name] = Span(segment, first, last)
@@ -98,26 +94,13 @@ class Params:
         self.tensors = reachable
         return unreachable
 
-    def span(self, name: str) -> Span:
-        """Return where a tensor, or this rank's part of it, is in the storage."""
-        return self.shards[name].local if name in self.shards else self._span_by_name[name]
-
-    def span_of(self, name: str) -> Span | Shard:
-        """Return where `perturb` finds a tensor."""
-        return self.shards[name] if name in self.shards else self._span_by_name[name]
-
-    def spans_of(self, names: Iterable[str]) -> list[Span | Shard]:
-        """Return where `perturb` finds these tensors: neighbours that are whole as one span."""
-        wanted = set(names)
-        return [*self._whole_spans(wanted), *(shard for name, shard in self.shards.items() if name in wanted)]
+    def span_of(self, name: str) -> Span:
+        """Return where a tensor is in the storage."""
+        return self._span_by_name[name]
 
     def spans(self, names: Iterable[str]) -> list[Span]:
-        """Return where these tensors, or this rank's parts of them, are in the storage, neighbours as one span."""
-        wanted = set(names)
-        return [*self._whole_spans(wanted), *(shard.local for name, shard in self.shards.items() if name in wanted)]
-
-    def _whole_spans(self, wanted: Collection[str]) -> list[Span]:
-        found = list[Span]()
+        """Return where these tensors are in the storage, neighbours as one span."""
+        wanted, found = set(names), list[Span]()
         for name, span in self._span_by_name.items():
             if name not in wanted:
                 continue
@@ -125,27 +108,6 @@ class Params:
                 span = Span(span.segment, found.pop().first, span.last)
             found.append(span)
         return found
-
-    def perturb(self, direction: Direction, span: Span | Shard, c: float, *outs: Tensor) -> None:
-        """Write theta + c z and, to a second output, theta - c z: see `Noise.perturb`.
-
-        Args:
-            direction: names z.
-            span: of the tensors, [span.numel]; of a shard, the whole tensor is written, by all ranks together.
-            c: the coefficient.
-            outs: one or two outputs.
-        """
-        if isinstance(span, Shard):
-            span.perturb(self.noise, direction, c, *outs)
-        else:
-            self.noise.perturb(direction, span, c, *outs)
-
-    def perturb_rows(self, direction: Direction, name: str, rows: Tensor, c: float, outs: Tensor) -> None:
-        """Write rows of theta + c z and, to a second output, theta - c z: outs, [signs, R, ...], contiguous."""
-        if name in self.shards:
-            self.shards[name].perturb_rows(self.noise, direction, rows, c, outs)
-        else:
-            self.noise.perturb_rows(direction, name, self.tensors[name].data, rows, c, *outs)
 
     def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.

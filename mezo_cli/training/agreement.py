@@ -50,7 +50,7 @@ def check_same_weights(session: Session, ranks: Ranks) -> None:
         UserError: when they do not.
     """
     path, loaded = session.config.model.path, session.loaded
-    fingerprint = models.fingerprint(loaded.model, shards=loaded.shards)
+    fingerprint = models.fingerprint(loaded.model)
     ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
 
 
@@ -58,15 +58,12 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
     """Compare the weights of all ranks; let a rank that differs from rank 0 rebuild its own from the trajectory.
 
     Raises:
-        RunFailed: when they still differ then; at once where ranks hold parts of the weights, since no rank can replay
-            alone.
+        RunFailed: when they still differ then.
     """
     differing = _find_differing(session, ranks, ranks.timeout)
     if not differing:
         return
     names = join(f"rank {rank}" for rank in differing)
-    if session.shard_group is not None:
-        raise RunFailed(f"step {step}: the weights that every rank holds whole differ: {names} from rank 0")
     log.warning("warning: step %d: the weights of %s differ from rank 0's; rebuilding them by a replay", step, names)
     if ranks.rank in differing:
         restore.rebuild(session, run, step)
@@ -79,6 +76,5 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
 
 
 def _find_differing(session: Session, ranks: Ranks, timeout: float) -> list[int]:
-    loaded = session.loaded  # a part of the weights is on one rank: there is nothing to compare it with
-    found = ranks.exchange(models.fingerprint(loaded.model, exclude=loaded.shards), timeout)
+    found = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
     return [rank for rank, one in enumerate(found) if one != found[0]]

@@ -10,7 +10,6 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import Config, Example, Splits, TokenizedExample
 from mezo_cli.distributed.ranks import current
-from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
@@ -18,7 +17,6 @@ from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
-from mezo_cli.perturb.shards import shard_parameters
 from mezo_cli.tasks import InputEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.session import Session
@@ -71,9 +69,9 @@ def load_session(
     full = config.peft.name == "none"
     source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and full else config.model
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
-        group, objective_class = find_shard_group(config), OBJECTIVES.load(config.objective.name)
+        objective_class = OBJECTIVES.load(config.objective.name)
         kind = objective_class.model_kind
-        loaded = models.load(source, kind, config.task.labels, config.seed, as_stored=group is not None)
+        loaded = models.load(source, kind, config.task.labels, config.seed)
         if loaded.new_head and checkpoint is None and not restores:
             log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
         if config.init == "linear_probe" and not kind.has_classifier and full:
@@ -84,13 +82,7 @@ def load_session(
         encoder = objective_class.encoder_class(config.task, loaded.tokenizer)
         optimizer = _make_optimizer(config, loaded)
         with refusing_unsupported(config, loaded):
-            return _build_session(config, loaded, encoder, optimizer, group, trains)
-
-
-def find_shard_group(config: Config) -> ShardGroup | None:
-    """Return the ranks that share the weights; None if this process is alone, or holds all of them."""
-    ranks = current()
-    return None if ranks is None or config.distributed.shard == "none" else ShardGroup(ranks)
+            return _build_session(config, loaded, encoder, optimizer, trains)
 
 
 def _make_optimizer(config: Config, loaded: models.LoadedModel) -> Optimizer:
@@ -105,31 +97,19 @@ def _build_session(
     loaded: models.LoadedModel,
     encoder: InputEncoder,
     optimizer: Optimizer,
-    group: ShardGroup | None,
     trains: bool,
 ) -> Session:
     """Patch the model's forwards, and check the scores against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
-    params = _store(config, loaded, group)
+    params = Params(loaded.model, make_noise(zeroth_order(config.optimizer).noise))
     perturbed = trains and config.steps > 0 and not optimizer.needs_backward
-    check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed, group=group)
+    check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed)
     forward = PerturbedForward(loaded.model, params)
     if config.model.paired_tokens is not None:
         forward.paired_tokens = config.model.paired_tokens
     objective = OBJECTIVES.load(config.objective.name)(loaded.model, forward, encoder.label_ids)
-    ranks = current() if group is None else None  # a forward of shards is one of all ranks together
-    session = Session(config, loaded, forward, objective, optimizer, encoder, ranks, group)
+    ranks = current()
+    session = Session(config, loaded, forward, objective, optimizer, encoder, ranks)
     check.compare(session)
     forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
     return session
-
-
-def _store(config: Config, loaded: models.LoadedModel, group: ShardGroup | None) -> Params:
-    """Move the trainable tensors to flat storage; with a group, keep this rank's parts of the large ones alone."""
-    noise = make_noise(zeroth_order(config.optimizer).noise)
-    if group is None:
-        return Params(loaded.model, noise)
-    dtype = models.STORAGE_DTYPES[config.model.dtype]
-    shards = shard_parameters(loaded.model, noise.tile, group, loaded.device, dtype, whole=loaded.fresh)
-    loaded.shards = shards
-    return Params(loaded.model, noise, shards)

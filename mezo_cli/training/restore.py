@@ -144,7 +144,7 @@ def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> 
     _check_reached(run, past, step)
     session = load_session(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
-    models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory, session.loaded.shards)
+    models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
     return _replay(session, run, past, 0, step)
 
 

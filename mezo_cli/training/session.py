@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives.base import Objective
@@ -37,7 +36,6 @@ class Session:
         optimizer: updates the parameters.
         encoder: encodes rows for the model.
         ranks: the processes that share the run's steps and evaluations; None if this one is alone.
-        shard_group: the ranks that hold parts of the model; None if this process holds all of it.
     """
 
     config: Config
@@ -47,7 +45,6 @@ class Session:
     optimizer: Optimizer
     encoder: InputEncoder
     ranks: Ranks | None = None
-    shard_group: ShardGroup | None = None
 
     @property
     def params(self) -> Params:

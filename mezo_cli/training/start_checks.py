@@ -8,7 +8,6 @@ import torch
 
 from mezo_cli import models
 from mezo_cli.config.schema import Config, Example, Splits
-from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.collate import collate
@@ -19,7 +18,6 @@ from mezo_cli.objectives.reference_check import (
     flip_weights,
 )
 from mezo_cli.perturb.params import Params
-from mezo_cli.perturb.shards import gathered_modules
 from mezo_cli.runs import Run
 from mezo_cli.system import is_device_error
 from mezo_cli.tasks import InputEncoder
@@ -37,10 +35,6 @@ class ScoreCheck:
         encoder: encodes the rows.
         params: the trainable tensors.
         perturbed: compare with perturbed weights, too.
-        group: the ranks that hold parts of the weights; None if this process holds all.
-
-    Raises:
-        UserError: for a model that reads a weight which another rank holds.
     """
 
     def __init__(
@@ -51,19 +45,16 @@ class ScoreCheck:
         params: Params,
         *,
         perturbed: bool,
-        group: ShardGroup | None,
     ) -> None:
         self._name = _model_name(config, loaded)
         self._rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
         padded = collate(self._rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, None)
         objective, self._flipped = OBJECTIVES.load(config.objective.name), None
-        with gathered_modules(loaded.model, params.shards), computing_in_float32(loaded.model):
+        with computing_in_float32(loaded.model):
             self._plain = objective.reference_logits(loaded.model, padded, encoder.label_ids)
             if perturbed:
                 with flip_weights(params):
                     self._flipped = objective.reference_logits(loaded.model, padded, encoder.label_ids)
-        if group is not None and not bool(self._plain.isfinite().all()):
-            _check_gathered(params, group, self._name)
 
     def compare(self, session: Session) -> None:
         """Compare the scores of the patched model, computed in float32, then switch to the run's compute dtype.
@@ -106,15 +97,3 @@ def check_data_unchanged(run: Run, splits: Splits) -> None:
 
 def _model_name(config: Config, loaded: models.LoadedModel) -> str:
     return f"model.path={config.model.path}: {type(loaded.model).__name__}"
-
-
-def _check_gathered(params: Params, group: ShardGroup, name: str) -> None:
-    """Refuse a model whose scores are not finite though its weights are: it has read the placeholder of a weight."""
-    damaged = sum(int((~span.theta.isfinite()).sum()) for span in params.spans(params.tensors))
-    count = torch.tensor([damaged])
-    group.sum_(count, "evaluation")  # the sum over all ranks' parts
-    if not int(count):
-        raise UserError(
-            f"{name}: distributed.shard=full does not support this model family: a module reads a large weight of "
-            "another one, where it is not gathered; use distributed.shard=none"
-        )

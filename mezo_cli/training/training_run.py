@@ -17,7 +17,6 @@ from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.distributed.shard_group import ShardGroup
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
@@ -119,7 +118,7 @@ class TrainingRun:
         self.run.save_initial_state(
             lambda path: models.save_initial_state(loaded.model, loaded.fresh, path, loaded.fresh_rows)
         )
-        fingerprint = models.fingerprint(loaded.model, shards=loaded.shards)
+        fingerprint = models.fingerprint(loaded.model)
         self.run.update(weights_fingerprint=fingerprint)
         if self._optimizer_class.replayable:
             drawn = zeroth_order(config.optimizer)
@@ -371,27 +370,11 @@ class TrainingRun:
     def _save_checkpoint(self, session: Session, name: str) -> None:
         def write(folder: Path) -> None:
             models.save(session.loaded, folder)
-            if name == "last" and session.shard_group is None:
+            if name == "last":
                 session.optimizer.save_state(folder / restore.OPTIMIZER_STATE)
 
-        if self.config.checkpoint != "full":
-            return
-        if session.shard_group is not None:
-            self._save_shards(session.shard_group, session, name, write)
-        elif self.run.writes and self.run.checkpoint_step(name) != self.step:
+        if self.config.checkpoint == "full" and self.run.writes and self.run.checkpoint_step(name) != self.step:
             self.run.save_checkpoint(name, self.step, write)
-
-    def _save_shards(self, group: ShardGroup, session: Session, name: str, write: Callable[[Path], None]) -> None:
-        """Save a checkpoint of which every rank holds a part: rank 0 writes what the others send.
-
-        No rank looks whether it is there already: it may change between two looks. Moments are not stored: they follow
-        from the trajectory.
-        """
-        if group.rank == 0:
-            self.run.save_checkpoint(name, self.step, write)
-        else:
-            models.save(session.loaded, None)
-        group.barrier()  # until the new checkpoint is in its place
 
     def exchanged_bytes_per_step(self) -> float:
         """Return how many bytes all ranks together have exchanged per step of this process; 0 in a process alone."""

@@ -59,3 +59,12 @@ def test_what_did_not_exist_when_a_run_was_made_stays_out_of_it() -> None:
     composed = dataclasses.replace(old, test_at_start=True, log_every=None)
     assert is_same_run(old, composed)
     assert not is_same_run(old, dataclasses.replace(composed, steps=7))
+
+
+def test_a_run_whose_ranks_shared_the_weights_is_read_as_one_of_one_process() -> None:
+    config = build_config([])
+    old = to_yaml(config).replace("distributed:\n", "distributed:\n  shard: full\n")
+    assert "shard: full" in old
+    assert from_yaml(old) == config
+    with pytest.raises(UserError, match=r"distributed\.shard is of an earlier version: use engine=vllm"):
+        build_config(["distributed.shard=full"])

@@ -50,7 +50,7 @@ def test_a_long_update_makes_each_scaled_table_once() -> None:
     parts.update(terms, [1.0] * len(terms))
     assert make.call_count == len(terms)  # not once for each of the three tensors
     for name, p in whole.tensors.items():
-        whole.noise.update_(whole.span(name), whole.span(name).theta, terms, [1.0] * len(terms))
+        whole.noise.update_(whole.span_of(name), whole.span_of(name).theta, terms, [1.0] * len(terms))
         assert torch.equal(p, parts.tensors[name])
 
 
@@ -82,10 +82,10 @@ def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() 
     assert [piece.name for piece in left[0].pieces] == list(params.tensors)
     assert [[piece.name for piece in span.pieces] for span in right] == [["0.weight"], ["1.bias"]]
     for name, p in params.tensors.items():
-        assert p.data_ptr() == params.span(name).theta.data_ptr()
+        assert p.data_ptr() == params.span_of(name).theta.data_ptr()
         assert p.untyped_storage().nbytes() == p.nbytes  # what transformers and safetensors look at when they save
         p.data.add_(1)
-        assert torch.equal(params.span(name).theta[: p.numel()], (before[name] + 1).view(-1))
+        assert torch.equal(params.span_of(name).theta[: p.numel()], (before[name] + 1).view(-1))
 
 
 def test_a_large_tensor_stays_where_it_is_and_a_module_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,6 @@ class CounterNoise:
         c: float,
         out: Tensor,
         out_minus: Tensor | None = None,
-        first_row: int = 0,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]], drawing z for these rows only: see `Noise.perturb_rows`."""
         _check_dtype(theta, STORED)
@@ -113,7 +112,7 @@ class CounterNoise:
             cz = self._draw_tiles(direction, name, tiles.view(-1), c).view(len(some), tiles_per_row * tile)
             if tiles_per_row * tile != width:
                 cz = cz.gather(1, (begin - first * tile)[:, None] + _numbers(width, device))
-            values = theta[some - first_row] if first_row else theta[some]
+            values = theta[some]
             cz = cz.reshape(values.shape).to(theta.device)
             out[start : start + max_rows] = values + cz
             if out_minus is not None:

@@ -70,19 +70,17 @@ class Noise(Protocol):
         c: float,
         out: Tensor,
         out_minus: Tensor | None = None,
-        first_row: int = 0,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]]: rows of what `perturb` writes, bit for bit.
 
         Args:
             direction: names z.
             name: the tensor's name in the model.
-            theta: [V, ...], in a dtype as for `perturb`, contiguous: rows [first_row, first_row + V) of the tensor.
-            rows: int64 [R], each in [first_row, first_row + V).
+            theta: [V, ...], in a dtype as for `perturb`, contiguous.
+            rows: int64 [R], each in [0, V).
             c: the coefficient, rounded to float32.
             out: [R, ...], in a dtype as for `perturb`.
             out_minus: like out; if given, it becomes theta[rows[i]] - c z[rows[i]].
-            first_row: number of theta's first row in the tensor; not 0 where theta is a shard of it.
         """
 
     def block_size(self, device: torch.device) -> int:

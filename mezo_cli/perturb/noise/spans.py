@@ -45,23 +45,15 @@ class Segment:
         flat: the storage, [tiles * tile]; what is behind a tensor in its last tile is never read.
         tensors: (name, shape), in order.
         tile: elements per tile.
-        shard_start: where the storage holds a part of one tensor alone: the number of the part's first tile. The part
-            may go on behind the tensor's end.
 
     Attributes:
         device: where kernels run.
         ends: where each tensor ends, in tiles.
     """
 
-    def __init__(
-        self, flat: Tensor, tensors: Sequence[tuple[str, tuple[int, ...]]], tile: int, shard_start: int | None = None
-    ) -> None:
+    def __init__(self, flat: Tensor, tensors: Sequence[tuple[str, tuple[int, ...]]], tile: int) -> None:
         self.flat, self.tensors, self.tile, self.device = flat, tensors, tile, compute_device(flat.device)
-        self.first_tile = shard_start or 0  # of the first tensor
-        if shard_start is None:
-            self._counts = np.array([tiles_of(int(np.prod(shape)), tile) for _, shape in tensors])
-        else:
-            self._counts = np.array([len(flat) // tile])
+        self._counts = np.array([tiles_of(int(np.prod(shape)), tile) for _, shape in tensors])
         self.ends = self._counts.cumsum()
         self._keys: tuple[int, Tensor] | None = None  # of one seed: a run has one
 
@@ -73,7 +65,7 @@ class Segment:
     @cached_property
     def numbers(self) -> Tensor:
         """The number of each tile in its tensor, int32 [T]."""
-        numbers = self.first_tile + np.arange(self.ends[-1]) - np.repeat(self.ends - self._counts, self._counts)
+        numbers = np.arange(self.ends[-1]) - np.repeat(self.ends - self._counts, self._counts)
         with torch.inference_mode(False):
             return torch.from_numpy(numbers.astype(np.int32)).to(self.device)
 
@@ -128,9 +120,8 @@ class Span:
         for (name, shape), end in zip(self.segment.tensors, self.segment.ends.tolist(), strict=True):
             first = max(begin, self.first)
             if first < min(end, self.last):
-                before = begin - self.segment.first_tile  # where the tensor's tile 0 is, or would be
-                start, numel = (first - before) * self.tile, int(np.prod(shape))
-                length = min(numel, (min(end, self.last) - before) * self.tile) - start
+                start, numel = (first - begin) * self.tile, int(np.prod(shape))
+                length = min(numel, (min(end, self.last) - begin) * self.tile) - start
                 found.append(Piece(name, shape, start, max(0, length), (first - self.first) * self.tile))
             begin = end
         return found

@@ -79,11 +79,8 @@ class TorchNoise:
         c: float,
         out: Tensor,
         out_minus: Tensor | None = None,
-        first_row: int = 0,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]]; z is drawn for the whole tensor: see `Noise.perturb_rows`."""
-        if first_row:
-            raise ValueError("a shard of a tensor: torch's generator draws whole tensors")
         whole = Piece(name, tuple(theta.shape), 0, theta.numel(), 0)
         cz = self._scaled_z(direction, whole, theta.device, c).view(theta.shape)[rows]
         out.copy_(theta[rows] + cz)
