@@ -93,9 +93,10 @@ def describe_download(path: str, revision: str) -> str:
     if is_offline() or not is_reachable():
         return "from the local cache, if it is there"
     try:
-        files = huggingface_hub.snapshot_download(
-            path, revision=revision, allow_patterns=PATTERNS[True], endpoint=hub_url(), dry_run=True
-        )
+        with progress_bars(huggingface_hub.utils, shown=False):
+            files = huggingface_hub.snapshot_download(
+                path, revision=revision, allow_patterns=PATTERNS[True], endpoint=hub_url(), dry_run=True
+            )
     except Exception:  # the download itself will say what is wrong
         return f"from {hub_url()}"
     size = sum(file.file_size or 0 for file in files if file.will_download)

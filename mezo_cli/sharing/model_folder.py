@@ -12,7 +12,7 @@ from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.files import write_atomically
 from mezo_cli.sharing.card import Card, prompt_section, read_terms, write_card
-from mezo_cli.sharing.snippet import Source, write_snippet
+from mezo_cli.sharing.snippet import write_snippet
 from mezo_cli.training.session import Session
 
 CARD, BASE, BASE_CARD = "README.md", "base", "BASE_MODEL.md"
@@ -42,9 +42,8 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
-    source = Source(repo or ".", loaded.kind, loaded.adapter is not None, base_id, loaded.revision, config.model.dtype)
-    snippet = write_snippet(source, session.encoder)
-    how = f"With the packages `transformers` and `torch`{', and `peft`' if source.adapter else ''}"
+    snippet = write_snippet(session, repo or ".", base_id)
+    how = f"With the packages `transformers` and `torch`{', and `peft`' if loaded.adapter is not None else ''}"
     where = "" if repo else ", in this folder"
     sections = [("Prompt and labels", prompt_section(session.encoder))]
     if snippet is not None:

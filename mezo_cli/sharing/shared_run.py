@@ -8,8 +8,7 @@ Every file is checked before it is used, and the rebuilt weights are compared wi
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from mezo_cli.config.schema import Config, EngineConfig, LoggerConfig, data_dir,
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
-from mezo_cli.hub import hub_url, is_offline, is_reachable
+from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
 from mezo_cli.models.download import describe_download
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import verify_checksum
@@ -197,44 +196,32 @@ def _download(name: str) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo):
         raise UserError(f"{name}: give hub:USER/REPO, or hub:USER/REPO@REVISION")
     cached_only = is_offline() or not is_reachable()
-
-    def get(file: str, commit: str | None) -> Path:
-        return Path(
-            huggingface_hub.hf_hub_download(
-                repo, file, revision=commit, local_files_only=cached_only, endpoint=hub_url()
-            )
-        )
-
-    with _explain_errors(name, cached_only):
-        folder = get(MANIFEST, revision or None).parent
-        listed = read_json(folder / MANIFEST).get("sha256") or {}
-        wanted = [file for file in (*FILES, START) if file in listed]
-        log.info("files  %s of %s at commit %s, from %s or the local cache", join(wanted), repo, folder.name, hub_url())
-        for file in wanted:
-            get(file, folder.name)
+    where: dict[str, Any] = {"revision": revision or None, "local_files_only": cached_only, "endpoint": hub_url()}
+    try:
+        folder = Path(huggingface_hub.hf_hub_download(repo, MANIFEST, **where)).parent
+        if not cached_only:
+            where["revision"] = folder.name
+            with progress_bars(huggingface_hub.utils, shown=False):
+                huggingface_hub.snapshot_download(repo, allow_patterns=[*FILES, START], **where)
+    except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
+        raise UserError(f"{name}: {_reason(error, cached_only)}") from error
+    log.info("files  %s at commit %s, from %s or the local cache", repo, folder.name, hub_url())
     return folder
 
 
-@contextmanager
-def _explain_errors(name: str, cached_only: bool) -> Iterator[None]:
-    """Turn what the hub's library raises into one line."""
+def _reason(error: Exception, cached_only: bool) -> str:
+    """Return what an error of the hub's library means."""
     from huggingface_hub import errors
 
-    try:
-        yield
-    except UserError:
-        raise
-    except errors.GatedRepoError as error:
-        raise UserError(f"{name}: it is gated: accept its terms at {hub_url()}, then hf auth login") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{name}: {hub_url()} has no such repository, or it is private (hf auth login)") from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"{name}: there is no such revision") from error
-    except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
-        if cached_only:
-            why = "HF_HUB_OFFLINE is set" if is_offline() else f"{hub_url()} does not answer"
-            raise UserError(f"{name}: {why}, and it is not in the local cache") from error
-        if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
-            raise UserError(f"{name}: it is no trajectory folder, made by `mezo export --trajectory`") from error
-        first = first_line(error)
-        raise UserError(f"{name}: cannot be downloaded from {hub_url()}: {first}") from error
+    if isinstance(error, errors.GatedRepoError):
+        return f"it is gated: accept its terms at {hub_url()}, then hf auth login"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{hub_url()} has no such repository, or it is private (hf auth login)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "there is no such revision"
+    if cached_only:
+        why = "HF_HUB_OFFLINE is set" if is_offline() else f"{hub_url()} does not answer"
+        return f"{why}, and it is not in the local cache"
+    if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
+        return "it is no trajectory folder, made by `mezo export --trajectory`"
+    return f"cannot be downloaded from {hub_url()}: {first_line(error)}"
