@@ -148,20 +148,6 @@ def test_a_long_evaluation_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "dev 200/1000" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())  # type: ignore[attr-defined]
 
 
-def test_a_slow_run_logs_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])
-    file = io.StringIO()
-    console = Console(file=file, width=1000)
-    with console_logging(console), progress_reporter(console, 100_000, 500) as progress:
-        for step in range(501, 511):
-            clock[0] += 15.0
-            progress.report_step(step, 0.5)
-    lines = file.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == ["503/100000", "506/100000", "509/100000"]
-    assert lines[0].endswith("0.07 steps/s  414 h 34 min left")
-
-
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [(0, "0 s"), (12.4, "12 s"), (99, "99 s"), (100, "2 min"), (3599, "60 min"), (7500, "2 h 05 min")],

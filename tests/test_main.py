@@ -28,10 +28,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 """
 EARLY = [("mezo_cli.cli", "--help"), ("typer.main", "--help"), ("torch._C", "env")]
-LATER = [
-    (name, "train")
-    for name in ("hydra", "omegaconf", "rich.console", "numpy", "torch", "torch.nn", "torch.utils", "transformers")
-]
+LATER = [(name, "train") for name in ("hydra", "numpy", "torch", "torch.nn", "transformers")]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +89,9 @@ def test_ctrl_c_while_a_finalizer_runs_is_not_lost() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment_of_start_up_is_one_line(tmp_path: Path) -> None:
-    """At 40 seeded moments. Before Python runs our first line, an interrupt is Python's own: those do not count."""
+    """At 15 seeded moments. Before Python runs our first line, an interrupt is Python's own: those do not count."""
     moments, ours = random.Random(0), 0
-    for number in range(40):
+    for number in range(15):
         running = start("train", "experiment=demo", "steps=100000", f"hydra.run.dir={number}", cwd=tmp_path)
         time.sleep(moments.choice([moments.uniform(0, 0.5), moments.uniform(0.5, 6)]))
         running.send_signal(signal.SIGINT)
@@ -105,7 +102,7 @@ def test_ctrl_c_at_any_moment_of_start_up_is_one_line(tmp_path: Path) -> None:
             assert (running.returncode, err) == (130, "error: interrupted\n")
         else:  # in the start of Python itself: its site module, or before it handles signals
             assert "<frozen " in err or running.returncode == -signal.SIGINT, err
-    assert ours >= 15  # on a busy machine Python takes longer to start
+    assert ours >= 5  # on a busy machine Python takes longer to start
 
 
 def test_a_deleted_working_directory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

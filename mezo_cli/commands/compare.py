@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mezo_cli.commands.outputs import OUTPUTS, folders_or_outputs
+from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
 from mezo_cli.console import make_console, print_line
 from mezo_cli.errors import UserError
 from mezo_cli.report import output

@@ -1,5 +1,6 @@
-"""Open what a command on trained weights is given: a run, a checkpoint folder in one, or a trajectory folder."""
+"""Open what a command is given: a run, a checkpoint folder in one, a trajectory folder; or where it looks for runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from mezo_cli.system import import_torch
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.sharing.shared_run import SharedRun
     from mezo_cli.training.session import Session
+
+OUTPUTS = Path("outputs")
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,14 @@ def open_stored(path: Path) -> tuple[Run, Config]:
 def is_shared(path: Path) -> bool:
     """Return whether a path is `hub:USER/REPO` or a trajectory folder (sharing/trajectory_folder.py)."""
     return str(path).startswith("hub:") or (path / "export.json").is_file()
+
+
+def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders in which runs are looked for; outputs/ if none is named.
+
+    Raises:
+        UserError: when there is no outputs/ either.
+    """
+    if not folders and not OUTPUTS.is_dir():
+        raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folder of your runs")
+    return list(folders) or [OUTPUTS]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mezo_cli.commands.outputs import folders_or_outputs
+from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.console import make_console, print_line, progress_bar
 from mezo_cli.errors import UserError
 from mezo_cli.report.group_figures import FORMATS, paper_figure

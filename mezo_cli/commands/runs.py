@@ -10,7 +10,7 @@ from typing import Any
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
-from mezo_cli.commands.outputs import folders_or_outputs
+from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable

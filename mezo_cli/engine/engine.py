@@ -82,7 +82,6 @@ class Engine:
         first = not self._is_started
         words = max(map(len, own.label_ids))
         if first:
-            check_heads(self.config, loaded.model.config)
             self._start(loaded, forward.params, words == 1)
         if self.config.peft.name == "lora":
             self._adapters = AdapterFiles(loaded.adapter, forward.params)
@@ -252,28 +251,6 @@ class _RemoteParams:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
         due, in_float64 = list(self._decay.take_each(terms, decays)), self._decay.in_float64
         self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
-
-
-def check_heads(config: Config, model: Any) -> None:
-    """Reject a number of processes that the model's attention heads cannot be shared among.
-
-    Args:
-        config: of the run.
-        model: the model's own config.
-
-    Raises:
-        UserError: names the numbers that are allowed.
-    """
-    parts, heads = getattr(config.engine, "tensor_parallel", 1), getattr(model, "num_attention_heads", None)
-    if heads is None:  # a model without attention: the engine says what it takes
-        return
-    of_keys = getattr(model, "num_key_value_heads", None) or heads
-    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (of_keys % n == 0 or n % of_keys == 0)]
-    if parts not in allowed:
-        raise UserError(
-            f"engine.tensor_parallel={parts} does not divide the {heads} attention heads of {config.model.path}; "
-            f"allowed are {join(map(str, allowed))}"
-        )
 
 
 def _label_log_probs(scores: Tensor) -> Tensor:

@@ -168,9 +168,8 @@ def test_a_check_that_can_tell_nothing_says_so(
         ("fails", (), ["engine=vllm failed: RuntimeError: no memory for the weights"]),
         ("ends", (), ["engine=vllm cannot be started: its process ended with status 1"]),
         pytest.param("misses a tensor", (), ["does not support Llama", "holds 0 of the"], marks=pytest.mark.slow),
-        ("", ("engine.tensor_parallel=3",), ["does not divide the 4 attention heads", "allowed are 1, 2, 4"]),
     ],
-    ids=["fails", "ends", "tensor", "heads"],
+    ids=["fails", "ends", "tensor"],
 )
 def test_an_engine_that_is_not_right_is_refused_before_training(
     setting: Setting, mode: str, words: tuple[str, ...], parts: list[str], tmp_path: Path
@@ -206,18 +205,12 @@ def test_an_environment_without_vllm_is_refused_with_the_command(setting: Settin
     ("words", "part"),
     [
         (["engine=vllm"], "objective=mlm has no engine, only objective=lm"),
-        (["engine=vllm", "objective=cls"], "objective=cls has no engine"),
         (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
         (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
         (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),
-        (["engine=vllm", "objective=lm", "init=linear_probe"], "computes no hidden states"),
         (["engine=vllm", "objective=lm", "optimizer.noise=torch"], "use gaussian"),
-        (["engine=vllm", "objective=lm", "model.compute_dtype=bfloat16"], "use engine.dtype"),
         (["engine=vllm", "objective=lm", "micro_batch_size=4"], "makes its batches itself"),
         (["engine.tensor_parallel=2"], "engine=none does not read it, only engine=vllm"),
-        (["engine.python=python"], "engine=none does not read it"),
-        (["engine=vlm"], "did you mean 'vllm'"),
-        (["engine=vllm", "objective=lm", "engine.tensor_parallel=0"], "at least 1"),
         (["engine=vllm", "objective=lm", "engine.dtype=float64"], "float32, bfloat16"),
     ],
 )
