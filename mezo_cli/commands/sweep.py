@@ -189,7 +189,8 @@ def _run_job(
             return math.nan
         if is_worker:
             show_gpus_to_worker(folder, record)
-        with contextlib.chdir(record.cwd), training_output(record.quiet or is_worker) as console:
+            os.chdir(record.cwd)  # relative paths in the overrides start there
+        with training_output(record.quiet or is_worker) as console:
             path = record.directories(folder).get(number, proposed)
             if not is_below(path, folder):
                 raise UserError(f"hydra.sweep.subdir gives job {number + 1} the directory {path}, not in {folder}")
