@@ -78,23 +78,23 @@ def predict(
             check_same_weights(session, ranks)
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
-            found = [] if stream else _predict(session, rows or _read_lines(task))
-            cut = _answer_lines(session, quiet) if stream else Counter(one.cut for one in found)
+            predictions = [] if stream else _predict(session, rows or _read_lines(task))
+            cut = _answer_lines(session, quiet) if stream else Counter(one.cut for one in predictions)
     if ranks is not None and not ranks.is_first:
         return
     _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:
         try:
-            write_file(out, _FORMATS[out.suffix](found, task))
+            write_file(out, _FORMATS[out.suffix](predictions, task))
         except OSError as error:
             raise write_error(out, error) from error
     if as_json:
-        print_line(json.dumps(_document(opened, found), indent=2))
+        print_line(json.dumps(_document(opened, predictions), indent=2))
     elif out is not None:
         if not quiet:
-            print_line(f"wrote {len(found)} rows to {out}")
+            print_line(f"wrote {len(predictions)} rows to {out}")
     elif not stream:
-        _print(found, quiet)
+        _print(predictions, quiet)
 
 
 # --- rows ---
@@ -127,10 +127,10 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
     cut = Counter[bool]()
     for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
-        found = predict_rows(session, [row])
-        _print(found, quiet)
+        predictions = predict_rows(session, [row])
+        _print(predictions, quiet)
         sys.stdout.flush()
-        cut[found[0].cut] += 1
+        cut[predictions[0].cut] += 1
     if not cut:
         raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
     return cut
@@ -139,15 +139,15 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
 # --- output ---
 
 
-def _print(found: Sequence["Prediction"], quiet: bool) -> None:
+def _print(predictions: Sequence["Prediction"], quiet: bool) -> None:
     """Print a line per row: the label, the probability of each label, the texts; cut to the terminal's width.
 
     If `quiet`, the label alone.
     """
     width = make_console().width if sys.stdout.isatty() else None
-    labels = list(found[0].probabilities)
+    labels = list(predictions[0].probabilities)
     longest = max(map(len, labels))
-    for one in found:
+    for one in predictions:
         if quiet:
             print_line(one.predicted)
             continue
@@ -165,32 +165,32 @@ def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
         print_line(text, sys.stderr)
 
 
-def _document(opened: Opened, found: Sequence["Prediction"]) -> dict[str, Any]:
+def _document(opened: Opened, predictions: Sequence["Prediction"]) -> dict[str, Any]:
     return {
         "run": str(opened.run.path) if opened.shared is None else opened.shared.name,
         "checkpoint": opened.checkpoint,
-        "cut": sum(one.cut for one in found),
-        "rows": _numbered(found),
+        "cut": sum(one.cut for one in predictions),
+        "rows": _numbered(predictions),
     }
 
 
-def _numbered(found: Iterable["Prediction"]) -> list[dict[str, Any]]:
-    return [{"row": number, **asdict(one)} for number, one in enumerate(found)]
+def _numbered(predictions: Iterable["Prediction"]) -> list[dict[str, Any]]:
+    return [{"row": number, **asdict(one)} for number, one in enumerate(predictions)]
 
 
-def _to_jsonl(found: Sequence["Prediction"], task: TaskConfig) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(found))
+def _to_jsonl(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
 
 
-def _to_json(found: Sequence["Prediction"], task: TaskConfig) -> str:
-    return json.dumps(_numbered(found), ensure_ascii=False, indent=2) + "\n"
+def _to_json(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
+    return json.dumps(_numbered(predictions), ensure_ascii=False, indent=2) + "\n"
 
 
-def _to_csv(found: Sequence["Prediction"], task: TaskConfig) -> str:
+def _to_csv(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*task.columns, "predicted", *(f"probability_{label}" for label in task.labels)])
-    for one in found:
+    for one in predictions:
         writer.writerow([*one.columns.values(), one.predicted, *one.probabilities.values()])
     return out.getvalue()
 

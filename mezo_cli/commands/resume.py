@@ -132,7 +132,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
         UserError: for another key, a value that is not allowed, fewer steps, or more steps where a step depends on
             their number.
     """
-    given: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or key not in KEYS:
@@ -140,8 +140,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
                 f"'{text}': a resumed run keeps its settings, except when it ends: {join(f'{k}=...' for k in KEYS)}"
                 f"{did_you_mean(key, KEYS)}"
             )
-        given[key] = WORDS.get(value, value)
-    new = build({**to_dict(config), **given})
+        changes[key] = WORDS.get(value, value)
+    new = build({**to_dict(config), **changes})
     if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
         new = dataclasses.replace(new, log_every=config.log_interval)
     if new.steps < config.steps:
@@ -162,7 +162,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
 def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
     """Return whether a finished run has steps left that its new end lets it take.
 
-    One that `max_seconds` has ended goes on where a limit is given, also the same again: each process has its own.
+    One that `max_seconds` has ended goes on where a limit is changes, also the same again: each process has its own.
     """
     limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
     again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)

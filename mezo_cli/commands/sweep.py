@@ -136,8 +136,8 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
             )
     kept = _relaunched(record.overrides, launcher) if launcher else record.overrides
     check_record(folder, dataclasses.replace(record, overrides=kept), launcher)
-    given = [] if python is None else [f"{PYTHON}={python}"]
-    overrides = [*kept, *given, f"hydra.sweep.dir={quote(folder.absolute())}"]
+    engine = [] if python is None else [f"{PYTHON}={python}"]
+    overrides = [*kept, *engine, f"hydra.sweep.dir={quote(folder.absolute())}"]
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there

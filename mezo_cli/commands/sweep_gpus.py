@@ -32,13 +32,13 @@ def plan_gpus(per_job: int | None, launcher: str, overrides: Sequence[str]) -> t
     """
     if per_job is None:
         return [], []
-    asked = f"--gpus-per-job {per_job}"
+    option = f"--gpus-per-job {per_job}"
     if per_job < 1:
-        raise UserError(f"{asked}: give 1 or more")
-    given = {text.lstrip("+").partition("=")[0]: text for text in overrides}
+        raise UserError(f"{option}: give 1 or more")
+    settings = {text.lstrip("+").partition("=")[0]: text for text in overrides}
     for key in ("hydra.launcher.gpus_per_node", *SCHEDULERS.values()):
-        if key in given:
-            raise UserError(f"{asked} and '{given[key]}' say the same: leave one out")
+        if key in settings:
+            raise UserError(f"{option} and '{settings[key]}' say the same: leave one out")
     if launcher in SCHEDULERS:
         return [], [f"++{SCHEDULERS[launcher]}={per_job}"]
     if VISIBLE not in os.environ:
@@ -47,12 +47,13 @@ def plan_gpus(per_job: int | None, launcher: str, overrides: Sequence[str]) -> t
     slots = gpu_slots.slots(pool, per_job)
     if not slots:
         source = f"{VISIBLE}={os.environ[VISIBLE]}" if VISIBLE in os.environ else "this machine"
-        raise UserError(f"{asked}: {source} has {len(pool)} GPUs")
+        raise UserError(f"{option}: {source} has {len(pool)} GPUs")
     if launcher != "joblib":
         return slots, []
-    jobs = given.get("hydra.launcher.n_jobs", f"={len(slots)}").partition("=")[2]
+    text = settings.get("hydra.launcher.n_jobs", f"hydra.launcher.n_jobs={len(slots)}")
+    jobs = text.partition("=")[2]
     if jobs not in map(str, range(1, len(slots) + 1)):
-        raise UserError(f"'{given['hydra.launcher.n_jobs']}': with {asked} and {len(pool)} GPUs give 1 to {len(slots)}")
+        raise UserError(f"'{text}': with {option} and {len(pool)} GPUs give 1 to {len(slots)}")
     return slots, [f"hydra.launcher.n_jobs={jobs}"]
 
 

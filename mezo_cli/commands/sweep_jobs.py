@@ -97,14 +97,14 @@ def print_unfinished(statuses: Mapping[int, tuple[Path, str]], record: SweepReco
             print_line(f"failed: {name}: {why_not_finished(path, status)}", sys.stderr)
 
 
-def check_record(folder: Path, record: SweepRecord, given: Sequence[str]) -> None:
+def check_record(folder: Path, record: SweepRecord, new: Sequence[str]) -> None:
     """Check that the overrides of a stored record, which may be another user's, run no code, but for those given now.
 
     Raises:
         UserError: for the first one that may.
     """
     texts = [*record.overrides, *(text for job in record.jobs or () for text in job.overrides)]
-    check_stored((text for text in texts if text not in given), folder / sweep_record.NAME)
+    check_stored((text for text in texts if text not in new), folder / sweep_record.NAME)
 
 
 def with_engine_python(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:
@@ -113,7 +113,7 @@ def with_engine_python(folder: Path, record: SweepRecord, plan: SweepPlan) -> Sw
     Raises:
         UserError: when it did until now, and is not given again.
     """
-    given = bool(plan.python) or any(has_own_python(job.config) for job in plan.jobs or ())
-    if record.own_engine_python and not given and not os.environ.get(VARIABLE):
+    has_own = bool(plan.python) or any(has_own_python(job.config) for job in plan.jobs or ())
+    if record.own_engine_python and not has_own and not os.environ.get(VARIABLE):
         raise UserError(f"{folder} was started with an {PYTHON}, {NOT_STORED}")
-    return dataclasses.replace(record, own_engine_python=given or record.own_engine_python)
+    return dataclasses.replace(record, own_engine_python=has_own or record.own_engine_python)

@@ -125,8 +125,8 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 def _settings(overrides: Sequence[str]) -> list[str]:
     """Return the overrides of every trial: test before training would be the same in each, so it is left out."""
-    found = [text for text in overrides if not text.startswith("hydra.")]
-    return found if any("test_at_start=" in text for text in found) else ["test_at_start=false", *found]
+    kept = [text for text in overrides if not text.startswith("hydra.")]
+    return kept if any("test_at_start=" in text for text in kept) else ["test_at_start=false", *kept]
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
@@ -209,10 +209,10 @@ def _next_trial(
     """Return the trial to run: the one that was interrupted, or a new one, which is recorded as a job."""
     import optuna
 
-    found = _open_trial(study)
-    number = len(study.get_trials(deepcopy=False)) if found is None else found.number
+    begun = _open_trial(study)
+    number = len(study.get_trials(deepcopy=False)) if begun is None else begun.number
     study.sampler = optuna.samplers.TPESampler(seed=number)
-    trial = study.ask() if found is None else optuna.trial.Trial(study, found._trial_id)
+    trial = study.ask() if begun is None else optuna.trial.Trial(study, begun._trial_id)
     params = {one.key: _suggest(trial, one) for one in ranges}  # those that are stored already, for an open trial
     jobs = list(record.jobs or ())
     if number == len(jobs):

@@ -87,7 +87,7 @@ class Engine:
             self._adapters = AdapterFiles(loaded.adapter, forward.params)
         else:
             self._load(forward.params)
-        scores = EngineScores(loaded.model, forward, own.label_ids, lambda *asked: self._score(forward, *asked))
+        scores = EngineScores(loaded.model, forward, own.label_ids, lambda *requests: self._score(forward, *requests))
         if first:
             self._check(forward, own, scores, rows)
             self._is_started = True
@@ -161,13 +161,13 @@ class Engine:
             self._clean = self._clean or self._adapters.write(None, [0.0])
             return self._request(prompts, tokens, [{"adapter": self._clean[0]}])
         folders = self._adapters.write(direction, coefficients)
-        found = self._request(prompts, tokens, [{"adapter": folder} for folder in folders])
+        scores = self._request(prompts, tokens, [{"adapter": folder} for folder in folders])
         self._remove(folders)
-        return found
+        return scores
 
     def _request(self, prompts: Any, tokens: Any, weights: list[dict[str, Any]]) -> list[list[list[float]]]:
-        found: list[list[list[float]]] = self._call("score", prompts=prompts, tokens=tokens, weights=weights)
-        return found
+        scores: list[list[list[float]]] = self._call("score", prompts=prompts, tokens=tokens, weights=weights)
+        return scores
 
     def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
         """Follow an update of the session's weights: that of step number `step` (from 0).
@@ -193,11 +193,11 @@ class Engine:
             return
         tensors = list(params.tensors.items())
         wrong = set()
-        for numbers, found in self._call("digests"):
+        for numbers, sha256 in self._call("digests"):
             block = Block(*numbers)
             name, p = tensors[block.tensor]
             own = p.detach().view(as_matrix(p.shape))[block.row :, block.column :][: block.rows, : block.columns]
-            if digest(own.cpu().numpy()) != found:
+            if digest(own.cpu().numpy()) != sha256:
                 wrong.add(name)
         if wrong:
             raise RunFailed(f"the engine's weights are not those of the trajectory: {join(sorted(wrong)[:3])}")

@@ -93,11 +93,11 @@ def check_whole(shapes: Sequence[tuple[str, Sequence[int]]], blocks: Iterable[Bl
         LayoutError: names the first tensor of which elements are missing.
     """
     areas = {block[:5] for block in blocks}
-    held = [0] * len(shapes)
+    counts = [0] * len(shapes)
     for tensor, _, _, rows, columns in areas:
-        held[tensor] += rows * columns
-    for (name, shape), count in zip(shapes, held, strict=True):
+        counts[tensor] += rows * columns
+    for (name, shape), count in zip(shapes, counts, strict=True):
         if count != int(np.prod(shape)):
-            held_of = f"{count:,} of the {int(np.prod(shape)):,} elements of {name}"
-            raise LayoutError(f"the engine holds {held_of} in an order that mezo can read")
-    return sum(held)
+            part = f"{count:,} of the {int(np.prod(shape)):,} elements of {name}"
+            raise LayoutError(f"the engine holds {part} in an order that mezo can read")
+    return sum(counts)

@@ -99,10 +99,10 @@ class VllmModel:
             [weights][prompts][tokens].
         """
         if all("adapter" in one for one in weights):
-            found = self._generate(
+            scores = self._generate(
                 [(p, t, self._adapter(one["adapter"])) for one in weights for p, t in zip(prompts, tokens, strict=True)]
             )
-            return [found[i * len(prompts) : (i + 1) * len(prompts)] for i in range(len(weights))]
+            return [scores[i * len(prompts) : (i + 1) * len(prompts)] for i in range(len(weights))]
         return [self._score_with(prompts, tokens, one) for one in weights]
 
     def _score_with(

@@ -94,15 +94,15 @@ def with_own_data(config: Config, overrides: Sequence[str]) -> Config:
             values[group][name] = value
         else:
             values[group] = value
-    made = build(values)
-    if values["data"].get("dir") is not None and data_dir(made.data) is None:
-        raise UserError(f"data.dir={values['data']['dir']}: data={made.data.name} does not read it, only data=files")
-    if data_dir(made.data) is None and made.data.name == "files":
+    new = build(values)
+    if values["data"].get("dir") is not None and data_dir(new.data) is None:
+        raise UserError(f"data.dir={values['data']['dir']}: data={new.data.name} does not read it, only data=files")
+    if data_dir(new.data) is None and new.data.name == "files":
         raise UserError("its data were files, which a trajectory folder does not contain: give data.dir=DIR")
-    if made.data.name == "hub":
-        hub = made.task.hub
+    if new.data.name == "hub":
+        hub = new.task.hub
         log.info("data   %s at commit %s, from %s or the local cache", hub.path, hub.revision or "main", hub_url())
-    return made
+    return new
 
 
 def check_weights(shared: SharedRun, step: int, sha256: str) -> None:
