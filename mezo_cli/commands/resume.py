@@ -162,7 +162,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
 def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
     """Return whether a finished run has steps left that its new end lets it take.
 
-    One that `max_seconds` has ended goes on where a limit is changes, also the same again: each process has its own.
+    One that `max_seconds` has ended goes on where a limit is given, also the same again: each process has its own.
     """
     limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
     again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
