@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how-to" / "extending.md"
 PACKAGE = "mezo-parts"
 DEMO = ["model=demo", "data=demo", "model.device=cpu", "steps=4", "batch_size=4", "data.eval_limit=20", "log_every=1"]
+DEMO += ["data.train_size=40", "test_at_start=false"]
 TABLES = [table for table in vars(registry).values() if isinstance(table, registry.Registry)]
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")

@@ -40,33 +40,20 @@ def check(jobs: Sequence[Job], server: ForkServer, folder: Path) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(kills.jobs(lab, SEED, 5), server, tmp_path)
-
-
-def test_a_flipped_byte_is_noticed_or_has_no_effect(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(flips.jobs(lab, SEED, 12), server, tmp_path)
-
-
-def test_links_and_two_at_once_change_nothing_outside_and_lose_nothing(
-    lab: Lab, server: ForkServer, tmp_path: Path
-) -> None:
-    check(links.jobs(lab, SEED, 6), server, tmp_path)
+    check(kills.jobs(lab, SEED, 3), server, tmp_path)
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(full_disk.jobs(lab, SEED, 4), server, tmp_path)
+    check(full_disk.jobs(lab, SEED, 3), server, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_power_cut_loses_nothing_that_was_promised(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
     check(power_cut.jobs(lab, SEED, 6), server, tmp_path)
 
 
-def test_a_signal_ends_a_run_in_one_line(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(signals.jobs(lab, SEED, 4, real=1), server, tmp_path)
-
-
 def test_a_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(mistakes.jobs(lab, SEED, 20), server, tmp_path)
+    check(mistakes.jobs(lab, SEED, 12), server, tmp_path)
 
 
 @pytest.mark.slow
@@ -77,23 +64,19 @@ def test_every_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServ
 @pytest.mark.slow
 def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path) -> None:
     lab = build(server, tmp_path / "lab", tuple(CASES))
-    jobs = [*kills.jobs(lab, SEED, 40), *flips.jobs(lab, SEED, 200), *signals.jobs(lab, SEED, 16, real=0)]
+    jobs = [*kills.jobs(lab, SEED, 40), *flips.jobs(lab, SEED, 200), *signals.jobs(lab, SEED, 16, real=1)]
     jobs += links.jobs(lab, SEED, 60)
     check(jobs, server, tmp_path)
 
 
-def test_a_received_folder_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
-    made = received.build(server, tmp_path / "root")
-    check(received.jobs(made)[::8], server, tmp_path)
-    python = made.folder / "finished" / "python.sh"
-    (asked,) = server.run(["resume", "finished", "steps=8", f"engine.python={python}"], cwd=made.folder)
-    assert asked.code == 2, asked
-    assert (made.root / "marks" / "engine").exists()  # what is not run above runs when the user asks for it
-
-
 @pytest.mark.slow
-def test_every_command_on_a_received_folder(server: ForkServer, tmp_path: Path) -> None:
-    check(received.jobs(received.build(server, tmp_path / "root")), server, tmp_path)
+def test_a_received_folder_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
+    folder = received.build(server, tmp_path / "root")
+    check(received.jobs(folder), server, tmp_path)
+    python = folder.folder / "finished" / "python.sh"
+    (given,) = server.run(["resume", "finished", "steps=8", f"engine.python={python}"], cwd=folder.folder)
+    assert given.code == 2, given
+    assert (folder.root / "marks" / "engine").exists()  # what is not run above runs when the user gives it
 
 
 # --- the harness itself ---

@@ -10,13 +10,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 
-TASKS = sorted((conf_dir() / "task").glob("*.yaml"))
 OLD_RUNS = sorted((Path(__file__).parents[1] / "fixtures" / "runs").glob("*/config.yaml"))
-
-
-@pytest.mark.parametrize("file", TASKS, ids=lambda file: file.stem)
-def test_every_built_in_task_gives_its_version(file: Path) -> None:
-    assert yaml.safe_load(file.read_text(encoding="utf-8"))["version"] >= 1
 
 
 def test_a_custom_task_may_leave_its_version_out(tmp_path: Path) -> None:

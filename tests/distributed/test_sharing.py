@@ -34,6 +34,7 @@ def check(results: list[Result]) -> None:
     assert [(result.out, result.err) for result in results[1:]] == [("", "")] * (len(results) - 1)
 
 
+@pytest.mark.slow
 def test_directions_end_in_the_bits_of_one_process(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = [*EACH, "optimizer.samples=3", "eval_batch_size=4", "optimizer=mezo_momentum"]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
@@ -45,7 +46,8 @@ def test_directions_end_in_the_bits_of_one_process(roberta: Path, movies: Path, 
     assert shared == {"ranks": 2, "split": "directions", "bytes_per_step": 3 * 16}
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", pytest.param("f1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cross_entropy", "f1"])
 def test_rows_agree_with_one_process(roberta: Path, movies: Path, tmp_path: Path, loss: str) -> None:
     words = [*EACH, f"objective.loss={loss}", "batch_size=7", "micro_batch_size=2", "optimizer.lr=1e-3"]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
