@@ -141,7 +141,7 @@ def _gradients(run: RunDetails, name: str) -> Figure:
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
         log_axis(axes, edges[0], edges[-1])
         axes.set_xlabel("|g|", loc="right")
-        count_axis(axes)
+        count_axis(axes, integer=True)
         svg = inline_svg(axes, name, f"Histogram of the sizes of the projected gradients. {note}")
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
         rows += [{"|g|": f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
@@ -226,9 +226,12 @@ def percent_axis(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
 
 
-def count_axis(axes: "Axes") -> None:
+def count_axis(axes: "Axes", integer: bool = False) -> None:
     """Label the vertical axis of counts or rates, from zero."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=integer))
     axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
 
 

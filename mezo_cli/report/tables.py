@@ -273,7 +273,7 @@ def _paper_cells(row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
 # --- objectives, run by run ---
 
 # Settings that are fields of a run's record, or stand in the title of its table.
-SHOWN = ("objective.name", "objective.loss", "optimizer.name", "peft.name", "init", "steps", "data.dir")
+SHOWN = ("objective.name", "objective.loss", "optimizer.name", "peft.name", "init", "steps", "data.dir", "data.shots")
 UNLESS_DIFFERENT = ("method", "status", "eps", "batch_size", "weight_decay", "backwards")  # fields that are then no row
 NOT_SHOWN = ("task", "model", "seed", "fingerprint", "shots", "data_seed", "run")
 

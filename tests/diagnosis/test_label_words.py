@@ -119,11 +119,6 @@ def test_words_that_the_model_never_writes_are_a_doubt(roberta: Path) -> None:
     assert findings(session, rows)["label_word_share"].verdict == DOUBT
 
 
-def test_a_label_word_far_rarer_than_the_others_is_found(roberta: Path) -> None:
-    rare = findings(*with_bias(roberta, -6.0))["rare_label_words"]
-    assert (rare.verdict, rare.figures["rare"]) == (DOUBT, ["negative"])
-
-
 @pytest.mark.parametrize(
     ("probabilities", "rare"),
     [([0.02, 0.0003], []), ([0.02, 0.0002], ["b"]), ([0.03, 0.0002, 0.02], ["b"]), ([0.5, 0.001, 0.001], ["b", "c"])],

@@ -53,22 +53,6 @@ def test_a_resolved_signal_has_no_doubt_and_keeps_its_eps(roberta: Path) -> None
     assert 0 < grad["min_abs"] <= grad["mean_abs"] <= grad["max_abs"]
 
 
-def test_an_eps_too_small_for_bfloat16_is_a_doubt(roberta: Path) -> None:
-    found = checked(roberta, "optimizer.eps=1e-5", "model.compute_dtype=bfloat16")
-    assert found["resolution"].verdict == DOUBT
-    assert found["resolution"].figures["relative_error"] > 0.5
-    assert found["resolution"].figures["recommended"] > 1e-5
-    assert "float32" in found["resolution"].advice
-
-
-def test_an_eps_too_large_for_the_derivative_is_a_doubt(roberta: Path) -> None:
-    found = checked(roberta, "optimizer.eps=1")
-    assert found["resolution"].verdict == DOUBT
-    assert "the loss bends within eps" in found["resolution"].text
-    assert "try optimizer.eps=" in found["resolution"].advice
-    assert found["resolution"].figures["recommended"] < 1
-
-
 def test_a_loss_without_a_gradient_gives_zeros(roberta: Path) -> None:
     found = checked(roberta, "objective.loss=accuracy")
     assert found["zeros"].verdict == DOUBT
