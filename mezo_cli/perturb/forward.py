@@ -169,7 +169,7 @@ class PerturbedForward:
         finally:
             self.compute_dtype = before
 
-    # --- set-up ---
+    # --- setup ---
 
     def select_reachable(self, run: Callable[[], Tensor]) -> list[str]:
         """Keep as trainable only the tensors that can change the loss; return the names of the others.

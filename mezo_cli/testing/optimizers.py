@@ -48,7 +48,7 @@ STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
 ACTS_AFTER = 30  # steps in which a setting must have changed the weights
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
-READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the set-up of a run
+READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the setup of a run
 
 
 class Regression:
@@ -198,7 +198,7 @@ class Conformance:
                 trial.train(step, step + 1)
             return trial.problem.weights()
 
-        for name in declared - {"dropout"}:  # which the set-up of a run reads
+        for name in declared - {"dropout"}:  # which the setup of a run reads
             values = other_values(base, name)
             pairs = ((weights(**context), weights(**{**context, name: v})) for context in contexts for v in values)
             acts = any(before and after and not same(before, after) for before, after in pairs)

@@ -1,1 +1,1 @@
-"""Training: the loop, its set-up, evaluation, restoring of any step, linear probing, loggers."""
+"""Training: the loop, its setup, evaluation, restoring of any step, linear probing, loggers."""
