@@ -19,8 +19,7 @@ def check_rules(config: Config) -> None:
     _check_optimizer(config)
     _check_storage(config)
     _check_linear_probe(config)
-    _check_task_name(config)
-    _check_labels(config)
+    _check_task(config)
     _check_loggers(config)
     _check_cuda_graphs(config)
     _check_engine(config)
@@ -90,16 +89,13 @@ def _check_linear_probe(config: Config) -> None:
         raise SettingError("init", f"init=linear_probe: {why}; use peft=none or head, or objective=cls")
 
 
-def _check_labels(config: Config) -> None:
-    """Reject a task without labels before its data is read: no row could have one of them."""
+def _check_task(config: Config) -> None:
+    """Reject a task without labels before its data is read, and a name that would break tables and file names."""
+    name = config.task.name
     if not config.task.labels:
-        raise SettingError("task.labels", f"task '{config.task.name}': task.labels is empty; give two or more names")
-
-
-def _check_task_name(config: Config) -> None:
-    """Reject a name of several lines: it stands in tables, file names and the heads of model cards."""
-    if len(config.task.name.splitlines()) > 1:
-        raise SettingError("task.name", f"task.name={config.task.name!r}: a name is one line")
+        raise SettingError("task.labels", f"task '{name}': task.labels is empty; give two or more names")
+    if len(name.splitlines()) > 1:
+        raise SettingError("task.name", f"task.name={name!r}: a name is one line")
 
 
 def _check_loggers(config: Config) -> None:

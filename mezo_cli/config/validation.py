@@ -104,16 +104,9 @@ def check_name(key: str, value: Any) -> Any:
 
 
 def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the group `logger` with the `name` of earlier versions as `names`.
-
-    Raises:
-        SettingError: when it has both.
-    """
-    name, names = logger["name"], logger.get("names", [])
-    if names:
-        raise SettingError("logger.name", f"logger.name={name} and logger.names={names}: give logger.names alone")
+    """Return the group `logger` with the `name` of earlier versions as `names`."""
     kept = {key: value for key, value in logger.items() if key != "name"}
-    return {**kept, "names": [] if name == "none" else [name]}
+    return {**kept, "names": [] if logger["name"] == "none" else [logger["name"]]}
 
 
 def defaults(kind: Any = Config) -> dict[str, Any]:

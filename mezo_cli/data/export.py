@@ -40,13 +40,11 @@ def export(
             for name, rows in folder.open_other_tests(task, selected.test.rows).items():
                 indices = list(range(len(rows))) if data.shots is None else reference_test(len(rows))
                 subsets[f"{test_stem.partition('_')[0]}_{name}"] = Subset(rows, limit(indices, data.eval_limit))
-    contents = {stem + subset.rows.table.suffix: _content(subset) for stem, subset in subsets.items()}
+    contents = {}
+    for stem, subset in subsets.items():
+        table = subset.rows.table
+        contents[stem + table.suffix] = (table.header + "".join(map(table.line, subset.indices))).encode()
     return _write(Path(out), contents)
-
-
-def _content(subset: Subset) -> bytes:
-    table = subset.rows.table
-    return (table.header + "".join(table.line(i) for i in subset.indices)).encode()
 
 
 def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:
@@ -59,13 +57,13 @@ def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:
         except OSError as error:
             raise write_error(f"--export {out}", error) from None
     else:
-        output.write_folder(out, lambda folder: _write_files(folder, contents), "--export")
+
+        def write(folder: Path) -> None:
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+
+        output.write_folder(out, write, "--export")
     return [out / name for name in contents]
-
-
-def _write_files(folder: Path, contents: dict[str, bytes]) -> None:
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
 
 
 def _check_output(out: Path, contents: dict[str, bytes]) -> None:

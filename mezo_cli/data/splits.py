@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -64,7 +65,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         train, dev = (Subset(source.train, indices) for indices in splits)
         official = source.test if source.test is not None else source.dev
         test = Subset(official, fewshot.reference_test(len(official))) if official is not None else None
-        notes += [*_short_classes(task, "train", train, data.shots), *_short_classes(task, "dev", dev, data.shots)]
+        notes += _rare_classes(task, "dev", dev, data.shots)
     elif source.dev is not None and source.test is not None:
         train, dev, test = _all_rows(source.train), _all_rows(source.dev), _all_rows(source.test)
         if data.train_size is not None:
@@ -79,8 +80,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         origin = official.table.name if official is not None else "none"
         origin = f"{data.test_size} other rows of it" if data.test_size is not None else origin
         notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
-    if data.shots is None:
-        notes += _missing_classes(task, train)
+    notes += _rare_classes(task, "train", train, data.shots)
     dev = Subset(dev.rows, fewshot.limit(dev.indices, data.eval_limit))
     test = Subset(test.rows, fewshot.limit(test.indices, data.eval_limit)) if test is not None else None
     return Selection(train, dev, test, notes, source.revision)
@@ -160,18 +160,12 @@ def _sample(rows: LabelledRows, train: int, dev: int, seed: int) -> tuple[Subset
     return Subset(rows, splits[0]), Subset(rows, splits[1])
 
 
-def _short_classes(task: TaskConfig, name: str, subset: Subset, shots: int) -> list[str]:
-    """Return a note that names the classes with fewer than `shots` rows."""
-    labels = [subset.rows.labels[i] for i in subset.indices]
-    counts = [(label, labels.count(i)) for i, label in enumerate(task.labels)]
-    short = [f"'{label}' {count}" for label, count in counts if count < shots]
-    return [f"{name}: fewer than {shots} rows for class {join(short)}"] if short else []
-
-
-def _missing_classes(task: TaskConfig, train: Subset) -> list[str]:
-    seen = {train.rows.labels[i] for i in train.indices}
-    missing = [f"'{label}'" for i, label in enumerate(task.labels) if i not in seen]
-    return [f"train: no rows for class {join(missing)}"] if missing else []
+def _rare_classes(task: TaskConfig, name: str, subset: Subset, shots: int | None) -> list[str]:
+    """Return a note that names the classes with fewer than `shots` rows; without shots, those with none."""
+    counts = Counter(subset.rows.labels[i] for i in subset.indices)
+    short = [f"'{label}' {counts[i]}" for i, label in enumerate(task.labels) if counts[i] < (shots or 1)]
+    few = "no" if shots is None else f"fewer than {shots}"
+    return [f"{name}: {few} rows for class {join(short)}"] if short else []
 
 
 def _fingerprint(*splits: list[Example] | None) -> str:

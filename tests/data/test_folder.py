@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.config.schema import Example, FilesConfig
-from mezo_cli.data import folder, load
+from mezo_cli.data import load
 from mezo_cli.errors import UserError
 from tests.data.sample_data import HEADER, SST2, SST5, files_config, sst2_rows, write_jsonl, write_tsv
 
@@ -79,17 +79,3 @@ def test_errors_in_a_folder(make: object, parts: list[str], glue: Path) -> None:
 def test_data_dir_must_be_given(glue: Path) -> None:
     with pytest.raises(UserError, match=r"data=files needs data.dir"):
         load(SST2, FilesConfig(name="files"), 42)
-
-
-def test_a_relative_folder_is_relative_to_the_working_directory(glue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(glue.parent)
-    assert load(SST2, files_config(Path("SST-2")), 42) == load(SST2, files_config(glue), 42)
-
-
-def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(tmp_path / "SST-2"))
-
-    monkeypatch.setattr(folder, "_task_folder", denied)
-    with pytest.raises(UserError, match=r"data\.dir=.*SST-2: permission denied"):
-        load(SST2, files_config(tmp_path), 1)
