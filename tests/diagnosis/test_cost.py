@@ -152,7 +152,6 @@ def test_the_bytes_of_a_run_are_those_that_it_writes(roberta: Path, movies: Path
     ("kind", "reason", "verdict"),
     [
         ("compiled", "", OK),
-        ("compiled", "the noise does not use AVX-512", DOUBT),
         ("eager", "the noise is not compiled", DOUBT),
         ("none", "", DOUBT),
     ],

@@ -1,6 +1,6 @@
 """Compile a kernel and check it against its eager form; without a compiler, run the eager form.
 
-A kernel is compiled from C++ of its own where there is one for the CPU (`avx512.py`), else from its tensor operations.
+On a CPU a kernel is compiled from C++ of its own (`simd.py`), elsewhere from its tensor operations.
 
 Every call of a kernel is one call of the operator `mezo::noise`, so profilers and counters see one operation.
 """
@@ -15,26 +15,22 @@ import torch
 from torch import Tensor
 
 from mezo_cli.errors import first_line
+from mezo_cli.perturb.noise.simd import EAGER
 
 log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
-Native = Callable[[tuple[Tensor, ...]], Function | None]  # arrays -> the compiled function, as `avx512.compile_kernel`
+Native = Callable[[tuple[Tensor, ...]], Function]  # arrays -> the compiled function, as `simd.compile_kernel`
 OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the only index is masked to the length of its table
 CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles before it is used
 # Kernels of all kinds share their code objects, by which torch counts recompilations.
 DYNAMO = {"recompile_limit": 1024}
 
 
-def no_native_kernel(arrays: tuple[Tensor, ...]) -> Function | None:
-    """Return None: the `native` of a kernel without C++ of its own."""
-    return None
-
-
 class Kernel:
     """One function over tiles (at least two), compiled at its first call per device, dtype and number of threads.
 
-    MEZO_EAGER=1 in the environment selects the eager form: bitwise identical, 10 to 30 times slower.
+    MEZO_EAGER=1 or MEZO_SIMD=eager in the environment selects the eager form: bitwise identical, 10 to 30 times slower.
 
     Args:
         function: takes tensors only: first `arrays` tensors with `tile` elements per tile (theta, then the
@@ -43,17 +39,14 @@ class Kernel:
         arrays: 1 for theta <- f(theta), one more per output.
         tile: elements per tile.
         max_tiles: tiles per call at most, on a CPU.
-        native: compiles the kernel's own C++ for arrays like the given ones; None where there is none.
+        native: compiles the kernel for a CPU, for arrays like the given ones.
     """
 
     # Shared by all kernels: one failure shows that there is no compiler, or that torch's interfaces have changed.
     compiler_error: ClassVar[str | None] = None  # why the kernels are not compiled
     guarded_because: ClassVar[str | None] = None  # why they are compiled with torch.compile's guards
-    native_error: ClassVar[str | None] = None  # why the C++ of the kernels is not used
 
-    def __init__(
-        self, function: Function, arrays: int, tile: int, max_tiles: int, native: Native = no_native_kernel
-    ) -> None:
+    def __init__(self, function: Function, arrays: int, tile: int, max_tiles: int, native: Native) -> None:
         self.function, self.arrays, self.tile, self.max_tiles = function, arrays, tile, max_tiles
         self.native = native
         self.compiled: dict[Any, Function] = {}  # by device, dtype and number of threads
@@ -78,24 +71,13 @@ class Kernel:
             return
         arrays, rest = tensors[: self.arrays], tensors[self.arrays + 2 :]
         try:
-            compiled = self._compile_native(arrays, rest) or self._checked(self._compile(arrays, rest), arrays, rest)
+            on_cpu = arrays[0].device.type == "cpu"
+            compiled = self._checked(self.native(arrays) if on_cpu else self._compile(arrays, rest), arrays, rest)
         except Exception as error:  # a compiler fails in many ways, for which torch has no common type
             Kernel.compiler_error = first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
             return
         self.compiled[self._key(*tensors)] = compiled
-
-    def _compile_native(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function | None:
-        """Compile and check the kernel's own C++; None if it has none for these arrays, or if that failed before."""
-        if Kernel.native_error is not None:
-            return None
-        try:
-            compiled = self.native(arrays)
-            return None if compiled is None else self._checked(compiled, arrays, rest)
-        except Exception as error:  # as above
-            Kernel.native_error = first_line(error)
-            log.warning("warning: %s", describe_kernels()[1])
-            return None
 
     def _checked(self, compiled: Function, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
         """Return the compiled function if it is bitwise identical to the eager one on a few tiles."""
@@ -112,7 +94,7 @@ class Kernel:
         return last.device, tensors[0].dtype, last.dtype, torch.get_num_threads()
 
     def _compile(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
-        # The compiler decides by the sizes of its first example whether to use threads: give it the largest.
+        # The compiler decides by the sizes of its first example: give it a large one.
         example = self._example(self.max_tiles, arrays)
         try:
             return self.compile_unguarded(*example, *rest)
@@ -201,7 +183,8 @@ def describe_kernels() -> tuple[str, str]:
     The first is `compiled`, `guarded` (compiled, with a check at every call) or `eager`.
     """
     if _eager():
-        return "eager", "the noise is not compiled, and 10 to 30 times slower: MEZO_EAGER is set"
+        variable = "MEZO_SIMD=eager" if os.environ.get("MEZO_SIMD") == EAGER else "MEZO_EAGER"
+        return "eager", f"the noise is not compiled, and 10 to 30 times slower: {variable} is set"
     if Kernel.compiler_error is not None:
         return "eager", f"the noise is not compiled, and 10 to 30 times slower: {Kernel.compiler_error}"
     if Kernel.guarded_because is not None:
@@ -209,10 +192,8 @@ def describe_kernels() -> tuple[str, str]:
             "guarded",
             f"the noise is compiled with torch.compile's guards, 20 us more per call: {Kernel.guarded_because}",
         )
-    if Kernel.native_error is not None:
-        return "compiled", f"the noise does not use AVX-512, and takes twice the time: {Kernel.native_error}"
     return "compiled", ""
 
 
 def _eager() -> bool:
-    return os.environ.get("MEZO_EAGER", "") not in ("", "0")
+    return os.environ.get("MEZO_EAGER", "") not in ("", "0") or os.environ.get("MEZO_SIMD") == EAGER

@@ -15,6 +15,7 @@ from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, decay_number, step_sample
 from mezo_cli.perturb.noise.rounding import HALF_DTYPES, MAX_ELEMENTS, ROUND, STEPS, update_kernel
+from mezo_cli.perturb.noise.simd import instruction_set
 from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
@@ -32,6 +33,7 @@ class CounterNoise:
     """
 
     def __init__(self, kind: str, kernels: KernelSet, scaled: Callable[[float, torch.device], Tensor]) -> None:
+        instruction_set()  # an unknown one is refused before anything is computed
         self.kind = kind
         self.tile = kernels.tile
         self.block = BLOCK

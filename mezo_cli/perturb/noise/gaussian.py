@@ -46,7 +46,7 @@ def _table_on(device: torch.device) -> Tensor:
     return gaussian_table().to(device)
 
 
-KERNELS = make_kernels(draw, per_word=2, max_tiles=4096, native="Gaussian")
+KERNELS = make_kernels(draw, per_word=2, max_tiles=4096, native="gaussian")
 
 
 def gaussian_noise() -> CounterNoise:

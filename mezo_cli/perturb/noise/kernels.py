@@ -1,7 +1,7 @@
 """The five kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
 
-They are written in tensor operations; `Kernel` compiles them to C++ or Triton, or runs them as they are. `avx512.cpp`
-holds them once more, for CPUs with AVX-512.
+They are written in tensor operations, which define the bits. `Kernel` compiles them, or runs them as they are; for CPUs
+it compiles `simd.cpp`, which holds them once more.
 
 A tensor is cut into *tiles* of 4 * per_word * LANES elements. Lane l of tile t reads Philox block t * LANES + l. The
 block's four words serve the same lane of all rows of the tile: neighbours in memory read neighbouring words, which is
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import avx512
+from mezo_cli.perturb.noise import simd
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.philox import MASK, philox
 from mezo_cli.perturb.noise.spans import compute_device
@@ -38,7 +38,7 @@ class KernelSet:
     tile: int  # elements
     max_tiles: int  # tiles per call on a CPU, so that their words stay in cache
     draw: Draw
-    native: str  # the name of `draw` in avx512.cpp, if it is there
+    native: str  # the kind in simd.cpp, if it is there
     perturb: Kernel  # out = theta + c z
     perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
     add: Kernel  # theta <- theta + c z
@@ -104,7 +104,7 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         draw: returns c z for some tiles.
         per_word: how many elements one random word serves.
         max_tiles: tiles per call on a CPU.
-        native: the name of `draw` in avx512.cpp, if it is there.
+        native: the kind in simd.cpp, if it is there.
     """
 
     def perturb(theta: Tensor, out: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
@@ -145,9 +145,15 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         view.copy_(subtract_fraction(view, fraction) + cz.double())
 
     tile = 4 * per_word * LANES
-    functions = ((perturb, 2), (perturb_pair, 3), (add, 1), (decay, 1), (shrink, 1))
+    functions = (
+        (perturb, "perturb", 2),
+        (perturb_pair, "perturb", 3),
+        (add, "add", 1),
+        (decay, "decay", 1),
+        (shrink, "shrink", 1),
+    )
     kernels = [
-        Kernel(function, arrays, tile, max_tiles, partial(avx512.compile_kernel, native, function.__name__))
-        for function, arrays in functions
+        Kernel(function, arrays, tile, max_tiles, partial(simd.compile_kernel, native, operation, tile))
+        for function, operation, arrays in functions
     ]
     return KernelSet(tile, max_tiles, draw, native, *kernels)

@@ -18,7 +18,7 @@ def coefficient(c: float, device: torch.device) -> Tensor:
     return torch.full((), round_to_float32(c), dtype=torch.float32, device=device)
 
 
-KERNELS = make_kernels(draw, per_word=32, max_tiles=1024, native="Rademacher")
+KERNELS = make_kernels(draw, per_word=32, max_tiles=1024, native="rademacher")
 
 
 def rademacher_noise() -> CounterNoise:

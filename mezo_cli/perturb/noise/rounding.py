@@ -14,7 +14,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import avx512
+from mezo_cli.perturb.noise import simd
 from mezo_cli.perturb.noise.compiled import Function, Kernel
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample, subtract_fraction
@@ -73,7 +73,8 @@ def kernel(dtype: torch.dtype, tile: int) -> Kernel:
         view = values.view(bits.shape)
         view.copy_(function(view, bits))
 
-    return Kernel(round_tiles, 1, tile, MAX_ELEMENTS // tile)
+    native = partial(simd.compile_kernel, "none", f"round_{str(dtype).removeprefix('torch.')}", tile)
+    return Kernel(round_tiles, 1, tile, MAX_ELEMENTS // tile, native)
 
 
 @cache
@@ -117,7 +118,7 @@ def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
         view.copy_(FUNCTIONS[theta.dtype]((subtract_fraction(view, fraction) + cz.double()).float(), bits))
 
     functions: dict[str, Function] = {"add": add, "decay": decay, "shrink": shrink}
-    native = partial(avx512.compile_kernel, kernels.native, f"{operation}_and_round")
+    native = partial(simd.compile_kernel, kernels.native, operation, kernels.tile)
     return Kernel(functions[operation], 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
 
 
