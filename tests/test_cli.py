@@ -20,14 +20,7 @@ from mezo_cli.errors import UserError
 from tests.command_line import environment, error_line, mezo, process
 from tests.report.run_directories import make_run
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 # --- help ---
@@ -41,27 +34,11 @@ def test_help_and_no_words_exit_0_and_name_the_commands() -> None:
     assert mezo("train", "--help").code == 0
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["nosuch"]])
-def test_help_imports_nothing_heavy(words: list[str], here: Path) -> None:
-    """The clock depends on the machine; what makes it slow does not."""
-    code = (
-        "import sys\n"
-        f"sys.argv = ['mezo', *{words!r}]\n"
-        "from mezo_cli.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'hydra', 'omegaconf', 'numpy', 'transformers', 'datasets', 'sklearn', 'yaml', 'pyarrow'}\n"
-        "heavy |= {'matplotlib', 'jinja2'}\n"
-        "print('loaded', sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, env=environment(), capture_output=True, text=True)
-    assert done.stdout.endswith("loaded []\n"), done
-
-
-def test_the_installed_command_leads_to_main(here: Path) -> None:
+def test_the_installed_command_leads_to_main(tmp_path: Path) -> None:
     command = shutil.which("mezo", path=os.path.dirname(sys.executable))
     if command is None:
         pytest.skip("the project is not installed")
-    said = subprocess.run([command, "runs", "nowhere"], cwd=here, capture_output=True, text=True)
+    said = subprocess.run([command, "runs", "nowhere"], cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, said.stderr) == (2, "error: nowhere: no such folder\n")
 
 
@@ -107,17 +84,17 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["runs", "nowhere"], "nowhere: no such folder"),
     ],
 )
-def test_a_mistake_is_exit_2_and_one_line_and_leaves_nothing(words: list[str], part: str, here: Path) -> None:
+def test_a_mistake_is_exit_2_and_one_line_and_leaves_nothing(words: list[str], part: str, tmp_path: Path) -> None:
     assert part in error_line(mezo(*words))
-    assert list(here.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_is_one_line_in_a_process_of_its_own_too(here: Path) -> None:
+def test_a_mistake_is_one_line_in_a_process_of_its_own_too(tmp_path: Path) -> None:
     """No library prints a traceback or a line of its own as well."""
-    said = process("train", "task=nosuch", cwd=here)
+    said = process("train", "task=nosuch", cwd=tmp_path)
     assert "no such task" in error_line(said)
     assert said.out == ""
-    assert list(here.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -137,12 +114,12 @@ def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
     assert error_line(mezo(run=fails)) == f"error: {line}\n"
 
 
-def test_a_closed_pipe_ends_quietly(here: Path) -> None:
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     """The reader has gone before anything is printed: status 1, and no traceback."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "mezo_cli", "train", "--cfg", "job"]
-    done = subprocess.run(command, cwd=here, env=environment(), stdout=write, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -157,12 +134,12 @@ def test_a_closed_pipe_ends_quietly(here: Path) -> None:
         ("runs r\xe9sum\xe9 -q", 0, "r\\xe9sum\\xe9/r\n", ""),
     ],
 )
-def test_odd_standard_streams(command: str, code: int, out: str, err: str, here: Path) -> None:
+def test_odd_standard_streams(command: str, code: int, out: str, err: str, tmp_path: Path) -> None:
     """Closed, on a full disk, or in an encoding that lacks a character."""
-    make_run(here / "r\xe9sum\xe9" / "r")
+    make_run(tmp_path / "r\xe9sum\xe9" / "r")
     locale = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}
     words = ["sh", "-c", f"exec {sys.executable} -m mezo_cli {command}"]
-    done = subprocess.run(words, cwd=here, env=environment(**locale), capture_output=True, text=True)
+    done = subprocess.run(words, cwd=tmp_path, env=environment(**locale), capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
@@ -191,17 +168,17 @@ def test_versions_are_printed() -> None:
 # --- the composed config ---
 
 
-def test_cfg_job_prints_the_composed_config_and_runs_nothing(here: Path) -> None:
+def test_cfg_job_prints_the_composed_config_and_runs_nothing(tmp_path: Path) -> None:
     said = mezo("train", "task=rte", "--cfg", "job", "steps=5", "optimizer.lr=0.5")
     assert said.code == 0
     shown = yaml.safe_load(said.out)
     assert (shown["task"]["name"], shown["steps"], shown["optimizer"]["lr"]) == ("rte", 5, 0.5)
     assert set(shown) == {key.split(".")[0] for key in all_keys()}
-    assert list(here.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_of_the_users_own_by_config_dir(here: Path) -> None:
-    folder = here / "my conf"
+def test_a_task_of_the_users_own_by_config_dir(tmp_path: Path) -> None:
+    folder = tmp_path / "my conf"
     (folder / "task").mkdir(parents=True)
     text = (conf_dir() / "task" / "sst2.yaml").read_text()
     (folder / "task" / "mine.yaml").write_text(text.replace("name: sst2", "name: mine", 1))

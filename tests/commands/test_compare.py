@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
-from tests.command_line import environment, error_line, mezo, small
+from tests.command_line import error_line, mezo, small
 from tests.report.run_directories import first_table_cells, make_run, make_two_methods
 
 
@@ -80,19 +78,6 @@ def test_json_and_quiet(runs: Path, tmp_path: Path) -> None:
     assert loud.out.startswith(quiet.out.rstrip("\n"))
     assert "\n- " in loud.out
     assert "\n- " not in quiet.out
-
-
-@pytest.mark.slow
-def test_neither_torch_nor_transformers_is_loaded(runs: Path) -> None:
-    for flags in ([], ["--paper"], ["--objectives"]):
-        code = (
-            f"import sys\nsys.argv = {['mezo', 'compare', *flags, str(runs)]!r}\nfrom mezo_cli.cli import main\n"
-            "try:\n    main()\nexcept SystemExit as end:\n    print('code', end.code)\n"
-            "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'jinja2'}\n"
-            "print('loaded', sorted(heavy & set(sys.modules)))\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
-        assert done.stdout.endswith("code 0\nloaded []\n"), done
 
 
 @pytest.mark.slow

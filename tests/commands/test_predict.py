@@ -3,7 +3,6 @@
 import gc
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from mezo_cli import LoadedRun, load
 from mezo_cli.runs import Run
 from mezo_cli.training.prediction import Prediction
-from tests.command_line import Result, environment, error_line, mezo
+from tests.command_line import Result, error_line, mezo
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
 
@@ -30,34 +29,6 @@ def loaded(run: Path) -> LoadedRun:
 def from_stdin(monkeypatch: pytest.MonkeyPatch, stream: Any, *words: object) -> Result:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
     return mezo(*words)
-
-
-# --- its start ---
-
-
-@pytest.mark.slow
-def test_it_imports_no_more_than_the_model_needs(run: Path) -> None:
-    """Each of these takes a tenth of a second or more, and `import transformers` needs none of them."""
-    code = (
-        "import sys\n"
-        "from mezo_cli.__main__ import main\n"
-        "sys.argv = ['mezo', 'predict', *sys.argv[1:]]\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "heavy = {'datasets', 'hydra', 'matplotlib', 'omegaconf', 'optuna', 'pandas', 'peft', 'pyarrow', 'sklearn',\n"
-        "    'tensorboard', 'transformers.pipelines', 'transformers.trainer', 'torch._inductor.codecache',\n"
-        "    'torch._inductor.compile_fx', 'wandb'}\n"
-        "print('loaded', sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(run), "--text", TEXTS[0], "--text", TEXTS[1]],
-        env={name: value for name, value in environment().items() if name != "MEZO_EAGER"},  # nothing is compiled
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "loaded []"
-    assert done.stdout.count("\n") == 3
 
 
 # --- which numbers ---
