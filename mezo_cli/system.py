@@ -11,7 +11,6 @@ import mmap
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -211,6 +210,12 @@ def peak_memory(device: Any) -> int:
         peaks = [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
         if peaks:
             return peaks[0]
+    if sys.platform == "win32":
+        import psutil  # comes with peft
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -291,7 +296,9 @@ def raise_keyboard_interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = tuple(  # Windows has no SIGHUP
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 @contextlib.contextmanager
@@ -301,18 +308,21 @@ def termination_as_keyboard_interrupt() -> Iterator[None]:
     A signal that is ignored stays so: under nohup a run goes on when its terminal is closed. Outside the main thread,
     where signal handlers cannot be set, the handlers stay.
     """
-    with signal_handlers((signal.SIGTERM, signal.SIGHUP), raise_keyboard_interrupt), _interrupt_after_finalizers():
+    with signal_handlers(ENDING_SIGNALS[1:], raise_keyboard_interrupt), _interrupt_after_finalizers():
         yield
 
 
 @contextlib.contextmanager
 def _interrupt_after_finalizers() -> Iterator[None]:
-    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and go on."""
+    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and go on.
+
+    On Windows, which has no such timer, it is printed.
+    """
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         handled = [number for number in ENDING_SIGNALS if callable(signal.getsignal(number))]
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled or sys.platform == "win32":
             before(unraisable)
             return
         # It comes again when the finalizer has returned, and ends a system call that waits, too.
