@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 
@@ -21,6 +20,7 @@ from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.initial_state import fingerprint
 from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
 from mezo_cli.models.parameter_names import base_name
+from mezo_cli.models.stored_tensors import read_tensors
 
 WEIGHTS = "adapter_model.safetensors"
 BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata
@@ -57,13 +57,8 @@ class Adapter:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         path = folder / WEIGHTS
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                base = (file.metadata() or {}).get(BASE_FINGERPRINT)
-                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or missing: {error}") from error
-        if base != self.base:
+        stored, metadata = read_tensors(path)
+        if metadata.get(BASE_FINGERPRINT) != self.base:
             raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
         wanted = {
             name: v.shape for name, v in get_peft_model_state_dict(self.peft, save_embedding_layers=False).items()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli.errors import UserError
+from mezo_cli.models.stored_tensors import read_tensors
 
 
 def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
@@ -90,13 +91,10 @@ def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
     """Return the tensors of the file, and the row numbers of those that are only rows."""
-    if not path.is_file():  # a pipe: opening it would wait
-        raise UserError(f"{path} is damaged: it is not a regular file")
+    tensors, metadata = read_tensors(path)
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            rows = json.loads((file.metadata() or {}).get("rows", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
-    except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+        rows = json.loads(metadata.get("rows", "{}"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(rows, dict) or not all(isinstance(chosen, list) for chosen in rows.values()):
         raise UserError(f"{path} is damaged: its list of rows is not valid")

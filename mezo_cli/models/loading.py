@@ -264,29 +264,14 @@ def _explain_errors(path: str, file: Path, kind: ModelKind | None = None) -> Ite
 def _reason(error: Exception, file: Path, kind: ModelKind | None) -> str:
     """Return in one line why a checkpoint could not be loaded."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, KeyError) and error.args:
-        word = error.args[0]
-        settings = [key for key, value in _read_json(file).items() if value == word]
-        if settings:  # such as an activation function that does not exist
-            return f"{file.name} sets {settings[0]} to {word!r}, which transformers does not know"
-        return f"{file.name} lacks {word!r}"
     if not lines:
         return f"{type(error).__name__} from {file.name}"
     if kind is not None and lines[0].startswith("Unrecognized configuration class"):
         return f"transformers has no {kind.description} model of its kind"
-    if lines[0].endswith(":"):  # the reason is in the next line
-        return " ".join(lines[:2])
-    # AttributeError, TypeError, ...: the text alone does not say what it is about.
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # the reason may be in the next line
+    # AttributeError, KeyError, ...: the text alone does not say what it is about.
     known = isinstance(error, (OSError, ValueError, RuntimeError)) and not isinstance(error, json.JSONDecodeError)
-    return lines[0] if known else f"{file.name} is damaged or does not belong to it ({lines[0]})"
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return text if known else f"{file.name} is damaged or does not belong to it ({type(error).__name__}: {text})"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from torch import nn
+from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.models.parameter_names import format_names
@@ -124,3 +124,18 @@ def _read_dtypes(file: Path) -> Iterator[tuple[str, str]]:
     with safetensors.safe_open(file, "pt") as opened:
         for name in opened.keys():  # noqa: SIM118 (it is not a dict)
             yield name, opened.get_slice(name).get_dtype()
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file that a run wrote, and its metadata.
+
+    Raises:
+        UserError: when it is missing or damaged.
+    """
+    if not path.is_file():  # a pipe: opening it would wait
+        raise UserError(f"{path} is damaged or missing: it is not a regular file")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged or missing: {error}") from error

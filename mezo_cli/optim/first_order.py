@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig
-from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, StatefulOptimizer, learning_rate
 from mezo_cli.optim.settings import FirstOrderConfig, MomentDecay, PositiveNumber, SlowMomentDecay
 
@@ -151,12 +150,9 @@ class FirstOrder(StatefulOptimizer):
         Raises:
             UserError: when the file is missing or damaged.
         """
-        import safetensors.torch
+        from mezo_cli.models.stored_tensors import read_tensors
 
-        try:
-            self._loaded = safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+        self._loaded, _ = read_tensors(path)
 
 
 class AdamW(FirstOrder):

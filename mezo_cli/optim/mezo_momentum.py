@@ -167,12 +167,9 @@ class WithMoment(Mezo):
         Raises:
             UserError: when the file is missing or damaged, or of another step.
         """
-        import safetensors.torch
+        from mezo_cli.models.stored_tensors import read_tensors
 
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+        tensors, _ = read_tensors(path)
         values = tensors.pop("scalars").tolist() if "scalars" in tensors else []
         if len(values) != len(self.scalars) or values[0] != step:
             raise UserError(f"{path} is damaged: it does not hold the state of {self.config.name} at step {step}")

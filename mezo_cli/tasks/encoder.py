@@ -119,6 +119,19 @@ class InputEncoder:
         )
 
 
+def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
+    """Refuse a number of label words that differs from that of the labels.
+
+    Raises:
+        UserError: naming the key of the words.
+    """
+    if len(words) != len(task.labels):
+        raise UserError(
+            f"task '{task.name}' has {len(task.labels)} labels ({join(task.labels)}) but {len(words)} label words"
+            f" ({join(words)}); {key} needs one for each, in the same order"
+        )
+
+
 def max_row_length(tokenizer: "Tokenizer", wanted: int) -> int:
     """Return `wanted`, or the most tokens that the model takes when that is known and less."""
     known = 0 < tokenizer.model_max_length < _NO_LIMIT

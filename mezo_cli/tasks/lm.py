@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError
 from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import (
     UNBOUNDED,
     InputEncoder,
+    check_one_per_label,
     describe_row,
     describe_tokenizer,
     max_row_length,
@@ -49,12 +50,8 @@ class LmEncoder(InputEncoder):
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
         self._parts = _prompt_parts(task)
-        if len(self.label_words) != len(task.labels):
-            key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-            raise UserError(
-                f"task '{task.name}' has {len(task.labels)} labels ({join(task.labels)}) but {len(self.label_words)}"
-                f" label words ({join(self.label_words)}); {key} needs one for each, in the same order"
-            )
+        key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
+        check_one_per_label(task, self.label_words, key)
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import InputEncoder, describe_row, describe_tokenizer, tokenize
+from mezo_cli.tasks.encoder import InputEncoder, check_one_per_label, describe_row, describe_tokenizer, tokenize
 from mezo_cli.tasks.template import Literal, Sentence, Special, Template
 
 if TYPE_CHECKING:
@@ -174,11 +174,7 @@ def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
             differs from that of the labels.
     """
     words, labels = list(task.label_words), list(task.labels)
-    if len(words) != len(labels):
-        raise UserError(
-            f"task '{task.name}' has {len(labels)} labels ({join(labels)}) but {len(words)} label words"
-            f" ({join(words)}); task.label_words needs one for each, in the same order"
-        )
+    check_one_per_label(task, words, "task.label_words")
     taken: dict[int, int] = {}
     for index, word in enumerate(words):
         token = _label_word_id(word, labels[index], task, tokenizer)

@@ -128,43 +128,25 @@ def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "messages"),
+    ("file", "content", "word"),
     [
-        ({"hidden_act": "foo"}, ["config.json sets hidden_act to 'foo', which transformers does not know"]),
-        ({"hidden_size": "x"}, ["Field 'hidden_size' expected int, got str (value: 'x')"]),
-        ({"num_attention_heads": 0}, ["config.json is damaged or does not belong to it (integer modulo by zero)"]),
-        (
-            {"id2label": 3},
-            [  # transformers 5.23, and the check of types that 5.4 makes first
-                "config.json is damaged or does not belong to it ('int' object has no attribute",
-                "Field 'id2label' expected a dict, got int",
-            ],
-        ),
+        ("config.json", {"hidden_act": "foo"}, "foo"),
+        ("config.json", {"hidden_size": "x"}, "hidden_size"),
+        ("config.json", {"num_attention_heads": 0}, "config.json is damaged"),
+        ("config.json", {"id2label": 3}, "(config.json is damaged|id2label)"),
+        ("tokenizer.json", {}, "tokenizer.json is damaged.*added_tokens"),
+        ("tokenizer.json", [], "tokenizer.json is damaged"),
+        ("tokenizer.json", {"added_tokens": []}, "tokenizer.json is damaged"),
     ],
 )
-def test_settings_of_config_json_that_transformers_refuses(
-    tmp_path: Path, changes: dict[str, Any], messages: list[str]
-) -> None:
-    folder = tiny.roberta(tmp_path)
-    change_json(folder / "config.json", **changes)
-    with pytest.raises(UserError, match="|".join(map(re.escape, messages))) as caught:
-        load(folder)
-    assert str(caught.value).startswith(f"model.path={folder} could not be loaded: ")
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({}, "tokenizer.json lacks 'added_tokens'"),
-        ([], "tokenizer.json is damaged or does not belong to it"),
-        ({"added_tokens": []}, "tokenizer.json is damaged or does not belong to it (Model missing"),
-    ],
-)
-def test_a_tokenizer_json_that_holds_no_tokenizer(tmp_path: Path, content: Any, said: str) -> None:
-    folder = tiny.roberta(tmp_path)
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=re.escape(said)):
-        load(folder)
+def test_what_transformers_refuses_is_one_line(file: str, content: Any, word: str, tmp_path: Path) -> None:
+    path = tiny.roberta(tmp_path) / file
+    before = json.loads(path.read_text()) if file == "config.json" else {}
+    path.write_text(json.dumps({**before, **content} if isinstance(content, dict) else content))
+    with pytest.raises(UserError, match=word) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith(f"model.path={tmp_path} could not be loaded: ")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) -> None:
