@@ -87,7 +87,8 @@ def serve() -> None:
 def _warm_up() -> None:
     """Import what commands import late, by running them."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["model=demo", "data=demo", "steps=1", "batch_size=2", "data.eval_limit=2", f"hydra.run.dir={folder}/r"]
+        words = ["model=demo", "data=demo", "steps=1", "batch_size=2"]
+        words += ["data.train_size=8", "data.eval_limit=2", f"hydra.run.dir={folder}/r"]
         run, page = f"{folder}/r", f"{folder}/page.html"
         reading = (["runs", folder], ["compare", folder], ["show", run], ["report", run, "--out", page])
         using = (["eval", run], ["predict", run, "--text", "a film"], ["export", run, "--out", f"{folder}/out"])
