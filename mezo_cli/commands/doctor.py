@@ -15,7 +15,7 @@ from mezo_cli.config.choices import find_choices
 from mezo_cli.config.schema import Config
 from mezo_cli.config.sweep_plan import describe_job, plan_sweep
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.diagnosis.findings import DOUBT, NOTE, UNKNOWN, Deadline, Finding, Section, count
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
 from mezo_cli.diagnosis.jobs import Jobs
 from mezo_cli.runs import Run
 from mezo_cli.system import device_name, import_torch
@@ -61,7 +61,7 @@ def doctor(
         if as_json:
             print_line(json.dumps(_document(prepared, jobs, list(sections)), indent=2))
         elif quiet:
-            _show_doubts(sections)
+            list(_show_sections(sections, (DOUBT, UNKNOWN)))
         else:
             _show(prepared, jobs, sections, seconds)
 
@@ -114,15 +114,7 @@ def _show(prepared: "Prepared", jobs: Jobs, sections: Iterator[Section], seconds
             f"a sweep of {count(len(jobs.configs), 'job')}: everything is measured on job 1{label}; forwards, time and"
             " bytes are added up over all jobs"
         )
-    done = []
-    for section in sections:
-        done.append(section)
-        print_line()
-        print_line(section.title)
-        for finding in section.findings:
-            _show_finding(finding)
-        sys.stdout.flush()
-    print_line()
+    done = list(_show_sections(sections, (OK, NOTE, DOUBT, UNKNOWN)))
     cut = [f"{section.title}: {'; '.join(section.cut)}" for section in done if section.cut]
     if cut:
         print_line(f"not measured within --seconds {seconds:g} (raise it for more):")
@@ -133,15 +125,17 @@ def _show(prepared: "Prepared", jobs: Jobs, sections: Iterator[Section], seconds
     print_line(", ".join([count(doubts, "doubt") if doubts else "no doubts", *told]))
 
 
-def _show_doubts(sections: Iterator[Section]) -> None:
-    """Print the doubts of each section as it is done, and what could not be told."""
+def _show_sections(sections: Iterator[Section], verdicts: Sequence[str]) -> Iterator[Section]:
+    """Print the findings with some verdicts of each section as it is done; yield the sections."""
     for section in sections:
-        findings = [finding for finding in section.findings if finding.verdict in (DOUBT, UNKNOWN)]
+        findings = [finding for finding in section.findings if finding.verdict in verdicts]
         if findings:
-            print_line(section.title)
+            print_line(f"\n{section.title}")
         for finding in findings:
             _show_finding(finding)
         sys.stdout.flush()
+        yield section
+    print_line()
 
 
 def _show_finding(finding: Finding) -> None:

@@ -14,7 +14,6 @@ the batch that g is not of.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -36,22 +35,12 @@ PAPER_EPS = 1e-3
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one direction gives: g and the second difference h of two independent batches, and the loss at theta."""
-
-    g: tuple[float, float]
-    h: tuple[float, float]
-    loss: float
-
-
-@dataclass(frozen=True)
 class Estimate:
     """The terms of the expected change of the loss, -lr gain + lr^2 / 2 harm, and what follows.
 
     Attributes:
         gain: |grad L|^2, with its standard error `gain_error`.
         harm: E[g^2 z.Hz].
-        batch_gain: E[g^2], the squared gradient of a batch: the noise of the batches included.
         curvature: mean of z.Hz, about the trace of H.
         curvature_floor: what rounding of the losses alone can make of the curvature.
         loss: at theta, of one batch.
@@ -62,7 +51,6 @@ class Estimate:
     gain: float
     gain_error: float
     harm: float
-    batch_gain: float
     curvature: float
     curvature_floor: float
     loss: float
@@ -80,43 +68,44 @@ class Estimate:
         return -lr * self.gain + lr * lr / 2 * self.harm / samples
 
 
-def from_losses(losses: Losses, eps: float, whole: bool) -> list[Measured]:
-    """Return what every direction gives of which both batches and the losses at theta are measured in float32."""
-    directions = []
+def whole_directions(losses: Losses, eps: float, whole: bool) -> np.ndarray:
+    """Return loss_plus, loss_minus and the loss at theta in float32, of the directions of which all are measured.
+
+    Returns:
+        float64, [directions, the two batches, 3].
+    """
+    rows = []
     for k in sorted({point.direction for point in losses if point.direction >= 0}):
-        batches = batches_of(k, whole)
-        pairs = [Point(k, batch, eps, "float32") for batch in batches]
-        middles = [Point(-1, batch, 0.0, "float32") for batch in batches]
-        if all(point in losses for point in (*pairs, *middles)):
-            g, h = [], []
-            for pair, middle in zip(pairs, middles, strict=True):
-                (plus, minus), (loss, _) = losses[pair], losses[middle]
-                g.append((plus - minus) / (2 * eps))
-                h.append((plus + minus - 2 * loss) / eps**2)
-            directions.append(Measured((g[0], g[1]), (h[0], h[1]), losses[middles[0]][0]))
-    return directions
+        points = [(Point(k, batch, eps, "float32"), Point(-1, batch, 0.0, "float32")) for batch in batches_of(k, whole)]
+        if all(point in losses for both in points for point in both):
+            rows.append([[*losses[pair], losses[middle][0]] for pair, middle in points])
+    return np.array(rows, np.float64).reshape(-1, 2, 3)
 
 
-def estimate(measured: Sequence[Measured], eps: float) -> Estimate | None:
-    """Estimate the best learning rate; None with too few directions or a loss that is not finite."""
-    g = np.array([one.g for one in measured], dtype=np.float64)
-    h = np.array([one.h for one in measured], dtype=np.float64)
+def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
+    """Estimate the best learning rate; None with too few directions or a loss that is not finite.
+
+    Args:
+        measured: from `whole_directions`.
+        eps: of the losses.
+    """
     n = len(measured)
-    if n < MIN_DIRECTIONS or not (np.isfinite(g).all() and np.isfinite(h).all()):
+    if n < MIN_DIRECTIONS or not np.isfinite(measured).all():
         return None
+    plus, minus, middle = np.moveaxis(measured, 2, 0)
+    g, h, loss = (plus - minus) / (2 * eps), (plus + minus - 2 * middle) / eps**2, float(middle[0, 0])
     gains, harms = g[:, 0] * g[:, 1], (g[:, 0] ** 2 * h[:, 1] + g[:, 1] ** 2 * h[:, 0]) / 2
     gain, harm = float(gains.mean()), float(harms.mean())
     without = (gains.sum() - gains) / np.where(harms.sum() - harms == 0, np.nan, harms.sum() - harms)
     error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    rounding = 4 * FLOAT32_STEP * abs(measured[0].loss) / eps**2
+    rounding = 4 * FLOAT32_STEP * abs(loss) / eps**2
     return Estimate(
         gain=gain,
         gain_error=float(gains.std(ddof=1)) / math.sqrt(n),
         harm=harm,
-        batch_gain=float((g**2).mean()),
         curvature=float(h.mean()),
         curvature_floor=rounding / math.sqrt(n),
-        loss=measured[0].loss,
+        loss=loss,
         lr=gain / harm if harm else math.inf,
         lr_error=error,
         directions=n,

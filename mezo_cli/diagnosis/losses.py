@@ -126,8 +126,3 @@ def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float
                 plus, minus = losses[one]
                 values.append((plus - minus) / (2 * one.eps))
     return grads
-
-
-def finite(losses: Losses) -> bool:
-    """Return whether every loss is finite."""
-    return bool(torch.tensor(list(losses.values())).isfinite().all())

@@ -10,7 +10,7 @@ from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
-from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, FIRST, Losses, finite, measure, plan_points, projected_grads
+from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, FIRST, Losses, measure, plan_points, projected_grads
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.settings import zeroth_order
@@ -44,7 +44,7 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     losses = measure(session, _loss_of(session, train, sampler), plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
     _name_cut(section, losses, rows, eps)
-    if not finite(losses):
+    if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
         advice = "use a smaller optimizer.eps, or model.compute_dtype=float32"
         section.add(DOUBT, "finite", "a loss at theta +- eps z is not finite", advice)
         return section
@@ -52,7 +52,7 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     better = judge_resolution(section, rows, eps, dtype, noise, describe_reference(session))
     _judge_zeros(section, rows, config)
     _report_grads(section, projected_grads(losses, (eps, "float32"))[0])
-    estimated = learning_rate.estimate(learning_rate.from_losses(losses, eps, whole), eps)
+    estimated = learning_rate.estimate(learning_rate.whole_directions(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
     learning_rate.judge(section, estimated, config, learning_rate.beside_paper(session), larger_eps)
     return section

@@ -81,7 +81,6 @@ FOUND = Estimate(
     gain=4.0,
     gain_error=1.0,
     harm=4000.0,
-    batch_gain=5.0,
     curvature=800.0,
     curvature_floor=0.1,
     loss=0.7,
