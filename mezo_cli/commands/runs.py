@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,32 @@ class Listed:
     Attributes:
         name: its directory, seen from the folder that is listed.
         settings: its config as it is stored; empty for a damaged run.
-        cells: column -> text.
         record: what `--json` prints.
-        problem: why it failed, or what is wrong with its files.
+        mark: stands behind its scores.
     """
 
     name: str
     settings: Mapping[str, Any]
-    cells: Mapping[str, str]
     record: Mapping[str, Any]
-    problem: str | None
+    mark: str = ""
+
+    @cached_property
+    def cells(self) -> Mapping[str, str]:
+        """Column -> text."""
+        record = self.record
+        if record["status"] == "damaged":
+            return {"run": self.name, "status": "damaged"}
+        is_plain = record["loss"] == "cross_entropy"
+        own = {
+            "run": self.name,
+            "objective": record["objective"] if is_plain else f"{record['objective']} {record['loss']}",
+            "method": " ".join(name for name in (record["optimizer"], record["peft"]) if name != "none"),
+            "model": Path(record["model"]).name,
+            "step": f"{record['step']}/{record['steps']}",
+        }
+        scores = {split: record[split] for split in ("dev", "test")}
+        own |= {split: "-" if score is None else f"{100 * score:.1f}{self.mark}" for split, score in scores.items()}
+        return {name: own.get(name) or str(record[name]) for name in COLUMNS}
 
 
 def runs(
@@ -61,12 +78,11 @@ def runs(
     """
     folder, filters = _split(words)
     statuses, order = parse_statuses(status), parse_sort(sort, COLUMNS)
-    found = find_runs(folder)
-    listed = [_read(run, folder) for run in found]
+    listed = [_read(run, folder) for run in find_runs(folder)]
     chosen = [
         run
         for run in listed
-        if (not statuses or run.cells["status"] in statuses) and all(one.matches(run.settings) for one in filters)
+        if (not statuses or run.record["status"] in statuses) and all(one.matches(run.settings) for one in filters)
     ]
     if order is not None:
         chosen.sort(key=lambda run: order(run.record, run.settings))
@@ -75,7 +91,7 @@ def runs(
     elif quiet:
         for run in chosen:
             print_line(str(folder / run.name))
-    elif not found:
+    elif not listed:
         print_line(f"no runs under {folder}")
     elif not chosen:
         print_line(_no_match(folder, listed, statuses, filters))
@@ -94,8 +110,8 @@ def _split(words: Sequence[str]) -> tuple[Path, list[Filter]]:
 
 def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], filters: Sequence[Filter]) -> str:
     """Return that no run matches, and for one filter the values that there are."""
-    asked = [*([f"--status {','.join(statuses)}"] if statuses else []), *(one.text for one in filters)]
-    line = f"none of {len(listed)} runs under {folder} matches {' '.join(asked)}"
+    conditions = [*([f"--status {','.join(statuses)}"] if statuses else []), *(one.text for one in filters)]
+    line = f"none of {len(listed)} runs under {folder} matches {' '.join(conditions)}"
     if len(filters) == 1 and not statuses:
         values = sorted({filters[0].shown(run.settings) for run in listed if run.settings})
         return f"{line}{did_you_mean(filters[0].values[0], values)}; there are {join(values[:10])}"
@@ -114,12 +130,23 @@ def _read(run: Run, folder: Path) -> Listed:
         status = run.status(info)
         step, scores, problem, summary = _progress(run, info, settings, status)
     except UserError as error:
-        problem = one_line(error)
-        damaged = {"run": str(run.path), "status": "damaged", "problem": problem}
-        return Listed(name, settings, {"run": name, "status": "damaged"}, damaged, problem)
-    cells, record = _describe(name, settings, status, step, scores, summary)
-    more = {"run": str(run.path), "start": info.get("start"), "end": info.get("end"), "problem": problem}
-    return Listed(name, settings, cells, {**record, **more}, problem)
+        return Listed(name, settings, {"run": str(run.path), "status": "damaged", "problem": one_line(error)})
+    keys = {"task": "task.name", "objective": "objective.name", "loss": "objective.loss", "optimizer": "optimizer.name"}
+    keys |= {"peft": "peft.name", "model": "model.path", "metric": "task.metric"}
+    record = {
+        "run": str(run.path),
+        "status": status,
+        **{name: str(setting(settings, key)) for name, key in keys.items()},
+        "seed": setting(settings, "seed"),
+        "step": step,
+        "steps": setting(settings, "steps"),
+        **scores,
+        "verdict": summary.get("verdict"),
+        "start": info.get("start"),
+        "end": info.get("end"),
+        "problem": problem,
+    }
+    return Listed(name, settings, record, f" {MARK}" if picked_start(summary) else "")
 
 
 def _progress(
@@ -166,37 +193,6 @@ def _score(run: Run, scores: Any, metric: str) -> float | None:
         raise UserError(f"{run.path / 'summary.json'} is damaged: it lacks {metric}") from error
 
 
-def _describe(
-    name: str,
-    settings: Mapping[str, Any],
-    status: str,
-    step: int,
-    scores: Mapping[str, float | None],
-    summary: Mapping[str, Any],
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the cells of a run and its record."""
-    keys = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "task.metric")
-    task, objective, loss, optimizer, peft, model, metric = (str(setting(settings, key)) for key in keys)
-    seed, steps = setting(settings, "seed"), setting(settings, "steps")
-    mark = f" {MARK}" if picked_start(summary) else ""
-    percent = {split: "-" if value is None else f"{100 * value:.1f}{mark}" for split, value in scores.items()}
-    cells = {
-        "run": name,
-        "status": status,
-        "task": task,
-        "objective": objective if loss == "cross_entropy" else f"{objective} {loss}",
-        "method": " ".join(one for one in (optimizer, peft) if one != "none"),
-        "model": Path(model).name,
-        "metric": metric,
-        "seed": str(seed),
-        "step": f"{step}/{steps}",
-        **percent,
-    }
-    record = {"run": name, "status": status, "task": task, "objective": objective, "loss": loss}
-    record |= {"optimizer": optimizer, "peft": peft, "model": model, "metric": metric}
-    return cells, {**record, "seed": seed, "step": step, "steps": steps, **scores, "verdict": summary.get("verdict")}
-
-
 # --- the table ---
 
 
@@ -214,8 +210,8 @@ def _show(listed: Sequence[Listed]) -> None:
     if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
         print_line(NOTE)
     for run in listed:
-        if run.problem is not None:
-            print_line(f"{run.name}: {' '.join(run.problem.split())}")
+        if run.record["problem"] is not None:
+            print_line(f"{run.name}: {' '.join(run.record['problem'].split())}")
         elif run.record.get("verdict") == "diverged":
             print_line(f"{run.name}: it diverged")
 
