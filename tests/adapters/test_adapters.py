@@ -16,9 +16,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     DistilBertConfig,
     DistilBertForMaskedLM,
-    GPT2Config,
-    LlamaConfig,
-    OPTConfig,
 )
 
 from mezo_cli import models
@@ -298,61 +295,27 @@ def test_a_prefix_that_leaves_no_tokens_for_the_text_is_refused(beyond: int, rob
 
 # --- decoder models ---
 
-SIZE: dict[str, Any] = {"vocab_size": 60}
-DECODERS = {
-    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **SIZE),
-    "opt": OPTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        ffn_dim=64,
-        max_position_embeddings=64,
-        word_embed_proj_dim=32,
-        **SIZE,
-    ),
-    "llama": LlamaConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        tie_word_embeddings=True,
-        **SIZE,
-    ),
-}
-
-
-class Words:
-    """A tokenizer's vocabulary."""
-
-    model_max_length = 64
-    all_special_ids = (0, 1)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {str(i): i for i in range(60)}
-
-
-def decoder(family: str, *words: str) -> models.LoadedModel:
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(DECODERS[family]).eval()
-    loaded = models.LoadedModel(model, Words(), CAUSAL_LM, torch.device("cpu"), torch.float32)
-    made = build_config(list(words))
-    attach(loaded, made.peft, made.model, seed=1)
-    return loaded
-
-
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 
 
-@pytest.mark.parametrize("family", DECODERS)
-def test_the_initial_prefix_equals_tokens_before_the_text(family: str) -> None:
+def decoder(folder: Path, *words: str) -> models.LoadedModel:
+    config = build_config([f"model.path={folder}", "model.device=cpu", *words])
+    loaded = models.load(config.model, CAUSAL_LM, [], 0)
+    attach(loaded, config.peft, config.model, seed=1)
+    return loaded
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_the_initial_prefix_equals_tokens_before_the_text(family: str, tmp_path: Path) -> None:
     """In a decoder this is exact: the logits are those of the text after the tokens themselves."""
-    stock, ours = decoder(family).model, decoder(family, "peft=prefix").model
+    stock, ours = (decoder(tiny.decoder(tmp_path, family), *words) for words in ((), ("peft=prefix",)))
+    words = sorted(set(stock.tokenizer.get_vocab().values()) - set(stock.tokenizer.all_special_ids))
     torch.manual_seed(zlib.crc32(b"fresh adapter 1"))
-    tokens = torch.tensor(range(2, 60))[torch.randint(58, (5,))]
+    tokens = torch.tensor(words)[torch.randint(len(words), (5,))]
     with torch.no_grad():
-        want = stock(torch.cat((tokens.expand(2, -1), IDS), dim=1)).logits[:, 5:]
-        torch.testing.assert_close(ours(IDS, attention_mask=torch.ones_like(IDS)).logits, want, rtol=1e-4, atol=1e-5)
+        want = stock.model(torch.cat((tokens.expand(2, -1), IDS), dim=1)).logits[:, 5:]
+        seen = ours.model(IDS, attention_mask=torch.ones_like(IDS)).logits
+    torch.testing.assert_close(seen, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -360,18 +323,19 @@ def test_the_initial_prefix_equals_tokens_before_the_text(family: str) -> None:
     [("gpt2", "lora"), ("opt", "lora"), ("llama", "lora"), ("llama", "prefix"), ("gpt2", "head"), ("opt", "bias")],
 )
 def test_plain_peft_loads_the_adapter_of_a_decoder(family: str, kind: str, tmp_path: Path) -> None:
-    ours = decoder(family, f"peft={kind}")
-    trained = {name: p for name, p in ours.model.named_parameters() if p.requires_grad}
+    base, saved = tiny.decoder(tmp_path / "base", family), tmp_path / "adapter"
+    ours = decoder(base, f"peft={kind}")
     with torch.no_grad():
-        for p in trained.values():
-            p += 0.3 * torch.randn_like(p)
-    models.save(ours, tmp_path)
-    stock = decoder(family).model
-    want = {"gpt2": {"c_attn"}, "opt": {"q_proj", "v_proj"}, "llama": {"q_proj", "v_proj"}}[family]
+        for p in ours.model.parameters():
+            if p.requires_grad:
+                p += 0.3 * torch.randn_like(p)
+    models.save(ours, saved)
     if kind == "lora":
-        assert set(json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]) == want
+        targets = set(json.loads((saved / "adapter_config.json").read_text())["target_modules"])
+        assert targets == ({"c_attn"} if family == "gpt2" else {"q_proj", "v_proj"})
+    stock = decoder(base).model
     with torch.no_grad():
         before = stock(IDS).logits
-        theirs = peft.PeftModel.from_pretrained(stock, tmp_path).eval()(IDS, attention_mask=torch.ones_like(IDS)).logits
+        theirs = peft.PeftModel.from_pretrained(stock, saved).eval()(IDS, attention_mask=torch.ones_like(IDS)).logits
         torch.testing.assert_close(ours.model(IDS, attention_mask=torch.ones_like(IDS)).logits, theirs)
         assert (before - theirs).abs().max() > 1e-2

@@ -8,7 +8,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mezo_cli.config.schema import Example
 from mezo_cli.tasks import MlmEncoder, label_word_ids
-from mezo_cli.tasks.template import Template
 from tests.lm_bff import LM_BFF, ODD_TEXTS, ROOT, byte_bpe, load_task, oracle, rows, sentencepiece, wordpiece
 
 
@@ -80,12 +79,6 @@ def test_label_order_is_that_of_the_reference():
     }
     assert trec.files.labels == ["0", "1", "2", "3", "4", "5"]
     assert load_task("sst5").label_words == ["terrible", "bad", "okay", "good", "great"]
-
-
-@pytest.mark.parametrize("name", LM_BFF)
-def test_readable_template_is_lm_bffs(name: str):
-    task = load_task(name)
-    assert Template.parse(task.template, task.columns, name) == Template.parse(LM_BFF[name], task.columns, name)
 
 
 @pytest.mark.parametrize("name", LM_BFF)
