@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Literal
 
 from mezo_cli.errors import FULL, RunFailed, UserError
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TEMPORARY = ".{}.tmp"  # of the name of the file that it becomes
 
 
@@ -57,7 +58,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def _open_regular(name: str, flags: int) -> int:
-    descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)  # a pipe without a writer would wait
+    descriptor = os.open(name, flags | NO_WAIT, 0o666)  # a pipe without a writer would wait
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -4,19 +4,19 @@ A slot is some of the GPUs and a lock file (flock). The process that holds the l
 """
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from mezo_cli.errors import UserError
-from mezo_cli.runs.files import check_no_link, open_to_write
+from mezo_cli.runs.files import check_no_link
+from mezo_cli.runs.lock import lock_file
 
 FOLDER = ".gpus"
 POLL_SECONDS = 0.5
 
-_held: dict[Path, tuple[BinaryIO, str]] = {}  # folder -> the lock of this process and its GPUs
+_held: dict[Path, tuple[Any, str]] = {}  # folder -> the lock of this process and its GPUs
 
 
 def slots(gpus: Sequence[str], per_job: int) -> list[str]:
@@ -45,12 +45,9 @@ def claim(folder: Path, values: Sequence[str]) -> str:
         locks.mkdir(exist_ok=True)
         while True:
             for number, value in enumerate(values):
-                file = open_to_write(locks / f"{number}.lock", "ab")  # it stays open as long as the process
                 with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _held[folder] = file, value
+                    _held[folder] = lock_file(locks / f"{number}.lock"), value  # as long as the process lives
                     return value
-                file.close()
             time.sleep(POLL_SECONDS)
     except OSError as error:
         raise UserError(f"{locks}: GPUs cannot be shared between jobs: {error.strerror}") from error

@@ -6,7 +6,6 @@ It is made in a folder beside it that has a random name and belongs to this proc
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +14,11 @@ from pathlib import Path
 
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs.files import NO_FOLLOW, name_in_errors, sync, write_error, write_new_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
 
@@ -143,8 +147,10 @@ def _remove_left(parent: Path, prefix: str, suffix: str) -> None:
 def _lock(folder: Path, is_own: bool = False) -> int | None:
     """Lock a folder, and return its descriptor; None if another process has locked or removed it.
 
-    On a file system without locks this process's own folder is only opened, and no other is ever locked.
+    Without locks (a file system that has none, Windows) no folder but this process's own is ever taken.
     """
+    if fcntl is None:
+        return os.open(os.devnull, os.O_RDONLY) if is_own else None
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
     except FileNotFoundError:
