@@ -28,13 +28,13 @@ def plugin_dirs() -> tuple[Path, ...]:
 
     The packages are located, not imported.
     """
-    found = set()
+    folders = set()
     for group in filter(None, (table.group for table in (*CHOICES.values(), LOGGERS))):
         for point in metadata.entry_points(group=group):
             spec = importlib.util.find_spec(point.module.partition(".")[0])
             for location in (spec.submodule_search_locations or ()) if spec else ():
-                found.add(Path(location) / "conf")
-    return tuple(sorted(folder for folder in found if folder.is_dir()))
+                folders.add(Path(location) / "conf")
+    return tuple(sorted(folder for folder in folders if folder.is_dir()))
 
 
 def config_dirs(config_dir: str | None = None) -> list[Path]:
@@ -63,12 +63,12 @@ def find_choices(config_dir: str | None = None) -> Choices:
         UserError: when two folders offer the same choice (one of them would be silently ignored), and when the user's
             folder does not exist.
     """
-    found: Choices = {group: {} for group in groups()}
+    by_group: Choices = {group: {} for group in groups()}
     for folder in config_dirs(config_dir):
-        for group, choices in found.items():
+        for group, choices in by_group.items():
             for path in sorted((folder / group).rglob("*.yaml")):
                 name = path.relative_to(folder / group).with_suffix("").as_posix()
                 if name in choices:
                     raise UserError(f"{path}: {group}={name} is already defined by {choices[name]}; rename the file")
                 choices[name] = path
-    return found
+    return by_group

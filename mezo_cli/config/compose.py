@@ -263,13 +263,13 @@ def sweeper_of(node: DictConfig) -> Sweeper:
 
 def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
     """Return a copy of a composed node with plain values set, as Hydra sets them after it has merged the files."""
-    made = copy.deepcopy(node)
+    changed = copy.deepcopy(node)
     for override in overrides:
         try:
-            OmegaConf.update(made, override.name, override.value)
+            OmegaConf.update(changed, override.name, override.value)
         except OmegaConfBaseException as error:
             raise UserError(_explain_composition(error)) from error
-    return made
+    return changed
 
 
 def sweep_dir_uses_overrides(node: DictConfig) -> bool:

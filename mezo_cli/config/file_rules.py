@@ -68,7 +68,7 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
     if group == "task":
         _check_label_lists(path, text, content)
     for key, value in _leaves(content):
-        if PYTHON in (f"{_prefix(text, group)}{key}", key.removeprefix("hydra.sweeper.params.")) and value is not None:
+        if PYTHON in (f"{_parent(text, group)}{key}", key.removeprefix("hydra.sweeper.params.")) and value is not None:
             raise UserError(f"{locate(path, text, 'python')}: {PYTHON}={value}: {FROM_USER}")
         parts = key.split(".")
         if "_target_" in parts:
@@ -122,15 +122,15 @@ def explain(path: Path, group: str, load: Callable[[Path], Any]) -> None:
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, not a {_kind(content)}")
     text = path.read_text(encoding="utf-8")
-    prefix = _prefix(text, group)
+    parent = _parent(text, group)
     for key, value in _nodes(content):
-        expected = _expected(f"{prefix}{key}")
+        expected = _expected(f"{parent}{key}")
         if isinstance(value, (Mapping, list)) and expected and _kind(value) != expected.split()[0].rstrip(","):
             place = locate(path, text, key.split(".")[-1])
-            raise UserError(f"{place}: {prefix}{key}: expected a {expected}, not a {_kind(value)}")
+            raise UserError(f"{place}: {parent}{key}: expected a {expected}, not a {_kind(value)}")
 
 
-def _prefix(text: str, group: str) -> str:
+def _parent(text: str, group: str) -> str:
     """Return what comes before the keys of a file: its group, or nothing in the package _global_."""
     return "" if re.search(r"^\s*#\s*@package _global_", text, re.MULTILINE) else f"{group}."
 
@@ -186,22 +186,22 @@ def _resolver(value: str) -> str | None:
     return call[1].strip() if call else None
 
 
-def _nodes(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _nodes(content: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of every node of nested mappings."""
     for key, value in content.items():
-        yield f"{prefix}{key}", value
+        yield f"{parent}{key}", value
         if isinstance(value, Mapping):
-            yield from _nodes(value, f"{prefix}{key}.")
+            yield from _nodes(value, f"{parent}{key}.")
 
 
-def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(content: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the value of every leaf, entries of lists included."""
     if isinstance(content, (Mapping, list)) and content:
         items = content.items() if isinstance(content, Mapping) else enumerate(content)
         for key, value in items:
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from _leaves(value, f"{parent}.{key}" if parent else str(key))
     else:
-        yield prefix, content
+        yield parent, content
 
 
 def _expected(key: str) -> str | None:

@@ -22,10 +22,10 @@ REMOVED = {
 
 def children(node: Any) -> dict[str, Any]:
     """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
-    found = dict(type_hints(node))
+    hints = dict(type_hints(node))
     for kind in classes(node).values() if node in CHOICES else ():
-        found |= {key: hint for key, hint in type_hints(kind).items() if key not in found}
-    return found
+        hints |= {key: hint for key, hint in type_hints(kind).items() if key not in hints}
+    return hints
 
 
 def type_hints(kind: Any) -> dict[str, Any]:
@@ -65,20 +65,20 @@ def check_key(key: str, extra: Iterable[str] = ()) -> None:
             raise SettingError(key, f"unknown key '{key}': {'.'.join(parts[:depth])} has no keys of its own")
         hints = children(node)
         if part not in hints:
-            prefix = ".".join(parts[:depth])
-            known = [f"{prefix}.{name}" if prefix else name for name in hints] + ([] if prefix else list(extra))
-            under = f" under {prefix}" if prefix else ""
+            parent = ".".join(parts[:depth])
+            known = [f"{parent}.{name}" if parent else name for name in hints] + ([] if parent else list(extra))
+            under = f" under {parent}" if parent else ""
             near = _nearest(key, ".".join(parts[: depth + 1]), known)
             raise SettingError(key, f"unknown key '{key}'{near}; known{under}: {join(known)}")
         node = plain_type(hints[part])
 
 
-def all_keys(node: Any = Config, prefix: str = "") -> list[str]:
+def all_keys(node: Any = Config, parent: str = "") -> list[str]:
     """Return every dotted key that takes a value."""
     keys = []
     for name, hint in children(node).items():
         inner = plain_type(hint)
-        keys += all_keys(inner, f"{prefix}{name}.") if is_group(inner) else [f"{prefix}{name}"]
+        keys += all_keys(inner, f"{parent}{name}.") if is_group(inner) else [f"{parent}{name}"]
     return keys
 
 

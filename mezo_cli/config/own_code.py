@@ -43,11 +43,11 @@ def split_python(overrides: Sequence[str]) -> tuple[list[str], str | None]:
     """
     python, rest = None, []
     for text in overrides:
-        found = _PYTHON.fullmatch(text)
-        if found is None:
+        match = _PYTHON.fullmatch(text)
+        if match is None:
             rest.append(text)
             continue
-        value = re.sub(r"""^(["'])(.*)\1$""", r"\2", found[1].strip())
+        value = re.sub(r"""^(["'])(.*)\1$""", r"\2", match[1].strip())
         if not value or "," in value or "${" in value:
             raise UserError(f"'{text}': expected one path, without a comma or ${{...}}; or give it as {VARIABLE}")
         python = None if value == "null" else str(Path(value).expanduser().absolute())
@@ -64,9 +64,9 @@ def with_python(config: Config, python: str | None) -> Config:
         return config
     if not isinstance(config.engine, VllmConfig):
         raise SettingError(PYTHON, f"{PYTHON}={python}: engine={config.engine.name} does not read it, only engine=vllm")
-    made = dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=python))
-    check_rules(made)
-    return made
+    changed = dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=python))
+    check_rules(changed)
+    return changed
 
 
 def has_own_python(config: Config) -> bool:

@@ -193,8 +193,8 @@ def settings_class(base: type, name: str) -> Any:
     """
     if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:
         return base  # their modules import torch
-    found = CHOICES[base].load(name)
-    return found if isinstance(found, type) and issubclass(found, base) else getattr(found, "settings", base)
+    choice = CHOICES[base].load(name)
+    return choice if isinstance(choice, type) and issubclass(choice, base) else getattr(choice, "settings", base)
 
 
 def readers(base: type, setting: str) -> list[str]:
@@ -204,10 +204,10 @@ def readers(base: type, setting: str) -> list[str]:
 
 def classes(base: type) -> dict[str, Any]:
     """Return the class of each choice of a group by its name; a plug-in that cannot be imported is left out."""
-    found = {}
+    by_name = {}
     for name in CHOICES[base].names:
         try:
-            found[name] = settings_class(base, name)
+            by_name[name] = settings_class(base, name)
         except UserError:  # it is reported when it is chosen
             continue
-    return found
+    return by_name

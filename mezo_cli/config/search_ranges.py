@@ -42,19 +42,19 @@ def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
         UserError: for a text that is no range of a numeric key.
     """
     if not texts:
-        found = []
+        ranges = []
         for name in (name for name in DEFAULTS if hasattr(base.optimizer, name)):
             key, value = f"optimizer.{name}", getattr(base.optimizer, name)
             if not value:
                 raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
-            found.append(Range(key, value / 10, value * 10, float))
-        return found
-    found = [_parse_range(text) for text in texts]
-    names = [one.key for one in found]
+            ranges.append(Range(key, value / 10, value * 10, float))
+        return ranges
+    ranges = [_parse_range(text) for text in texts]
+    names = [item.key for item in ranges]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"--range {twice}: given twice")
-    return found
+    return ranges
 
 
 def _parse_range(text: str) -> Range:

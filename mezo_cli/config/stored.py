@@ -78,11 +78,11 @@ def read_settings(text: str) -> dict[str, Any]:
     Raises:
         UserError: when it is not YAML.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE):
-        found |= _load_section(section) or {}
-    logger = found.get("logger", {})
-    return found | ({"logger": with_logger_names(logger)} if "name" in logger else {})
+        settings |= _load_section(section) or {}
+    logger = settings.get("logger", {})
+    return settings | ({"logger": with_logger_names(logger)} if "name" in logger else {})
 
 
 def _readable(plain: Any) -> Any:

@@ -124,14 +124,14 @@ def _written_out(parsed: Iterable[Override]) -> list[str]:
 def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
     """Return the keys that one of the choices of a sweep reads: jobs of the others leave them out."""
     keys = {override.name for override in parsed if "." in override.name}
-    found = set()
+    keys_read = set()
     for override in parsed:
         base = compose.choice_groups().get(override.name)
         if override.sweeps and base is not None:
             kinds = classes(base)
             read = {f"{override.name}.{key}" for one in override.values or () for key in type_hints(kinds[one])}
-            found |= keys & read
-    return found
+            keys_read |= keys & read
+    return keys_read
 
 
 def _compose_jobs(
@@ -152,7 +152,7 @@ def _compose_jobs(
     plain = _plain_values(parsed.values(), choices)
     composed: dict[tuple[str, ...], Any] = {}
     first: tuple[Any, Path] | None = None  # the node and the sweep's directory of the first job
-    made: dict[Path, Job] = {}
+    planned: dict[Path, Job] = {}
     with compose.hydra_session():
         for number, job in enumerate(jobs):
             with _naming(jobs, number):
@@ -175,12 +175,12 @@ def _compose_jobs(
                     raise UserError(f"hydra.sweep.dir={folder}, and {first[1]} for job 1: a sweep has one directory")
                 if not is_below(directory, folder):
                     raise UserError(f"hydra.sweep.subdir gives it the directory {directory}, which is not in {folder}")
-                if directory in made:
+                if directory in planned:
                     raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
-                made[directory] = Job(config, directory, job)
-            on_progress(len(made), len(jobs))
+                planned[directory] = Job(config, directory, job)
+            on_progress(len(planned), len(jobs))
     assert first is not None
-    return first[1], list(made.values())
+    return first[1], list(planned.values())
 
 
 def _plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:

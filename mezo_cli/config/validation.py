@@ -36,11 +36,11 @@ def build(given: Any) -> Config:
         given = {**given, "logger": with_logger_names(logger)}
     for key in given:
         check_key(key)
-    made = dict(given)
+    groups = dict(given)
     for name, kind in type_hints(Config).items():
         if is_group(kind):
-            made[name] = build_group(kind, given.get(name, {}), name)
-    config = check(Config, made)
+            groups[name] = build_group(kind, given.get(name, {}), name)
+    config = check(Config, groups)
     check_rules(config)
     return config
 
@@ -62,13 +62,13 @@ def build_group(base: type, given: Any, group: str) -> Any:
     return check(kind, {key: value for key, value in given.items() if key in own}, f"{group}.")
 
 
-def check(kind: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
+def check(kind: type[T], given: Mapping[str, Any], parent: str = "") -> T:
     """Return a class of settings made of plain values; groups that are made already are taken as they are.
 
     Args:
         kind: the class, a dataclass.
         given: its fields by name.
-        prefix: what stands before a field's name in error lines: `optimizer.`.
+        parent: what stands before a field's name in error lines: `optimizer.`.
 
     Raises:
         SettingError: for the first value that is not allowed.
@@ -76,16 +76,16 @@ def check(kind: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
     fields = type_hints(kind)
     for key in given:
         if key not in fields:
-            check_key(f"{prefix}{key}")
+            check_key(f"{parent}{key}")
     unset = {name: MISSING for name in fields if name not in given and default_of(kind, name) == MISSING}
     try:
-        made: T = _adapter(cast("Any", kind)).validate_python({**given, **unset})
+        settings: T = _adapter(cast("Any", kind)).validate_python({**given, **unset})
     except ValidationError as error:
-        raise _explain(kind, error, prefix) from error
+        raise _explain(kind, error, parent) from error
     for name in fields:
-        if f"{prefix}{name}" in NAMES:
-            check_name(f"{prefix}{name}", getattr(made, name))
-    return made
+        if f"{parent}{name}" in NAMES:
+            check_name(f"{parent}{name}", getattr(settings, name))
+    return settings
 
 
 def check_name(key: str, value: Any) -> Any:
@@ -111,11 +111,11 @@ def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
 
 def defaults(kind: Any = Config) -> dict[str, Any]:
     """Return the defaults as plain nested values, `MISSING` where a value has to be given or follows from a choice."""
-    found = {}
+    values = {}
     for name, hint in children(kind).items():
         inner = plain_type(hint)
-        found[name] = defaults(inner) if is_group(inner) else MISSING if kind in CHOICES else default_of(kind, name)
-    return found
+        values[name] = defaults(inner) if is_group(inner) else MISSING if kind in CHOICES else default_of(kind, name)
+    return values
 
 
 def class_defaults(kind: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _mapping(given: Any, group: str) -> Mapping[str, Any]:
     return given
 
 
-def _explain(kind: Any, error: ValidationError, prefix: str) -> SettingError:
+def _explain(kind: Any, error: ValidationError, parent: str) -> SettingError:
     """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
     first = error.errors(include_url=False)[0]
     node, path = kind, []
@@ -149,11 +149,11 @@ def _explain(kind: Any, error: ValidationError, prefix: str) -> SettingError:
             break
         node = plain_type(type_hints(node)[str(part)])
         path.append(str(part))
-    key, value = f"{prefix}{'.'.join(path)}", first["input"]
+    key, value = f"{parent}{'.'.join(path)}", first["input"]
     if value == MISSING:
         return SettingError(key, f"{key} is not set: give {key}=...")
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        check_key(f"{prefix}{'.'.join(map(str, first['loc']))}")
+        check_key(f"{parent}{'.'.join(map(str, first['loc']))}")
     return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
 
 

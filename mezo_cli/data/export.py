@@ -1,4 +1,4 @@
-"""Write splits as files. Few-shot splits are the reference's files byte for byte."""
+"""Write splits as files. Few-shot splits are the published code's files byte for byte."""
 
 import logging
 from collections.abc import Callable

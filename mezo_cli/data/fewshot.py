@@ -1,6 +1,6 @@
-"""Sample row numbers: the reference's few-shot splits, a held-out dev set, and a cap on evaluation rows.
+"""Sample row numbers: the published code's few-shot splits, a held-out dev set, and a cap on evaluation rows.
 
-All functions take row counts or label indices only. The reference draws from numpy's legacy global generator;
+All functions take row counts or label indices only. The published code draws from numpy's legacy global generator;
 `RandomState(seed)` gives the same numbers and leaves the global generator alone.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 Row = TypeVar("Row")
 
-TEST_ROWS = 1000  # the reference evaluates on at most this many test rows
+TEST_ROWS = 1000  # the published code evaluates on at most this many test rows
 TEST_SEED = 42  # and draws them with this seed, whatever the data seed
 
 
@@ -32,10 +32,10 @@ def few_shot(labels: Sequence[int], shots: int, seed: int) -> tuple[list[int], l
 
 
 def reference_test(count: int) -> list[int]:
-    """Return the row numbers of the reference's test set out of `count` rows.
+    """Return the row numbers of the published code's test set out of `count` rows.
 
-    They are all rows, or the first 1,000 after a shuffle with seed 42. For .tsv the reference shuffles the lines, for
-    .csv it calls pandas' `sample(n=1000, random_state=42)`; both give the same rows.
+    They are all rows, or the first 1,000 after a shuffle with seed 42. For .tsv the published code shuffles the lines,
+    for .csv it calls pandas' `sample(n=1000, random_state=42)`; both give the same rows.
     """
     if count <= TEST_ROWS:
         return list(range(count))
@@ -59,10 +59,10 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
         open_labels = [label for label in sorted(members) if take[label] < most[label]]
         take[max(open_labels, key=lambda label: share[label] - take[label])] += 1
     generator = np.random.RandomState(seed)
-    held: set[int] = set()
+    held_out: set[int] = set()
     for label in sorted(members):
-        held.update(members[label][i] for i in generator.permutation(len(members[label]))[: take[label]])
-    return [row for row in range(len(labels)) if row not in held], sorted(held)
+        held_out.update(members[label][i] for i in generator.permutation(len(members[label]))[: take[label]])
+    return [row for row in range(len(labels)) if row not in held_out], sorted(held_out)
 
 
 def sample(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list[int]]:

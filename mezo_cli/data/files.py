@@ -143,14 +143,14 @@ def _damaged(place: str, count: int, columns: list[str]) -> str:
 
 def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
     """Read one JSON object per line; empty lines are skipped."""
-    found = []
+    objects = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                found.append((number, json.loads(line)))
+                objects.append((number, json.loads(line)))
             except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
                 raise UserError(f"{path}:{number}: not a JSON object: {error}") from None
-    return found
+    return objects
 
 
 def _json_array(path: Path, text: str) -> list[tuple[int, Any]]:

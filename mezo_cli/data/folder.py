@@ -14,8 +14,8 @@ def open_source(task: TaskConfig, data: FilesConfig) -> Source:
     """Return the labelled rows of `data.dir`: a folder with train, dev (or validation) and test files, or one file.
 
     Without `data.shots`, a test file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official
-    dev file of a .tsv task is the test set, as in the reference, and the test file is not opened. If the folder has no
-    train file, the task's own folder in it (`task.files.folder`) is opened, so one `data.dir` serves several tasks.
+    dev file of a .tsv task is the test set, as in the published code, and the test file is not opened. If the folder
+    has no train file, the task's own folder in it (`task.files.folder`) is opened, so one `data.dir` serves several tasks.
 
     Raises:
         UserError: for files that are missing, ambiguous or damaged, and for what may not be read.
@@ -77,11 +77,11 @@ def open_other_tests(task: TaskConfig, official: LabelledRows) -> dict[str, Labe
     The keys are what follows `dev_` or `test_` in the file names.
     """
     path = Path(official.table.path)
-    prefix = path.stem.partition("_")[0] + "_"
-    if not path.is_file() or not path.stem.startswith(prefix):
+    start = path.stem.partition("_")[0] + "_"
+    if not path.is_file() or not path.stem.startswith(start):
         return {}
-    others = [p for p in sorted(path.parent.glob(f"{prefix}*{path.suffix}")) if p != path]
-    return {p.stem.removeprefix(prefix): _open_rows([p], task) for p in others}
+    others = [p for p in sorted(path.parent.glob(f"{start}*{path.suffix}")) if p != path]
+    return {p.stem.removeprefix(start): _open_rows([p], task) for p in others}
 
 
 def _dev_stems(task: TaskConfig) -> list[str]:
@@ -104,22 +104,23 @@ def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> Labelle
 
 def _find(folder: Path, stems: list[str]) -> list[Path]:
     """Return the file with one of the stems, or all shards of one (`train-00000-of-00002.parquet`)."""
-    there = [p for stem in stems for suffix in files.SUFFIXES if os.path.lexists(p := folder / f"{stem}{suffix}")]
-    found = [p for p in there if p.is_file()]
-    if there and not found:
-        what = "a folder" if there[0].is_dir() else "a link that leads nowhere" if there[0].is_symlink() else "no file"
-        raise UserError(f"{there[0]}: this is {what}; a file is needed")
-    if len(found) > 1:
-        raise UserError(f"{folder}: {join(p.name for p in found)}: only one of these may be there; remove the others")
-    return found or [p for stem in stems for p in _shards(folder, stem)]
+    candidates = [p for stem in stems for suffix in files.SUFFIXES if os.path.lexists(p := folder / f"{stem}{suffix}")]
+    paths = [p for p in candidates if p.is_file()]
+    if candidates and not paths:
+        path = candidates[0]
+        what = "a folder" if path.is_dir() else "a link that leads nowhere" if path.is_symlink() else "no file"
+        raise UserError(f"{path}: this is {what}; a file is needed")
+    if len(paths) > 1:
+        raise UserError(f"{folder}: {join(p.name for p in paths)}: only one of these may be there; remove the others")
+    return paths or [p for stem in stems for p in _shards(folder, stem)]
 
 
 def _shards(folder: Path, stem: str) -> list[Path]:
     pattern = re.compile(re.escape(stem) + r"-(\d+)-of-(\d+)\.parquet")
-    found = sorted(p for p in folder.glob(f"{stem}-*-of-*.parquet") if pattern.fullmatch(p.name))
-    if found:
-        match = pattern.fullmatch(found[0].name)
+    paths = sorted(p for p in folder.glob(f"{stem}-*-of-*.parquet") if pattern.fullmatch(p.name))
+    if paths:
+        match = pattern.fullmatch(paths[0].name)
         assert match is not None
-        if len(found) != int(match[2]):
-            raise UserError(f"{folder}: {len(found)} of the {int(match[2])} shards of {stem} are there")
-    return found
+        if len(paths) != int(match[2]):
+            raise UserError(f"{folder}: {len(paths)} of the {int(match[2])} shards of {stem} are there")
+    return paths

@@ -40,7 +40,7 @@ class Selection:
 def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
     """Open the data source and select the rows of train, dev and test.
 
-    - With `data.shots`: the reference's few-shot rules on train; test is the official dev set (.tsv) or the test set.
+    - With `data.shots`: the published few-shot rules on train; test is the official dev set (.tsv) or the test set.
     - A source with labelled train, dev and test rows is used as it is (a prepared k-shot folder, the demo).
     - Otherwise dev is held out of train; test is the test set, else the official dev set, else there is none.
 
@@ -128,12 +128,12 @@ def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
     Raises:
         UserError: when the source has a test set, or dev rows that are one, and when fewer than 2 rows would be left.
     """
-    rows, size, asked = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
-    there = source.test if source.test is not None else source.dev
-    if there is not None:
-        raise UserError(f"{asked}: {there.table.path} is the test set already; leave data.test_size out")
+    rows, size, setting = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
+    official = source.test if source.test is not None else source.dev
+    if official is not None:
+        raise UserError(f"{setting}: {official.table.path} is the test set already; leave data.test_size out")
     if len(rows) < size + 2:
-        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {asked}: train and dev need one each")
+        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {setting}: train and dev need one each")
     if data.train_size is None:
         rest, test = fewshot.hold_out(rows.labels, size, seed)
     else:

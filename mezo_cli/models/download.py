@@ -236,9 +236,9 @@ def _check_weights(folder: Path, path: str) -> None:
         raise UserError(f"model.path={path}: its {CONFIG} names weights of its own ({other}); only {WEIGHTS} is read")
     if not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
         pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
-        found = f" (only {pickled[0]})" if pickled else ""
+        other = f" (only {pickled[0]})" if pickled else ""
         raise UserError(
-            f"model.path={path}: there is no {WEIGHTS}{found}; weights are read from safetensors alone, never from "
+            f"model.path={path}: there is no {WEIGHTS}{other}; weights are read from safetensors alone, never from "
             "pickles (*.bin), which can run code"
         )
     for file in weight_files(folder, path):
