@@ -40,6 +40,7 @@ ALLOWED_USERS = {
     "vllm": {"engine"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
+    "pandas": {"report"},
 }
 
 
@@ -105,6 +106,7 @@ LIGHT = ("commands", "report", "api", "runs", "config.compose", "config.validati
     ("statement", "heavy"),
     [
         ("import " + ", ".join(f"mezo_cli.{name}" for name in LIGHT), "torch transformers datasets matplotlib jinja2"),
+        ("import mezo_cli.commands.show, mezo_cli.commands.runs, mezo_cli.commands.sweep", "torch pandas matplotlib"),
         ("import mezo_cli.training.loop", "peft sklearn.linear_model mezo_cli.engine mezo_cli.engine.process"),
         (  # what runs inside an engine's own environment
             "import mezo_cli.engine.worker, mezo_cli.engine.layout; "

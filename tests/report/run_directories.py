@@ -1,9 +1,10 @@
 """Make runs as training leaves them, without training: as directories by the project's own writers, or in memory."""
 
+import contextlib
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,39 +130,39 @@ def make_run(
     stored = {"sample_schedule": optimizer.sample_schedule, "steps": config.steps}
     header = Header("none", optimizer.name, optimizer.noise, config.seed, optimizer.samples, 0.0, [], stored)
     writer = Writer(run.open_trajectory(), header)
-    for step, given in enumerate(grads):
-        samples = [given] if isinstance(given, float) else list(given)
+    for step, of_step in enumerate(grads):
+        samples = [of_step] if isinstance(of_step, float) else list(of_step)
         grad = sum(samples) / len(samples)
         run.log_metrics("train", step + 1, loss=0.7 - 0.01 * step, projected_grad=grad, seconds=1.0 + step)
         writer.append(step, samples, 1e-6)
     writer.close()
+
+    def finish() -> None:
+        scores = {
+            name: None if value is None else {"accuracy": value, "loss": loss, config.task.metric: value}
+            for name, value, loss in (("dev", dev, dev_loss), ("train", 0.9, 0.3), ("test", test, 0.6))
+        }
+        for split, seen in scores.items():
+            if seen is not None:
+                run.log_metrics("eval", config.steps, split=split, **seen, predicted=labels, seconds=9.0)
+        passes = {"forwards": 2 * config.steps, "backwards": 0, "seconds": 9.0}
+        run.write_summary({"steps": len(grads), **passes, **scores})
+
+    return _end(run, ended, finish)
+
+
+def _end(run: Run, ended: str, finish: Callable[[], None]) -> Run:
+    """End a run as `ended` says (see `make_run`); `finish` writes what a finished run has."""
     if ended == "running":
         run.update(status="running")
         return run
-    try:
-        with run.tracked():
-            if ended == "interrupted":
-                raise KeyboardInterrupt
-            if ended != "finished":
-                raise RunFailed(ended)
-            _finish(run, config, dev, dev_loss, test, labels, len(grads))
-    except (KeyboardInterrupt, RunFailed):
-        pass
+    with contextlib.suppress(KeyboardInterrupt, RunFailed), run.tracked():
+        if ended == "interrupted":
+            raise KeyboardInterrupt
+        if ended != "finished":
+            raise RunFailed(ended)
+        finish()
     return run
-
-
-def _finish(
-    run: Run, config: Config, dev: float, dev_loss: float, test: float | None, labels: Mapping[str, int], recorded: int
-) -> None:
-    metric, steps = config.task.metric, config.steps
-    scores = {
-        name: None if value is None else {"accuracy": value, "loss": loss, metric: value}
-        for name, value, loss in (("dev", dev, dev_loss), ("train", 0.9, 0.3), ("test", test, 0.6))
-    }
-    for split, seen in scores.items():
-        if seen is not None:
-            run.log_metrics("eval", steps, split=split, **seen, predicted=dict(labels), seconds=9.0)
-    run.write_summary({"steps": recorded, "forwards": 2 * steps, "backwards": 0, "seconds": 9.0, **scores})
 
 
 def make_two_methods(root: Path) -> Path:
@@ -212,10 +213,12 @@ def make_curves(
         test_rows: rows of test; every fourth is predicted wrong.
     """
     config = make_config({"steps": 40, "eval_every": 10, "log_every": 1, **(settings or {})})
-    run, labels, steps = (
-        Run.create(path, to_yaml(config), ["mezo", "train", "steps=40", f"data.dir={'a/long/path' * 9}"]),
+    argv = ["mezo", "train", "steps=40", f"data.dir={'a/long/path' * 9}"]
+    run, labels, steps, metric = (
+        Run.create(path, to_yaml(config), argv),
         config.task.labels,
         config.steps,
+        config.task.metric,
     )
     run.update(
         data_fingerprint=f"rows-{config.data.seed}",
@@ -227,7 +230,7 @@ def make_curves(
     )
     stored = {"sample_schedule": config.optimizer.sample_schedule, "steps": steps}
     writer = Writer(run.open_trajectory(), Header("none", "mezo", "gaussian", config.seed, 1, 0.0, [], stored))
-    generator, best = random.Random(config.seed), (0, 0.0)
+    generator = random.Random(config.seed)
     for step in range(steps + 1):
         if step:
             grad = 0.0 if step % 5 == 0 else generator.gauss(0, 1)
@@ -235,25 +238,22 @@ def make_curves(
             run.log_metrics("train", step, loss=1 - step / 80, projected_grad=grad, seconds=round(step * 0.25, 3))
         if config.evaluates_at(step):
             score = 0.5 + gain * step / steps
+            dev = {"loss": 1 - score, "accuracy": score, metric: score}
             predicted = {label: 32 // len(labels) for label in labels}
-            line = {"loss": 1 - score, "accuracy": score, config.task.metric: score, "predicted": predicted}
-            run.log_metrics("eval", step, split="dev", **line, seconds=step * 0.25)
-            best = max(best, (step, score), key=lambda one: one[1])
+            run.log_metrics("eval", step, split="dev", **dev, predicted=predicted, seconds=step * 0.25)
     writer.close()
-    if ended == "running":
-        run.update(status="running")
-        return run
-    with run.tracked():
+
+    def finish() -> None:
         rows = [_predict(row, text, labels) for row in range(test_rows)]
         predicted = {label: sum(row["predicted"] == label for row in rows) for label in labels}
-        scores = {"loss": 0.5, "accuracy": 0.75, config.task.metric: 0.75}
-        run.log_metrics("eval", best[0], split="test", **scores, predicted=predicted, seconds=11.0)
+        test = {"loss": 0.5, "accuracy": 0.75, metric: 0.75}
+        run.log_metrics("eval", steps, split="test", **test, predicted=predicted, seconds=11.0)
         run.write_predictions(rows)
-        dev = {"accuracy": best[1], "loss": 1 - best[1], config.task.metric: best[1]}
         passes = {"forwards": 2 * steps, "backwards": 0, "seconds": 10.0, "peak_memory_bytes": 10**9}
-        found = {"best": {"step": best[0], "accuracy": best[1]}, "dev": dev, "train": scores, "test": scores}
-        run.write_summary({"steps": steps, **passes, **found})
-    return run
+        best = {"step": steps, "accuracy": dev["accuracy"]}
+        run.write_summary({"steps": steps, **passes, "best": best, "dev": dev, "train": test, "test": test})
+
+    return _end(run, ended, finish)
 
 
 def _predict(row: int, text: str, labels: Sequence[str]) -> dict[str, Any]:
