@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.files import is_below, read_json
 from mezo_cli.runs.output import write_file
@@ -28,8 +30,19 @@ class SweepJob:
 
 
 @dataclasses.dataclass(frozen=True)
+class Search:
+    """What `SweepRecord.tune` holds."""
+
+    ranges: list[str]
+    trials: int
+    goal: str
+
+
+@dataclasses.dataclass(frozen=True)
 class SweepRecord:
     """A sweep. `jobs` is None for an adaptive sweeper, which proposes jobs as it goes."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     overrides: list[str]  # of the whole sweep, the experiment's grid included
     argv: list[str]  # of the process that started it
@@ -93,35 +106,14 @@ def read(folder: Path) -> SweepRecord:
     Raises:
         UserError: when it is missing or damaged, and when a job's directory is not in that of the sweep.
     """
-    given: dict[str, Any] = read_json(folder / NAME)
     try:
-        jobs = None if given["jobs"] is None else [SweepJob(**job) for job in given["jobs"]]
-        record = SweepRecord(**{**given, "jobs": jobs})
-        _check_texts(record)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / NAME} is damaged: {error}") from error
-    for job in jobs or ():
+        record = TypeAdapter(SweepRecord).validate_json(json.dumps(read_json(folder / NAME)), strict=True)
+        if record.tune is not None:
+            TypeAdapter(Search).validate_json(json.dumps(record.tune), strict=True)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(f"{folder / NAME} is damaged: {key}: {error.errors()[0]['msg']}") from error
+    for job in record.jobs or ():
         if not is_below(folder / job.directory, folder):
             raise UserError(f"{folder / NAME}: job {job.number + 1} is in {job.directory}, which is not in {folder}")
     return record
-
-
-def _check_texts(record: SweepRecord) -> None:
-    """Check what a record of somebody else's may hold in place of texts.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    lists = [record.overrides, record.argv, *(job.overrides for job in record.jobs or ())]
-    one_by_one = [record.cwd, record.config_dir or "", *(job.directory for job in record.jobs or ())]
-    if not all(isinstance(texts, list) for texts in lists):
-        raise TypeError("its overrides are no lists")
-    if not all(isinstance(text, str) for texts in (*lists, one_by_one) for text in texts):
-        raise TypeError("its overrides and folders are no texts")
-    search = record.tune or {"ranges": [], "goal": "score", "trials": 0}
-    if not all(isinstance(text, str) for text in (search["goal"], *search["ranges"])):
-        raise TypeError("its ranges and its goal are no texts")
-    if not isinstance(search["trials"], int):
-        raise TypeError("the number of its trials is no number")
-    if not all(isinstance(job.number, int) for job in record.jobs or ()):
-        raise TypeError("the number of a job is no number")
