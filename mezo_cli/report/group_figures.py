@@ -107,28 +107,21 @@ def panel_figure(panel: Panel, name: str) -> Figure:
         axes = new_axes(WIDE)
         draw_lines(axes, panel.lines)
         svg = inline_svg(axes, name, f"{panel.title} against forwards, one line per group")
-    rows = [row for line in panel.lines for row in _line_rows(line)]
+    table = make_table("", pd.concat(map(_line_table, panel.lines)))
     several = any((line.curve["std"] > 0).any() for line in panel.lines)
     parts = ["Lines: mean over data seeds" + (", with a band of one standard deviation." if several else ".")]
     if any(line.group.mean is not None for line in panel.lines):
         parts.append("Filled diamonds: test at the best checkpoint.")
     if any(line.group.paper_number is not None for line in panel.lines):
         parts.append("Hollow diamonds: the paper's test score.")
-    return Figure(panel.title, " ".join(parts), svg, make_table("", rows), panel_legend(panel.lines))
+    return Figure(panel.title, " ".join(parts), svg, table, panel_legend(panel.lines))
 
 
-def _line_rows(line: Line) -> list[dict[str, str]]:
+def _line_table(line: Line) -> pd.DataFrame:
     shown = line.curve.iloc[thin_indices(len(line.curve), TABLE_ROWS // 2)]
-    return [
-        {
-            "group": line.label,
-            "forwards": f"{at.forwards:,.0f}",
-            "mean %": f"{at.mean:.1f}",
-            "std": f"{at.std:.1f}",
-            "runs": str(at.runs),
-        }
-        for at in shown.itertuples()
-    ]
+    texts = {"forwards": shown["forwards"].map("{:,.0f}".format), "mean %": shown["mean"].map("{:.1f}".format)}
+    texts |= {"std": shown["std"].map("{:.1f}".format), "runs": shown["runs"].astype(str)}
+    return pd.DataFrame({"group": line.label, **texts})
 
 
 def panel_legend(lines: Sequence[Line]) -> list[tuple[str, str]]:
@@ -234,28 +227,24 @@ def heat_table(
 
 def search_figures(search: Search, name: str) -> list[Figure]:
     """Return one figure per searched number: the score of every trial against it. `name` is unique in the page."""
-    what, is_loss = "lowest loss" if search.goal == "loss" else search.goal, search.goal == "loss"
+    is_loss, trials = search.goal == "loss", search.trials
+    what = "lowest loss" if is_loss else search.goal
     note = (
         f"The {what} on dev after step 0. Filled: the best trial so far; ringed: the best. Hollow: another that "
         "finished. Small and grey: pruned, or not finished. Cross: diverged."
     )
     column, figures = f"{search.goal}{'' if is_loss else ' %'}", []
     for number, searched in enumerate(search.ranges):
-        rows = [
-            {
-                "trial": str(trial["number"]),
-                searched.key: f"{trial[searched.key]:.3g}",
-                column: "-" if pd.isna(trial["score"]) else f"{trial['score'] * (1 if is_loss else 100):.3g}",
-                "ended": f"{trial['end']}{', the best so far' if trial['is_record'] else ''}",
-            }
-            for trial in search.trials.to_dict("records")
-        ]
+        best = trials["is_record"].map({True: ", the best so far", False: ""})
+        scores = (trials["score"] * (1 if is_loss else 100)).map("{:.3g}".format).replace("nan", "-")
+        texts = {"trial": trials["number"].astype(str), searched.key: trials[searched.key].map("{:.3g}".format)}
+        table = make_table("", pd.DataFrame({**texts, column: scores, "ended": trials["end"] + best}), left=0)
         title = f"{search.name}: {search.goal} against {searched.key}"
         with drawing():
             axes = new_axes(WIDE)
             draw_trials(axes, search, searched)
             svg = inline_svg(axes, f"{name}{number}", f"{title}, one mark per trial")
-        figures.append(Figure(title, note, svg, make_table("", rows, left=0)))
+        figures.append(Figure(title, note, svg, table))
     return figures
 
 
