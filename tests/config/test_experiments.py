@@ -9,11 +9,8 @@ import yaml
 
 from mezo_cli.config.choices import conf_dir, find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.stored import read_config
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
-from tests.command_line import mezo
 
 SEEDS = ["13", "21", "42", "87", "100"]
 # experiment -> (what its config has besides the common part, the values of lr that it sweeps over)
@@ -133,24 +130,6 @@ def test_objectives_are_four_runs_of_one_split_and_seed() -> None:
     assert plan.overrides[:2] == ["objective=mlm,cls", "objective.loss=cross_entropy,accuracy"]
     made = build_config(["experiment=objectives"])
     assert (made.task.name, made.data.shots, made.seed, made.log_every) == ("sst2", 16, 42, 1)
-
-
-# --- the grid of an experiment file ---
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_the_grid_and_reports_it(movies: Path, roberta: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
-    words = [f"model.path={roberta}", "data=files", f"data.dir={movies}", "steps=1", "log_every=1"]
-    said = mezo("train", "-m", "experiment=paper/mezo", *words, "seed=13", f"hydra.sweep.dir={tmp_path / 'all'}")
-    assert said.code == 0, said
-    assert "job 3 of 3  optimizer.lr=1e-05" in said.out
-    assert "3 of 3 jobs finished" in said.out
-    made = [read_config(tmp_path / "all" / str(i) / "config.yaml") for i in range(3)]
-    assert [(c.optimizer.lr, c.seed) for c in made] == [(lr, 13) for lr in (1e-7, 1e-6, 1e-5)]
-    one = mezo("train", "experiment=paper/mezo", *words, f"hydra.run.dir={tmp_path / 'one'}")
-    assert one.code == 0, one
-    assert Run(tmp_path / "one").read_summary()["steps"] == 1
 
 
 def test_a_grid_that_is_not_valid_is_one_line(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_aliases_are_read_and_limited() -> None:
 def test_what_did_not_exist_when_a_run_was_made_stays_out_of_it() -> None:
     """So an old sweep goes on, whose jobs are composed again with the defaults of today."""
     old = read_config(Path(__file__).parents[1] / "fixtures" / "runs" / "mezo" / "config.yaml")
-    assert (old.test_at_start, old.log_every) == (False, 2)
+    assert (old.test_at_start, old.log_every, old.task.version) == (False, 2, 1)
     composed = dataclasses.replace(old, test_at_start=True, log_every=None)
     assert is_same_run(old, composed)
     assert not is_same_run(old, dataclasses.replace(composed, steps=7))

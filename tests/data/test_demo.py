@@ -10,15 +10,8 @@ from mezo_cli.errors import UserError
 from tests.data.sample_data import RTE, SST2, SST5
 
 
-def test_the_splits_are_balanced_and_disjoint() -> None:
+def test_the_demo_fits_tasks_of_its_labels_whatever_their_column() -> None:
     splits = load(SST2, DataConfig(name="demo"), 42)
-    assert splits.test is not None
-    parts = [splits.train, splits.dev, splits.test]
-    for part in parts:
-        assert len(part) >= 40
-        assert abs(sum(e.label for e in part) - len(part) / 2) <= 1
-    sentences = [e.texts[0] for part in parts for e in part]
-    assert len(set(sentences)) == len(sentences)
     mr = replace(SST2, name="mr", columns=["text"])
     assert load(mr, DataConfig(name="demo"), 42).fingerprint == splits.fingerprint
     assert len(load(SST2, DataConfig(name="demo", shots=4), 42).train) == 8

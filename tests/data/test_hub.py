@@ -28,11 +28,6 @@ except UserError as error:
 NAMES = ["entailment", "neutral", "contradiction"]  # the hub's order, which is not the task's
 
 
-def _config(name: str, splits: list[str]) -> str:
-    files = "".join(f"  - split: {split}\n    path: {name}/{split}-*\n" for split in splits)
-    return f"- config_name: {name}\n  data_files:\n{files}"
-
-
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set repository as the hub has them: Parquet files, a README that names its splits, class numbers."""
@@ -44,7 +39,6 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mnli = datasets.Features(
         {"premise": text, "hypothesis": text, "label": datasets.ClassLabel(names=NAMES), "idx": datasets.Value("int32")}
     )
-    sst2 = datasets.Features({"sentence": text, "label": datasets.ClassLabel(names=["negative", "positive"])})
     datasets.disable_progress_bars()
     for split, count in (("train", 60), ("validation_matched", 12)):
         rows = {
@@ -56,13 +50,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "mnli" / f"{split}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         datasets.Dataset.from_dict(rows, features=mnli).to_parquet(str(path))
-    for split, labels in (("train", [0, 1] * 20), ("validation", [-1] * 4)):
-        rows = {"sentence": [f"s {i}" for i in range(len(labels))], "label": labels}
-        path = folder / "sst2" / f"{split}-00000-of-00001.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        datasets.Dataset.from_dict(rows, features=sst2).to_parquet(str(path))
-    configs = _config("mnli", ["train", "validation_matched"]) + _config("sst2", ["train", "validation"])
-    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    files = "".join(f"  - split: {split}\n    path: mnli/{split}-*\n" for split in ("train", "validation_matched"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: mnli\n  data_files:\n{files}---\n")
     return root
 
 
@@ -90,12 +79,10 @@ def test_rows_come_from_the_hub_and_then_from_its_cache(repositories: Path, tmp_
         said = _load(hub.url, tmp_path)
         assert "datasets/nyu-mll/glue/resolve/main/README.md" in hub.seen
         shots = _load(hub.url, tmp_path, more=", shots=4").splitlines()
-        unlabelled = _load(hub.url, tmp_path, "SST2")
     lines = said.splitlines()
     by_name = "('c', 'contradiction') ('e', 'entailment') ('n', 'neutral')"
     assert lines[:3] == [f"train 54 {by_name}", f"dev 6 {by_name}", f"test 12 {by_name}"]
     assert [line.split()[:2] for line in shots[:3]] == [["train", "12"], ["dev", "12"], ["test", "12"]]
-    assert "validation row 1: label -1 marks a row without a label" in unlabelled
     assert _load(hub.url, tmp_path) == said  # the server is gone: the cache serves, and without long retries
 
 
