@@ -92,8 +92,8 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     inside = None if is_run else checkpoints.find_run(path)
     if inside is not None and checkpoint is not None:
         raise UserError(
-            f"--checkpoint {checkpoint}: {path} is the checkpoint '{path.name}' of {inside} already; the option goes "
-            "with a run directory"
+            f"--checkpoint {checkpoint}: {path} is the checkpoint '{path.name}' of {inside} already; the option needs "
+            "a run directory"
         )
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
     run, config = open_stored(folder)

@@ -128,8 +128,8 @@ class Engine:
         plain, tolerance = own.logits(rows), TOLERANCE[self._settings.dtype]
         for c in CHECKED_C:
             with forward.perturbed(direction, c):
-                reference = torch.stack([plain, *forward.forward_per_sign(lambda: own.logits(rows))])
-            allowed, wanted = tolerance * float(reference.abs().max()), _label_log_probs(reference)
+                own_scores = torch.stack([plain, *forward.forward_per_sign(lambda: own.logits(rows))])
+            allowed, wanted = tolerance * float(own_scores.abs().max()), _label_log_probs(own_scores)
             moved = min(float((a - b).abs().max()) for a, b in combinations(wanted, 2))
             if moved >= MOVED * allowed:
                 break
