@@ -20,8 +20,8 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
-from mezo_cli.runs.followed import FollowedRun
 from mezo_cli.runs.picked import MARK, picked_start
+from mezo_cli.runs.read_only import ReadOnlyRun
 from mezo_cli.system import import_torch
 from mezo_cli.training.verdict import Evaluations
 
@@ -87,7 +87,7 @@ def broadcast_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | 
     if not received:
         return None
     path, text = json.loads(received)
-    return FollowedRun(Path(path)), from_yaml(text)
+    return ReadOnlyRun(Path(path)), from_yaml(text)
 
 
 def check_shareable(config: Config, size: int) -> None:

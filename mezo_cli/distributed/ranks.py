@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.schema import Config
-from mezo_cli.distributed.shares import share_of
+from mezo_cli.distributed.split import split_part
 from mezo_cli.errors import RunFailed, UserError, first_line
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Ranks:
 
     def own(self, things: Sequence[Any]) -> Sequence[Any]:
         """Return this rank's share of things that all ranks have in the same order."""
-        return share_of(things, self.rank, self.size)
+        return split_part(things, self.rank, self.size)
 
     def gather(self, piece: bytes, sizes: Sequence[int], purpose: str) -> bytes:
         """Return the pieces of all ranks, in the order of the ranks.
@@ -140,7 +140,7 @@ class Ranks:
                     raise
             self._raise_reported()
 
-    def gather_shares(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
+    def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values of all ranks one after the other: [sum of sizes, ...], on the CPU.
 
         Args:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
-from mezo_cli.distributed.shares import share_sizes
+from mezo_cli.distributed.split import split_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
 from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
@@ -82,7 +82,7 @@ def spsa_per_direction(
             losses.append(loss_fn())
     pairs = torch.stack(losses) if losses else torch.empty(0, 2, dtype=torch.float64)
     if ranks is not None:
-        pairs = ranks.gather_shares(pairs.cpu().double(), share_sizes(len(directions), ranks.size), "step")
+        pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(directions), ranks.size), "step")
     return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs.tolist()]
 
 

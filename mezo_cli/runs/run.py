@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mezo_cli.console import LogFormatter
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, predictions, sweep_record
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
@@ -28,6 +27,7 @@ from mezo_cli.runs.files import (
     write_error,
 )
 from mezo_cli.runs.lock import RunLock
+from mezo_cli.runs.log_file import LogFile
 from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.runs.run_json import STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
@@ -58,7 +58,7 @@ class Run:
         checkpoints: the folder of the checkpoints `best` and `last`.
         trajectory: the trajectory file.
         initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
-        writes: whether this process writes there; not one that follows another (followed.py).
+        writes: whether this process writes there; not one that follows another (read_only.py).
     """
 
     writes = True
@@ -303,8 +303,7 @@ class Run:
         Raises:
             RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
         """
-        handler = _LogFile(self.path / "train.log")
-        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+        handler = LogFile(self.path / "train.log")
         log.addHandler(handler)
         try:
             with termination_as_keyboard_interrupt():
@@ -494,44 +493,6 @@ class Run:
         return checkpoints.read_step(self.checkpoints, name)
 
 
-class _LogFile(logging.Handler):
-    """Append the log to a file, opened for each line. A line that cannot be written does not stop a run."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError, UserError), open_to_write(self._path, "ab") as file:
-            file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
-
-
-def find_runs(root: Path) -> list[Run]:
-    """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first.
-
-    Raises:
-        UserError: when the folder does not exist, or may not be read.
-    """
-    if not root.is_dir():
-        siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
-        raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
-    try:
-        os.scandir(root).close()
-    except OSError as error:  # `os.walk` finds nothing then
-        raise UserError(f"{root}: cannot be read: {error.strerror}") from error
-    paths = []
-    for folder, folders, files in os.walk(root):
-        if _is_run(files):
-            paths.append(Path(folder))
-            folders[:] = [name for name in folders if name != "checkpoints"]
-    return sorted((Run(path) for path in paths), key=lambda run: (_start_time(run), str(run.path)))
-
-
-def _is_run(files: list[str]) -> bool:
-    """Return whether a folder with these files is a run, which may be damaged: a config.yaml alone is none."""
-    return "run.json" in files or "trajectory.bin" in files or {"config.yaml", "metrics.jsonl"} <= set(files)
-
-
 def _why_no_run(path: Path) -> str:
     """Return what is wrong with a path, with the nearest name: the list of runs gives paths below `outputs`."""
     if sweep_record.exists(path):
@@ -543,13 +504,6 @@ def _why_no_run(path: Path) -> str:
         return f"{path}: no such run directory (did you mean '{listed}'?)"
     near = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
     return f"{path}: no such run directory{did_you_mean(path.name, near)}"
-
-
-def _start_time(run: Run) -> str:
-    try:
-        return str(run.info().get("start") or "")
-    except UserError:
-        return ""
 
 
 def _is_a_file(path: Path) -> UserError:

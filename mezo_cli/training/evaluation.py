@@ -81,7 +81,7 @@ def compute_logits(
         report(number * size + len(chosen))
     if ranks is not None:
         shares = [[i for batch in batches[rank::step] for i in batch] for rank in range(step)]
-        found = ranks.gather_shares(logits[shares[first]], [len(share) for share in shares], "evaluation")
+        found = ranks.gather_parts(logits[shares[first]], [len(share) for share in shares], "evaluation")
         logits[[i for share in shares for i in share]] = found
     return logits
 

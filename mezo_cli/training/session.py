@@ -22,7 +22,7 @@ from mezo_cli.optim.dropout import dropout
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
 from mezo_cli.tasks import InputEncoder
-from mezo_cli.training.shared_loss import SharedLoss
+from mezo_cli.training.row_parallel_loss import RowParallelLoss
 
 
 @dataclass
@@ -65,7 +65,9 @@ class Session:
             return partial(self.loss, *self.micro_batches(rows))
         own = self.micro_batches(self.ranks.own(rows))
         labels = torch.tensor([row.label for row in rows])
-        return SharedLoss(find_loss(self.config.objective.loss), labels, self.ranks, partial(self.label_scores, *own))
+        return RowParallelLoss(
+            find_loss(self.config.objective.loss), labels, self.ranks, partial(self.label_scores, *own)
+        )
 
     def micro_batches(self, rows: Sequence[TokenizedExample]) -> list[Batch]:
         """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""

@@ -206,7 +206,7 @@ REVIEWED = [
         says="(?i)working directory|current directory",
     ),
     Mistake(MINE, task(TASK.encode() + b"# caf\xe9\n"), r"mine\.yaml"),
-    Mistake(ODD, model("config.json", hidden_act="foo"), "hidden_act"),
+    Mistake(ODD, model("config.json", hidden_act="foo"), r"config\.json.*foo"),
     Mistake(ODD, model_file("tokenizer.json", "{}"), r"tokenizer\.json"),
     Mistake(ODD, model("config.json", hidden_size="x"), "hidden_size.*x"),
     Mistake(MINE, task("- name\n- mine\n"), "a list stands where a mapping is wanted|must be a mapping|a mapping"),
@@ -263,6 +263,33 @@ HOSTILE = [
         ("log_every: ten\n", "log_every"),
     ]
 ]
+# Wrong settings, alone; the error line names the key, or the value.
+SETTINGS = """
+nosuch=1 step=5 optimiser.lr=1e-5 lr=1e-5 optimizer.learning_rate=1 task.nosuch=1 steps steps= steps=ten
+steps=1.5 steps=-1 steps=1e3 steps=true steps=null steps=99999999999999999999 steps=${nosuch} steps=${ +steps=1
+++nosuch=1 ~steps ~optimizer +task=rte batch_size=0 batch_size=x log_every=0 eval_batch_size=0 seed=-1 seed=abc
+seed=1,2 task=sst2,rte task=nosuch task= task=../task/sst2 objective=mlmm objective.loss=ce optimizer=adam
+optimizer=mezo_sgd optimizer.lr=nan optimizer.lr=-1 optimizer.lr=fast optimizer.eps=0 optimizer.samples=0
+optimizer.samples=1000000000 optimizer.sample_schedule=square optimizer.noise=uniform optimizer.schedule=cosine
+optimizer.weight_decay=-1 optimizer.momentum=0.5 checkpoint=fulll init=probe peft=loras peft.r=8 model=nosuch
+model.path=nowhere/at/all model.path=/etc/passwd model.path=. model.path= model.path=~nobodyhere/x
+model.dtype=float64 model.compute_dtype=int8 model.device=gpu model.device=cuda:99 model.nosuch=1 data=file
+data.dir=nowhere data.dir=null data.dir=MODEL data.shots=0 data.train_size=0 data.eval_limit=0 logger=tensorbord
+logger=[tensorboard,wand] logger.names=[wandb,wandb] logger=[tensorboard,tensorboard] experiment=nosuch
+experiment=paper hydra.run.dir= hydra.run.dir=${nope} hydra.job.chdir=true hydra/launcher=nosuch
+hydra.callbacks.x._target_=os.getcwd +optimizer._target_=os.getcwd hydra.searchpath=[x] task.labels=[]
+task.label_words=[terrible]
+task.metric=f2 task.max_length=0
+task.columns=[] task.label_column=gold
+"""
+
+
+def _key_or_value(word: str) -> str:
+    """Return a pattern of the key or the value of a setting."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return "|".join(re.escape(part) for part in (key, value) if part)
+
+
 WORDS = [
     *(
         Mistake(words.split(), says=says)
@@ -303,69 +330,17 @@ WORDS = [
             ("env extra", "argument|unexpected"),
         ]
     ),
+    *(Mistake(train(word), says=_key_or_value(word)) for word in SETTINGS.split()),
     *(
         Mistake(train(*words.split()), says=says)
         for words, says in [
-            ("nosuch=1", "nosuch"),
-            ("step=5", "steps"),
-            ("optimiser.lr=1e-5", "optimizer"),
-            ("lr=1e-5", "optimizer.lr|unknown key"),
-            ("optimizer.learning_rate=1", "unknown key"),
-            ("task.nosuch=1", "unknown key"),
-            ("steps", "steps"),
             ("=5", ""),
-            ("steps=", "steps"),
-            ("steps==5", "steps"),
+            ("task.labels=[a]", "allowed: a"),
+            ("task.label_words=[terrible,terrible]", "terrible"),
+            ("task.label_words=[terrible,unpronounceability]", "unpronounceability"),
+            ("task.label_words=[terrible,'']", "label word"),
+            ("task.columns=[review]", "review"),
             ("steps:5", ""),
-            ("steps=ten", "whole number"),
-            ("steps=1.5", "whole number"),
-            ("steps=-1", "out of range|steps"),
-            ("steps=1e3", "steps"),
-            ("steps=true", "steps"),
-            ("steps=null", "steps"),
-            ("steps=[1]", "steps"),
-            ("steps={a:1}", "steps"),
-            ("steps=99999999999999999999", "steps"),
-            ("steps=${nosuch}", "steps|nosuch"),
-            ("steps=${", "steps|\\$"),
-            ("+steps=1", "steps"),
-            ("++nosuch=1", "nosuch"),
-            ("~steps", "steps"),
-            ("~optimizer", "optimizer"),
-            ("+task=rte", "task"),
-            ("batch_size=0", "batch_size"),
-            ("batch_size=-3", "batch_size"),
-            ("batch_size=x", "batch_size"),
-            ("log_every=0", "log_every"),
-            ("checkpoint_every=-1", "checkpoint_every"),
-            ("eval_batch_size=0", "eval_batch_size"),
-            ("seed=-1", "seed"),
-            ("seed=abc", "seed"),
-            ("seed=1.5", "seed"),
-            ("seed=1,2", "-m"),
-            ("task=sst2,rte", "-m"),
-            ("task=nosuch", "nosuch"),
-            ("task=", "task"),
-            ("task=../task/sst2", "task"),
-            ("task=SST2", "sst2"),
-            ("objective=mlmm", "mlm"),
-            ("objective.loss=ce", "cross_entropy"),
-            ("optimizer=adam", "adam"),
-            ("optimizer=mezo_sgd", "optimizer"),
-            ("optimizer.lr=nan", "optimizer.lr"),
-            ("optimizer.lr=inf", "optimizer.lr"),
-            ("optimizer.lr=-1", "optimizer.lr"),
-            ("optimizer.lr=fast", "optimizer.lr"),
-            ("optimizer.eps=0", "optimizer.eps"),
-            ("optimizer.eps=-1e-3", "optimizer.eps"),
-            ("optimizer.samples=0", "optimizer.samples"),
-            ("optimizer.samples=2.5", "optimizer.samples"),
-            ("optimizer.samples=1000000000", "optimizer.samples"),
-            ("optimizer.sample_schedule=square", "optimizer.sample_schedule"),
-            ("optimizer.noise=uniform", "optimizer.noise"),
-            ("optimizer.schedule=cosine", "optimizer.schedule"),
-            ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
-            ("optimizer.momentum=0.5", "optimizer.momentum"),
             ("optimizer=mezo_momentum optimizer.momentum=1", "optimizer.momentum"),
             ("optimizer=mezo_adam optimizer.beta2=1", "optimizer.beta2"),
             ("optimizer=mezo_adam optimizer.window=0", "optimizer.window"),
@@ -373,64 +348,13 @@ WORDS = [
             ("optimizer=adamw checkpoint=trajectory", "trajectory"),
             ("optimizer=adamw optimizer.eps=2e-3", "optimizer.eps"),
             ("optimizer=linear_probe peft=lora", "linear_probe|peft"),
-            ("checkpoint=none", "checkpoint"),
-            ("checkpoint=fulll", "full"),
-            ("init=probe", "linear_probe"),
-            ("peft=loras", "lora"),
-            ("peft.r=8", "peft"),
             ("peft=lora peft.r=0", "peft.r"),
             ("peft=lora peft.targets=all", "peft.targets"),
             ("peft=lora peft.length=5", "peft.length"),
             ("peft=prefix peft.length=0", "peft.length"),
             ("peft=prefix peft.length=100000", "peft.length"),
-            ("model=nosuch", "nosuch"),
-            ("model.path=nowhere/at/all", "nowhere/at/all"),
-            ("model.path=./nowhere", "nowhere"),
-            ("model.path=/etc/passwd", "/etc/passwd"),
-            ("model.path=.", r"config\.json"),
-            ("model.path=", "model.path"),
-            ("model.path=~nobodyhere/x", "nobodyhere"),
-            ("model.dtype=float64", "model.dtype"),
-            ("model.compute_dtype=int8", "model.compute_dtype"),
-            ("model.device=gpu", "model.device"),
-            ("model.device=cuda:99", "model.device"),
-            ("model.nosuch=1", "unknown key"),
-            ("data=file", "files"),
-            ("data.dir=nowhere", "nowhere"),
-            ("data.dir=null", "data.dir"),
-            ("data.dir=MODEL", "MODEL|data"),
-            ("data.shots=0", "data.shots"),
-            ("data.shots=-1", "data.shots"),
-            ("data.shots=many", "data.shots"),
             ("data.shots=16 data.train_size=20", "data"),
-            ("data.train_size=0", "data.train_size"),
-            ("data.eval_limit=0", "data.eval_limit"),
             ("data=demo data.dir=x", "data.dir"),
-            ("logger=tensorbord", "tensorboard"),
-            ("logger=[tensorboard,wand]", "wandb"),
-            ("logger.names=[wandb,wandb]", "twice"),
-            ("logger=[tensorboard,tensorboard]", "tensorboard is named twice"),
-            ("experiment=nosuch", "nosuch"),
-            ("experiment=paper", "paper"),
-            ("hydra.run.dir=", "hydra.run.dir"),
-            ("hydra.run.dir=${nope}", "hydra.run.dir|nope"),
-            ("hydra.job.chdir=true", "hydra.job"),
-            ("hydra/launcher=nosuch", "launcher"),
-            ("hydra.callbacks.x._target_=os.getcwd", "hydra"),
-            ("+optimizer._target_=os.getcwd", "_target_"),
-            ("hydra.searchpath=[x]", "hydra.searchpath"),
-            ("task.labels=[]", "labels"),
-            ("task.labels=[a]", "allowed: a"),
-            ("task.labels=[a,a]", "task.labels"),
-            ("task.label_words=[terrible]", "task.label_words"),
-            ("task.label_words=[terrible,terrible]", "terrible"),
-            ("task.label_words=[terrible,unpronounceability]", "task.label_words|unpronounceability"),
-            ("task.label_words=[terrible,'']", "label word"),
-            ("task.metric=f2", "task.metric"),
-            ("task.max_length=0", "task.max_length"),
-            ("task.columns=[]", "task.columns"),
-            ("task.columns=[review]", "review"),
-            ("task.label_column=gold", "gold"),
         ]
     ),
     *(

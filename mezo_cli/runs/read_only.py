@@ -11,7 +11,7 @@ from mezo_cli.runs.run import Run
 from mezo_cli.system import termination_as_keyboard_interrupt
 
 
-class FollowedRun(Run):
+class ReadOnlyRun(Run):
     """A run that another process has claimed and writes; see `Run` for the methods.
 
     Raises:

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.distributed.shares import share_bounds, share_sizes
+from mezo_cli.distributed.split import split_bounds, split_sizes
 from mezo_cli.objectives.losses import Loss
 
 NOT_FINITE = -1  # the class of a row with a score that is not finite
 
 
-class SharedLoss:
+class RowParallelLoss:
     """A function of no arguments that returns the loss of all rows.
 
     Args:
@@ -30,7 +30,7 @@ class SharedLoss:
 
     def __init__(self, loss: Loss, labels: Tensor, ranks: Ranks, scores: Callable[[], Tensor]) -> None:
         self._loss, self._labels, self._ranks, self._scores = loss, labels, ranks, scores
-        first, last = share_bounds(len(labels), ranks.rank, ranks.size)
+        first, last = split_bounds(len(labels), ranks.rank, ranks.size)
         self._own_labels = labels[first:last]
 
     def __call__(self) -> Tensor:
@@ -38,8 +38,8 @@ class SharedLoss:
         scores = self._scores()
         own = scores.unsqueeze(0) if scores.dim() == 2 else scores  # [signs, own, labels]
         values = torch.stack([self._of_rows(one_sign) for one_sign in own], dim=1)  # [own, signs]
-        sizes = share_sizes(len(self._labels), self._ranks.size)
-        of_all = self._ranks.gather_shares(values, sizes, "step")
+        sizes = split_sizes(len(self._labels), self._ranks.size)
+        of_all = self._ranks.gather_parts(values, sizes, "step")
         losses = torch.tensor(
             [self._of_batch(one_sign, own.shape[-1]) for one_sign in of_all.unbind(dim=1)], dtype=torch.float64
         )
