@@ -46,7 +46,6 @@ NAMES = ["negative", "positive"]
 
 def glue(folder: Path) -> Path:
     """A data set repository as nyu-mll/glue is one: Parquet files, a README that declares splits, columns, classes."""
-    columns = {"sentence": "string", "label": "class_label", "idx": "int32"}
     features = datasets.Features(
         {
             "sentence": datasets.Value("string"),
@@ -66,14 +65,6 @@ def glue(folder: Path) -> Path:
     lines = ["---", "configs:", "- config_name: sst2", "  data_files:"]
     for split in counts:
         lines += [f"  - split: {split}", f"    path: sst2/{split}-*"]
-    lines += ["dataset_info:", "- config_name: sst2", "  features:"]
-    for name, dtype in columns.items():
-        lines += [f"  - name: {name}", "    dtype:" if name == "label" else f"    dtype: {dtype}"]
-        if name == "label":
-            lines += ["      class_label:", "        names:", *(f"          '{i}': {n}" for i, n in enumerate(NAMES))]
-    lines += ["  splits:"]
-    for split, count in counts.items():
-        lines += [f"  - name: {split}", f"    num_bytes: {count * 40}", f"    num_examples: {count}"]
     (folder / "README.md").write_text("\n".join([*lines, "---", "# GLUE, in small", ""]))
     return folder
 
