@@ -371,7 +371,7 @@ def _run(run: Callable[..., Any]) -> NoReturn:
     except RunFailed as error:
         _fail(str(error), 1)
     except RunStopped as stop:
-        _fail(str(stop), 130, kind="")
+        _fail(str(stop), 130, label="")
     except UsageError as error:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -431,14 +431,14 @@ def _usage(error: Any) -> str:
     return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
 
 
-def _fail(text: str, status: int, kind: str = "error: ") -> NoReturn:
+def _fail(text: str, status: int, label: str = "error: ") -> NoReturn:
     from mezo_cli.console import print_line
 
     if is_interruption(sys.exception()):
-        text, status, kind = "interrupted", 130, "error: "
+        text, status, label = "interrupted", 130, "error: "
     try:
         sys.stdout.flush()
-        print_line(f"{kind}{without_credentials(' '.join(text.split()))}", sys.stderr)
+        print_line(f"{label}{without_credentials(' '.join(text.split()))}", sys.stderr)
     except OSError:  # the terminal is gone; the flush at exit would end with another status
         discard_output(sys.stdout)
         discard_output(sys.stderr)

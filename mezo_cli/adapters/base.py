@@ -50,7 +50,7 @@ class PeftMethod:
 
         settings = {key: value for key, value in asdict(self.config).items() if key != "name" and value is not None}
         return getattr(peft, self.library)(
-            task_type=loaded.kind.task_type, modules_to_save=classifier_modules(loaded), **settings
+            task_type=loaded.model_kind.task_type, modules_to_save=classifier_modules(loaded), **settings
         )
 
     def insert(self, loaded: "LoadedModel", name: str) -> Any:
@@ -99,7 +99,7 @@ def head_modules(loaded: "LoadedModel") -> list[str]:
 
 def classifier_modules(loaded: "LoadedModel") -> list[str] | None:
     """Return the paths of the classification head and of new poolers; None for a model without such a head."""
-    if not loaded.kind.has_classifier:
+    if not loaded.model_kind.has_classifier:
         return None
     body = f"{loaded.model.base_model_prefix}."
     poolers = {".".join(name.split(".")[:2]) for name in loaded.fresh if name.startswith(body)}

@@ -23,4 +23,4 @@ def without_targets(loaded: "LoadedModel", **settings: Any) -> Any:
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
-    return peft.LoraConfig(task_type=loaded.kind.task_type, target_modules=DUMMY_TARGET_MODULES, **settings)
+    return peft.LoraConfig(task_type=loaded.model_kind.task_type, target_modules=DUMMY_TARGET_MODULES, **settings)

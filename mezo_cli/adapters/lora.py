@@ -62,7 +62,7 @@ class Lora(PeftMethod):
             method = f"peft={config.name} peft.targets={config.targets}"
             raise UserError(f"{name} is a model family that {method} does not support")
         return peft.LoraConfig(
-            task_type=loaded.kind.task_type,
+            task_type=loaded.model_kind.task_type,
             r=config.r,
             lora_alpha=config.alpha,
             target_modules=targets,

@@ -58,7 +58,8 @@ class Prefix(PeftMethod):
         with torch.no_grad():
             key_values, shape = prefix_cache.compute_key_values(body, ids)
         settings = peft.PrefixTuningConfig(
-            task_type=loaded.kind.task_type or "FEATURE_EXTRACTION",  # with None, peft's own forward ignores the prefix
+            task_type=loaded.model_kind.task_type
+            or "FEATURE_EXTRACTION",  # with None, peft's own forward ignores the prefix
             num_virtual_tokens=length,
             num_layers=shape[0],
             num_attention_heads=shape[1],

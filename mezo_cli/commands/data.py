@@ -36,10 +36,10 @@ def _warn(note: str) -> None:
 def _tables(described: dict[str, Any]) -> list[TextTable]:
     splits = {name: one for name, one in described.items() if one is not None}
     tables = []
-    for title, kind in (("rows per label", "labels"), ("words per row", "words")):
-        table = make_table(title, *next(iter(splits.values()))[kind])
+    for title, figure in (("rows per label", "labels"), ("words per row", "words")):
+        table = make_table(title, *next(iter(splits.values()))[figure])
         for name, one in splits.items():
-            table.add_row(f"  {name}", *(f"{n:g}" for n in one[kind].values()))
+            table.add_row(f"  {name}", *(f"{n:g}" for n in one[figure].values()))
         tables.append(table)
     return tables
 

@@ -65,9 +65,9 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
         elif key not in all_keys():
             raise UserError(f"'{word}': {key} is a group of keys; name one of them")
         values = tuple(value.strip("[]").split(","))
-        kind = allowed_values(key).kind
+        value_type = allowed_values(key).value_type
         for one in values:
-            if kind in (int, float) and one != "null" and _number(one) is None:
+            if value_type in (int, float) and one != "null" and _number(one) is None:
                 raise UserError(f"'{word}': {key} is a number, not '{one}'")
         filters.append(Filter(word, key, values))
     return filters

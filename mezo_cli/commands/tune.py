@@ -78,7 +78,7 @@ def tune(
     folder, searched = plan.directory, parse_ranges(ranges, base)
     overrides, _ = split_python(overrides)
     for end in ("low", "high"):
-        values = [f"{one.key}={one.kind(getattr(one, end))!r}" for one in searched]
+        values = [f"{one.key}={one.value_type(getattr(one, end))!r}" for one in searched]
         config = compose.build_config([*_settings(overrides), *values], config_dir)
         if not config.steps and config.init == "none":
             raise UserError("steps=0: every trial would be the model before training, which is no result of a trial")
@@ -224,7 +224,7 @@ def _next_trial(
 
 
 def _suggest(trial: "optuna.Trial", one: Range) -> float:
-    if one.kind is int:
+    if one.value_type is int:
         return trial.suggest_int(one.key, int(one.low), int(one.high), log=one.is_log)
     return trial.suggest_float(one.key, one.low, one.high, log=one.is_log)
 

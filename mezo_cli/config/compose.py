@@ -201,7 +201,7 @@ def check_read(config: Config, given: Iterable[Override], tolerated: Collection[
 @functools.cache
 def choice_groups() -> dict[str, Any]:
     """Return the groups whose settings depend on the choice, and the class that all choices share."""
-    return {name: kind for name, kind in type_hints(Config).items() if kind in CHOICES}
+    return {name: hint for name, hint in type_hints(Config).items() if hint in CHOICES}
 
 
 def _fill_choices(node: DictConfig) -> None:
@@ -213,14 +213,14 @@ def _fill_choices(node: DictConfig) -> None:
         name = str(part.name)
         if name not in CHOICES[base].names:
             continue  # `build` says what is allowed
-        kind, known = settings_class(base, name), children(base)
-        own = type_hints(kind)
+        settings_type, known = settings_class(base, name), children(base)
+        own = type_hints(settings_type)
         with read_write(part), open_dict(part):
             for key in [key for key in part if key in known and key not in own]:
                 del part[key]
             for key in own:
                 if key not in part or OmegaConf.is_missing(part, key):
-                    part[key] = default_of(kind, key)
+                    part[key] = default_of(settings_type, key)
 
 
 def config_of(node: DictConfig) -> Config:

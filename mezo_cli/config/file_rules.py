@@ -209,8 +209,14 @@ def _expected(key: str) -> str | None:
     known = all_keys()
     if any(other.startswith(f"{key}.") for other in known):
         return "mapping of keys to values"
-    kind = container(key) if key in known else None
-    return "list, e.g. [one, two]" if kind is list else "mapping, e.g. {one: two}" if kind is dict else None
+    container_type = container(key) if key in known else None
+    return (
+        "list, e.g. [one, two]"
+        if container_type is list
+        else "mapping, e.g. {one: two}"
+        if container_type is dict
+        else None
+    )
 
 
 def _kind(value: Any) -> str:

@@ -23,20 +23,20 @@ REMOVED = {
 def children(node: Any) -> dict[str, Any]:
     """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
     hints = dict(type_hints(node))
-    for kind in classes(node).values() if node in CHOICES else ():
-        hints |= {key: hint for key, hint in type_hints(kind).items() if key not in hints}
+    for settings_type in classes(node).values() if node in CHOICES else ():
+        hints |= {key: hint for key, hint in type_hints(settings_type).items() if key not in hints}
     return hints
 
 
-def type_hints(kind: Any) -> dict[str, Any]:
+def type_hints(settings_type: Any) -> dict[str, Any]:
     """Return the annotations of the fields of a class of settings."""
-    return _type_hints(kind)
+    return _type_hints(settings_type)
 
 
 @cache
-def _type_hints(kind: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+def _type_hints(settings_type: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(settings_type, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(settings_type)}
 
 
 def is_group(node: Any) -> bool:
@@ -55,10 +55,10 @@ def check_key(key: str, extra: Iterable[str] = ()) -> None:
     node: Any = Config
     parts = key.split(".")
     for depth, part in enumerate(parts):
-        kind = node if is_group(node) else allowed(node).kind
-        if kind is dict:
+        value_type = node if is_group(node) else allowed(node).value_type
+        if value_type is dict:
             return
-        if kind is list:
+        if value_type is list:
             whole = ".".join(parts[:depth])
             raise SettingError(key, f"unknown key '{key}': a list is given whole, {whole}=[one,two]")
         if not is_group(node):
@@ -107,8 +107,8 @@ def allowed_values(key: str) -> Allowed:
 
 def container(key: str) -> type | None:
     """Return list or dict for a known key that takes one, None for every other."""
-    kind = allowed_values(key).kind
-    return kind if kind in (list, dict) else None
+    value_type = allowed_values(key).value_type
+    return value_type if value_type in (list, dict) else None
 
 
 def _nearest(key: str, upto: str, siblings: list[str]) -> str:

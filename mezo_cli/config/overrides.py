@@ -77,14 +77,14 @@ def quote(value: object) -> str:
 
 
 def _check_setting(override: Override) -> None:
-    text, key, kind = override.text, override.name, container(override.name)
+    text, key, container_type = override.text, override.name, container(override.name)
     if override.form == "delete":
         raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
     if override.form == "add":
         raise UserError(f"'{text}': {key} exists already; write {key}=...")
-    if kind is dict:
+    if container_type is dict:
         raise UserError(f"'{text}': entries are given one at a time: +{key}.NAME=VALUE")
-    if kind is list and isinstance(override.value, dict):
+    if container_type is list and isinstance(override.value, dict):
         raise UserError(f"'{text}': expected a list, e.g. {key}=[one,two]")
 
 

@@ -15,16 +15,16 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 
 class Registry:
-    """The choices of one kind.
+    """The choices of one config key.
 
     Args:
-        kind: the config key that names the choice, for error lines: `optimizer`.
+        key: the config key that names the choice, for error lines: `optimizer`.
         built_in: name -> `module:attribute`.
         group: the entry-point group by which other packages add choices; None where they cannot.
     """
 
-    def __init__(self, kind: str, built_in: Mapping[str, str], group: str | None = None) -> None:
-        self.kind, self.built_in, self.group = kind, dict(built_in), group
+    def __init__(self, key: str, built_in: Mapping[str, str], group: str | None = None) -> None:
+        self.key, self.built_in, self.group = key, dict(built_in), group
 
     @cached_property
     def targets(self) -> dict[str, str]:
@@ -49,7 +49,7 @@ class Registry:
             UserError: for an unknown name, and for a plug-in that cannot be imported.
         """
         if name not in self.targets:
-            raise UserError(f"{self.kind}={name}: allowed are {join(self.names)}{did_you_mean(name, self.names)}")
+            raise UserError(f"{self.key}={name}: allowed are {join(self.names)}{did_you_mean(name, self.names)}")
         module, _, attribute = self.targets[name].partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
@@ -57,7 +57,7 @@ class Registry:
             if name in self.built_in:
                 raise
             raise UserError(
-                f"{self.kind}={name}: the plug-in {self.targets[name]} cannot be imported: {error}"
+                f"{self.key}={name}: the plug-in {self.targets[name]} cannot be imported: {error}"
             ) from error
 
 
@@ -173,7 +173,7 @@ CHOICES: dict[type, Registry] = {
     schema.EngineConfig: ENGINES,
 }
 NAMES = {  # keys whose value is a name in a table
-    **{f"{registry.kind}.name": registry for registry in CHOICES.values()},
+    **{f"{registry.key}.name": registry for registry in CHOICES.values()},
     "task.metric": METRICS,
     "objective.loss": LOSSES,
     "optimizer.noise": NOISES,
@@ -199,7 +199,7 @@ def settings_class(base: type, name: str) -> Any:
 
 def readers(base: type, setting: str) -> list[str]:
     """Return the choices of a group that have a setting; a plug-in that cannot be imported is left out."""
-    return [name for name, kind in classes(base).items() if setting in kind.__dataclass_fields__]
+    return [name for name, settings_type in classes(base).items() if setting in settings_type.__dataclass_fields__]
 
 
 def classes(base: type) -> dict[str, Any]:

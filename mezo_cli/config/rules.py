@@ -45,18 +45,18 @@ def _check_addresses(config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    kind, chosen = _optimizer(config), f"optimizer={config.optimizer.name}"
-    if config.checkpoint == "trajectory" and not kind.replayable:
+    chosen_class, chosen = _optimizer(config), f"optimizer={config.optimizer.name}"
+    if config.checkpoint == "trajectory" and not chosen_class.replayable:
         raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
-    kind.check(config.optimizer)
-    if kind.needs_backward and config.micro_batch_size is not None:
+    chosen_class.check(config.optimizer)
+    if chosen_class.needs_backward and config.micro_batch_size is not None:
         raise SettingError(
             "micro_batch_size",
             f"micro_batch_size={config.micro_batch_size}: {chosen} keeps the activations of all rows for its gradient; "
             "micro-batches save memory only with forward passes",
         )
     loss = config.objective.loss
-    if kind.needs_backward and not getattr(LOSSES.load(loss), "differentiable", True):
+    if chosen_class.needs_backward and not getattr(LOSSES.load(loss), "differentiable", True):
         raise SettingError(
             "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
         )

@@ -20,7 +20,7 @@ class Range:
     key: str
     low: float
     high: float
-    kind: type  # int or float
+    value_type: type  # int or float
 
     @property
     def is_log(self) -> bool:
@@ -28,7 +28,7 @@ class Range:
         return self.low > 0 and self.high / self.low >= LOG_FROM
 
     def __str__(self) -> str:
-        return f"{self.key}={self.kind(self.low)!r}:{self.kind(self.high)!r}"
+        return f"{self.key}={self.value_type(self.low)!r}:{self.value_type(self.high)!r}"
 
 
 def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
@@ -64,13 +64,13 @@ def _parse_range(text: str) -> Range:
     if not key or len(parts) != 2:
         raise UserError(shape)
     check_key(key)
-    kind: Any = allowed_values(key).kind
-    if kind not in (int, float) or key == "max_seconds":
+    value_type: Any = allowed_values(key).value_type
+    if value_type not in (int, float) or key == "max_seconds":
         raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
     try:
-        low, high = (kind(part) for part in parts)
+        low, high = (value_type(part) for part in parts)
     except ValueError as error:
-        raise UserError(f"{shape}; {key} takes {'whole numbers' if kind is int else 'numbers'}") from error
+        raise UserError(f"{shape}; {key} takes {'whole numbers' if value_type is int else 'numbers'}") from error
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"{shape}, LOW below HIGH")
-    return Range(key, low, high, kind)
+    return Range(key, low, high, value_type)

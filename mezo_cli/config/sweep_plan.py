@@ -128,8 +128,10 @@ def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
     for override in parsed:
         base = compose.choice_groups().get(override.name)
         if override.sweeps and base is not None:
-            kinds = classes(base)
-            read = {f"{override.name}.{key}" for one in override.values or () for key in type_hints(kinds[one])}
+            settings_types = classes(base)
+            read = {
+                f"{override.name}.{key}" for name in override.values or () for key in type_hints(settings_types[name])
+            }
             keys_read |= keys & read
     return keys_read
 

@@ -21,7 +21,7 @@ from mezo_cli.errors import did_you_mean, join
 T = TypeVar("T")
 
 
-def build(given: Any) -> Config:
+def build(values: Any) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a run's own
@@ -30,58 +30,58 @@ def build(given: Any) -> Config:
     Raises:
         SettingError: for the first unknown key, wrong type, value out of range, or combination that is not allowed.
     """
-    given = _mapping(given, "")
-    logger = given.get("logger")
+    values = _mapping(values, "")
+    logger = values.get("logger")
     if isinstance(logger, Mapping) and "name" in logger:
-        given = {**given, "logger": with_logger_names(logger)}
-    for key in given:
+        values = {**values, "logger": with_logger_names(logger)}
+    for key in values:
         check_key(key)
-    groups = dict(given)
-    for name, kind in type_hints(Config).items():
-        if is_group(kind):
-            groups[name] = build_group(kind, given.get(name, {}), name)
+    groups = dict(values)
+    for name, hint in type_hints(Config).items():
+        if is_group(hint):
+            groups[name] = build_group(hint, values.get(name, {}), name)
     config = check(Config, groups)
     check_rules(config)
     return config
 
 
-def build_group(base: type, given: Any, group: str) -> Any:
+def build_group(base: type, values: Any, group: str) -> Any:
     """Return a group made of plain values, of the class of the choice that its `name` makes.
 
     Raises:
         SettingError: as `build`.
     """
-    given = _mapping(given, group)
+    values = _mapping(values, group)
     if base not in CHOICES:
-        return check(base, given, f"{group}.")
-    for key in given:
+        return check(base, values, f"{group}.")
+    for key in values:
         check_key(f"{group}.{key}")
-    name = given.get("name", default_of(base, "name"))
-    kind = settings_class(base, check_name(f"{group}.name", name))
-    own = type_hints(kind)
-    return check(kind, {key: value for key, value in given.items() if key in own}, f"{group}.")
+    name = values.get("name", default_of(base, "name"))
+    settings_type = settings_class(base, check_name(f"{group}.name", name))
+    own = type_hints(settings_type)
+    return check(settings_type, {key: value for key, value in values.items() if key in own}, f"{group}.")
 
 
-def check(kind: type[T], given: Mapping[str, Any], parent: str = "") -> T:
+def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -> T:
     """Return a class of settings made of plain values; groups that are made already are taken as they are.
 
     Args:
-        kind: the class, a dataclass.
-        given: its fields by name.
+        settings_type: the class, a dataclass.
+        values: its fields by name.
         parent: what stands before a field's name in error lines: `optimizer.`.
 
     Raises:
         SettingError: for the first value that is not allowed.
     """
-    fields = type_hints(kind)
-    for key in given:
+    fields = type_hints(settings_type)
+    for key in values:
         if key not in fields:
             check_key(f"{parent}{key}")
-    unset = {name: MISSING for name in fields if name not in given and default_of(kind, name) == MISSING}
+    unset = {name: MISSING for name in fields if name not in values and default_of(settings_type, name) == MISSING}
     try:
-        settings: T = _adapter(cast("Any", kind)).validate_python({**given, **unset})
+        settings: T = _adapter(cast("Any", settings_type)).validate_python({**values, **unset})
     except ValidationError as error:
-        raise _explain(kind, error, parent) from error
+        raise _explain(settings_type, error, parent) from error
     for name in fields:
         if f"{parent}{name}" in NAMES:
             check_name(f"{parent}{name}", getattr(settings, name))
@@ -109,41 +109,47 @@ def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "names": [] if logger["name"] == "none" else [logger["name"]]}
 
 
-def defaults(kind: Any = Config) -> dict[str, Any]:
+def defaults(settings_type: Any = Config) -> dict[str, Any]:
     """Return the defaults as plain nested values, `MISSING` where a value has to be given or follows from a choice."""
     values = {}
-    for name, hint in children(kind).items():
+    for name, hint in children(settings_type).items():
         inner = plain_type(hint)
-        values[name] = defaults(inner) if is_group(inner) else MISSING if kind in CHOICES else default_of(kind, name)
+        values[name] = (
+            defaults(inner)
+            if is_group(inner)
+            else MISSING
+            if settings_type in CHOICES
+            else default_of(settings_type, name)
+        )
     return values
 
 
-def class_defaults(kind: Any) -> dict[str, Any]:
+def class_defaults(settings_type: Any) -> dict[str, Any]:
     """Return the defaults of a class of settings."""
-    return {name: default_of(kind, name) for name in type_hints(kind)}
+    return {name: default_of(settings_type, name) for name in type_hints(settings_type)}
 
 
-def default_of(kind: Any, name: str) -> Any:
+def default_of(settings_type: Any, name: str) -> Any:
     """Return the default of a field."""
-    item: dataclasses.Field[Any] = kind.__dataclass_fields__[name]
+    item: dataclasses.Field[Any] = settings_type.__dataclass_fields__[name]
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(settings_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(settings_type)
 
 
-def _mapping(given: Any, group: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise SettingError(group, f"{group}={given}: expected a group of keys")
-    return given
+def _mapping(values: Any, group: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise SettingError(group, f"{group}={values}: expected a group of keys")
+    return values
 
 
-def _explain(kind: Any, error: ValidationError, parent: str) -> SettingError:
+def _explain(settings_type: Any, error: ValidationError, parent: str) -> SettingError:
     """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
     first = error.errors(include_url=False)[0]
-    node, path = kind, []
+    node, path = settings_type, []
     for part in first["loc"]:  # down to the field; what follows is the place in a list or a mapping
         if not is_group(node) or part not in type_hints(node):
             break
@@ -157,9 +163,9 @@ def _explain(kind: Any, error: ValidationError, parent: str) -> SettingError:
     return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
 
 
-def _reason(node: Any, kind: str, value: Any, key: str, context: Mapping[str, Any]) -> str:
+def _reason(node: Any, error_type: str, value: Any, key: str, context: Mapping[str, Any]) -> str:
     takes = allowed(node)
-    if kind == SHOWN:
+    if error_type == SHOWN:
         return str(context["why"])
     if is_group(node):
         return f"={show(value)}: expected a group of keys"
@@ -167,11 +173,11 @@ def _reason(node: Any, kind: str, value: Any, key: str, context: Mapping[str, An
         if isinstance(value, bool):
             return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
         return f"={show(value)}: not one of {join(takes.choices)}{did_you_mean(str(value), takes.choices)}"
-    if takes.kind is bool:
+    if takes.value_type is bool:
         return f"={show(value)}: allowed are true, false{', null' if takes.optional else ''}"
-    if takes.kind is list:
+    if takes.value_type is list:
         return f"={show(value)}: expected a list, e.g. {key}=[one,two]"
-    if takes.kind is dict:
+    if takes.value_type is dict:
         return f"={show(value)}: expected pairs, e.g. {key}={{one:two}}"
-    outside = "" if kind == "number" else "out of range, "
+    outside = "" if error_type == "number" else "out of range, "
     return f"={show(value)}: {outside}allowed is {takes.describe()}"

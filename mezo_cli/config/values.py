@@ -83,14 +83,14 @@ class Allowed:
     """What a field takes.
 
     Attributes:
-        kind: int, float, str, bool, list or dict.
+        value_type: int, float, str, bool, list or dict.
         optional: whether null is allowed.
         low, high: bounds, inclusive.
         above: a lower bound, exclusive.
         choices: the texts allowed; empty: any.
     """
 
-    kind: type
+    value_type: type
     optional: bool = False
     low: float | None = None
     above: float | None = None
@@ -102,11 +102,11 @@ class Allowed:
         bounds = [("at least", self.low), ("above", self.above)]
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
         words += [] if self.high is None else [f"at most {self.high}"]
-        return f"a {'whole' if self.kind is int else 'finite'} number {' and '.join(words)}".rstrip()
+        return f"a {'whole' if self.value_type is int else 'finite'} number {' and '.join(words)}".rstrip()
 
 
 def allowed(hint: Any) -> Allowed:
-    """Return what the annotation of a field allows; of a class of settings, that class as `kind`."""
+    """Return what the annotation of a field allows; of a class of settings, that class as `value_type`."""
     optional = is_optional(hint)
     hint, limits = plain_type(hint), dict[str, Any]()
     while typing.get_origin(hint) is Annotated:

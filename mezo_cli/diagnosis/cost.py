@@ -244,11 +244,11 @@ def judge_disk(section: Section, jobs: Jobs, checkpoint: int, free: int) -> None
     writes_weights = any(job.checkpoint == "full" for job in jobs.configs)
     replaced = checkpoint if writes_weights else 0  # the old one is removed after the new one is written
     need = sum(job_bytes(job, checkpoint) for job in jobs.configs) + replaced
-    kinds = " and ".join(sorted({job.checkpoint for job in jobs.configs}))
+    modes = " and ".join(sorted({job.checkpoint for job in jobs.configs}))
     differing = jobs.differing_settings() if writes_weights else []
     text = (
         f"disk: {count(len(jobs.configs), 'job') if jobs.is_sweep else 'the run'} will take {format_bytes(need)}"
-        f" (checkpoint={kinds}; a checkpoint has {format_bytes(checkpoint)}, best and last are kept),"
+        f" (checkpoint={modes}; a checkpoint has {format_bytes(checkpoint)}, best and last are kept),"
         f" {format_bytes(free)} are free{', if every checkpoint is as large as that of job 1' if differing else ''}"
     )
     advice = "choose another disk (hydra.run.dir, hydra.sweep.dir)"
@@ -298,12 +298,12 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} bytes"
 
 
-def judge_kernels(section: Section, kind: str, reason: str) -> None:
+def judge_kernels(section: Section, state: str, reason: str) -> None:
     """Judge how the kernels of the noise run: from `Noise.describe_kernels`."""
     text, advice = reason or "the fast noise kernels are compiled", "use a pinned torch"
-    if kind == "none":
+    if state == "none":
         text = "optimizer.noise=torch is only for a comparison with the reference"
         advice = "leave optimizer.noise at gaussian or rademacher: z of this kind is the same at every step on a CPU"
-    elif kind == "eager":
+    elif state == "eager":
         advice = "install a C++ compiler (g++), and leave MEZO_EAGER unset"
-    section.judge("noise_kernels", kind != "compiled" or bool(reason), text, advice, kind=kind)
+    section.judge("noise_kernels", state != "compiled" or bool(reason), text, advice, kind=state)

@@ -219,8 +219,8 @@ class Engine:
         try:
             return self._process.call(method, **params)
         except EngineFailed as failure:
-            kind = RunFailed if self._is_started else UserError
-            raise kind(f"engine={self.config.engine.name} failed: {failure}") from failure
+            error_class = RunFailed if self._is_started else UserError
+            raise error_class(f"engine={self.config.engine.name} failed: {failure}") from failure
 
     def release(self) -> None:
         """Let go of the session whose scores were computed last: its weights are needed no more."""

@@ -25,9 +25,9 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
             for a model that is none.
     """
     if not isinstance(model, nn.Module):
-        kind = type(model).__name__
+        class_name = type(model).__name__
         raise UserError(
-            f"MezoOptimizer(model, ...) takes the model, an nn.Module, whose names z depends on; not a {kind}"
+            f"MezoOptimizer(model, ...) takes the model, an nn.Module, whose names z depends on; not a {class_name}"
         )
     if params is None or callable(params):
         entries: list[Any] = [{"params": params}]

@@ -57,7 +57,7 @@ def make_header(model: nn.Module, params: Params, groups: Sequence[Mapping[str, 
     return Header(
         fingerprint=fingerprint(model),
         optimizer=OPTIMIZER,
-        noise=params.noise.kind,
+        noise=params.noise.name,
         seed=seed,
         samples=n,
         weight_decay=float(groups[0]["weight_decay"]),

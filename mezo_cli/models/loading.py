@@ -23,7 +23,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
-from mezo_cli.models.kind import ModelKind
+from mezo_cli.models.model_kind import ModelKind
 from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused
 from mezo_cli.system import is_device_error
 
@@ -38,7 +38,7 @@ class LoadedModel:
     """A model in eval mode, without dropout, and its tokenizer.
 
     Attributes:
-        kind: the kind of the model.
+        model_kind: the kind of the model.
         compute_dtype: the dtype that forwards compute in.
         fresh: names of the parameters that the base checkpoint does not contain: a new head, an adapter.
         fresh_rows: name -> row numbers, of parameters of which only these rows differ from the base checkpoint.
@@ -49,7 +49,7 @@ class LoadedModel:
 
     model: Any
     tokenizer: Any
-    kind: ModelKind
+    model_kind: ModelKind
     device: torch.device
     compute_dtype: torch.dtype
     fresh: list[str] = field(default_factory=list)
@@ -70,12 +70,12 @@ class LoadedModel:
         return 0 if pad is None else int(pad)
 
 
-def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
+def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
     """Load the tokenizer and the model of a checkpoint.
 
     Args:
         config: path (hub id, local folder, or `demo`), device, dtypes.
-        kind: the kind of model to load.
+        model_kind: the kind of model to load.
         labels: the classes of a classification head, in the task's order.
         seed: draws a new classification head.
 
@@ -88,37 +88,37 @@ def load(config: ModelConfig, kind: ModelKind, labels: Sequence[str], seed: int)
     with _explain_errors(config.path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     check_headers(weight_files(folder, config.path), stored, config.path)
-    tokenizer = _load_tokenizer(folder, config.path, kind)
-    options = {"num_labels": len(labels)} if kind.has_classifier else {}
-    with _explain_errors(config.path, folder / "config.json", kind), _quiet(), torch.random.fork_rng(devices=[]):
+    tokenizer = _load_tokenizer(folder, config.path, model_kind)
+    options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
+    with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
-        if kind.is_decoder:
+        if model_kind.is_decoder:
             _check_decoder(stored, config.path)
-        model, report = _load_model(folder, kind, STORAGE_DTYPES[config.dtype], options)
+        model, report = _load_model(folder, model_kind, STORAGE_DTYPES[config.dtype], options)
     mismatched = {
         key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
         for key, in_file, needed in report["mismatched_keys"]
     }
     fresh = sorted({*report["missing_keys"], *mismatched})
     check_unused(report["unexpected_keys"], model, config.path)
-    new_head = _check_missing(fresh, mismatched, model, kind, config.path)
+    new_head = _check_missing(fresh, mismatched, model, model_kind, config.path)
     check_dtypes(weight_files(folder, config.path), model, config.path)
-    if kind.has_classifier:
+    if model_kind.has_classifier:
         _name_classes(model, stored, labels, fresh, config.path)
     _check_vocabulary(tokenizer, model, config.path)
-    tokenizer.model_max_length = _max_length(tokenizer, model, kind)
+    tokenizer.model_max_length = _max_length(tokenizer, model, model_kind)
     model.eval()
     model.to(device)
     compute_dtype, revision = DTYPES[config.compute_dtype], hub_commit(folder)
-    return LoadedModel(model, tokenizer, kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
+    return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
 
 
 def _load_model(
-    folder: Path, kind: ModelKind, dtype: torch.dtype, options: Mapping[str, Any]
+    folder: Path, model_kind: ModelKind, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' report on the tensors of the files."""
     with releasing_file():
-        model, report = getattr(transformers, kind.auto_class).from_pretrained(
+        model, report = getattr(transformers, model_kind.auto_class).from_pretrained(
             folder,
             local_files_only=True,
             trust_remote_code=False,
@@ -131,13 +131,13 @@ def _load_model(
     return model, report
 
 
-def load_tokenizer(config: ModelConfig, kind: ModelKind) -> Any:
+def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone.
 
     Raises:
         UserError: when it is not found, or has no padding token and the model kind needs one.
     """
-    return _load_tokenizer(fetch(config, weights=False), config.path, kind)
+    return _load_tokenizer(fetch(config, weights=False), config.path, model_kind)
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:
@@ -158,10 +158,10 @@ def with_path(config: ModelConfig, folder: str) -> ModelConfig:
 # --- checks of a checkpoint ---
 
 
-def _load_tokenizer(folder: Path, path: str, kind: ModelKind) -> Any:
+def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
     with _explain_errors(path, folder / "tokenizer.json"), _quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if tokenizer.pad_token_id is None and not kind.is_decoder:
+    if tokenizer.pad_token_id is None and not model_kind.is_decoder:
         raise UserError(f"model.path={path}: its tokenizer has no padding token (for a decoder use objective=lm)")
     return tokenizer
 
@@ -170,32 +170,32 @@ def _check_decoder(stored: Any, path: str) -> None:
     """Refuse an encoder and a sequence-to-sequence model: transformers would load them as decoders without an error."""
     is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not stored.is_decoder
     if is_encoder or stored.is_encoder_decoder:
-        kind = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
+        head = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
         hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"
         raise UserError(
-            f"model.path={path}: a {kind} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
+            f"model.path={path}: a {head} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
             f"{hint}"
         )
 
 
-def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, kind: ModelKind, path: str) -> str:
+def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, model_kind: ModelKind, path: str) -> str:
     """Refuse weights that are missing or have another shape, except those of a classification head and of poolers.
 
     Returns:
         The names of a new head's tensors, with the shapes of those that do not fit; empty if there is no new head.
     """
     body = f"{model.base_model_prefix}."
-    missing = [key for key in fresh if "pooler" not in key and (not kind.has_classifier or key.startswith(body))]
+    missing = [key for key in fresh if "pooler" not in key and (not model_kind.has_classifier or key.startswith(body))]
     if not missing:
         why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
-        return f"{join(fresh)}{why and f' ({why})'}" if fresh and kind.has_classifier else ""
+        return f"{join(fresh)}{why and f' ({why})'}" if fresh and model_kind.has_classifier else ""
     first = missing[0]
     if first in mismatched:
         raise UserError(f"model.path={path}: {first} does not fit its config.json: {mismatched[first]}")
-    if not kind.has_classifier and not any(key.startswith(body) for key in missing):
+    if not model_kind.has_classifier and not any(key.startswith(body) for key in missing):
         raise UserError(
-            f"model.path={path}: the checkpoint has no {kind.description} head ({first} is missing), and a random one "
-            "would give wrong scores; use a checkpoint with its head, or objective=cls"
+            f"model.path={path}: the checkpoint has no {model_kind.description} head ({first} is missing), and a "
+            "random one would give wrong scores; use a checkpoint with its head, or objective=cls"
         )
     raise UserError(f"model.path={path}: the checkpoint lacks {len(missing)} tensors, first {first}")
 
@@ -225,11 +225,11 @@ def _check_vocabulary(tokenizer: Any, model: Any, path: str) -> None:
         )
 
 
-def _max_length(tokenizer: Any, model: Any, kind: ModelKind) -> int:
+def _max_length(tokenizer: Any, model: Any, model_kind: ModelKind) -> int:
     """Return the most tokens that both the tokenizer and the model's position embeddings allow."""
     limits = [tokenizer.model_max_length]
     longest = getattr(model.config, "max_position_embeddings", None)
-    if kind.is_decoder and longest:
+    if model_kind.is_decoder and longest:
         limits.append(longest)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
@@ -243,13 +243,13 @@ def _max_length(tokenizer: Any, model: Any, kind: ModelKind) -> int:
 
 
 @contextmanager
-def _explain_errors(path: str, file: Path, kind: ModelKind | None = None) -> Iterator[None]:
+def _explain_errors(path: str, file: Path, model_kind: ModelKind | None = None) -> Iterator[None]:
     """Turn what transformers raises while it reads a folder into one line.
 
     Args:
         path: of the checkpoint.
         file: the JSON file that is read first: config.json, or tokenizer.json (which need not exist).
-        kind: of the model that is loaded; None for a config or a tokenizer.
+        model_kind: of the model that is loaded; None for a config or a tokenizer.
     """
     try:
         yield
@@ -258,16 +258,16 @@ def _explain_errors(path: str, file: Path, kind: ModelKind | None = None) -> Ite
     except Exception as error:  # a broken folder gives OSError, ValueError, KeyError and transformers' own
         if is_device_error(error):
             raise
-        raise UserError(f"model.path={path} could not be loaded: {_reason(error, file, kind)}") from error
+        raise UserError(f"model.path={path} could not be loaded: {_reason(error, file, model_kind)}") from error
 
 
-def _reason(error: Exception, file: Path, kind: ModelKind | None) -> str:
+def _reason(error: Exception, file: Path, model_kind: ModelKind | None) -> str:
     """Return in one line why a checkpoint could not be loaded."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return f"{type(error).__name__} from {file.name}"
-    if kind is not None and lines[0].startswith("Unrecognized configuration class"):
-        return f"transformers has no {kind.description} model of its kind"
+    if model_kind is not None and lines[0].startswith("Unrecognized configuration class"):
+        return f"transformers has no {model_kind.description} model of its kind"
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # the reason may be in the next line
     # AttributeError, KeyError, ...: the text alone does not say what it is about.
     known = isinstance(error, (OSError, ValueError, RuntimeError)) and not isinstance(error, json.JSONDecodeError)

@@ -153,9 +153,9 @@ class WithMoment(Mezo):
         import torch
 
         tensors = {
-            f"{kind.strip('_')}:{name}": tensor
-            for kind in self.moments
-            for name, tensor in getattr(self, kind).tensors().items()
+            f"{moment.strip('_')}:{name}": tensor
+            for moment in self.moments
+            for name, tensor in getattr(self, moment).tensors().items()
         }
         if tensors:
             tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
@@ -175,10 +175,10 @@ class WithMoment(Mezo):
             raise UserError(f"{path} is damaged: it does not hold the state of {self.config.name} at step {step}")
         for name, value in zip(self.scalars, values, strict=True):
             setattr(self, name, type(getattr(self, name))(value))
-        for kind in self.moments:
-            prefix = f"{kind.strip('_')}:"
-            found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            getattr(self, kind).load(found)
+        for moment in self.moments:
+            start = f"{moment.strip('_')}:"
+            averages = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            getattr(self, moment).load(averages)
 
 
 class MezoMomentum(WithMoment):

@@ -31,7 +31,7 @@ def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list
 def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
     """Yield the names of each segment's tensors."""
     names: list[str] = []
-    taken, kind = 0, None
+    taken, last_group = 0, None
     for (_, *of_group), group in groupby(
         tensors, lambda n: (n.rpartition(".")[0], tensors[n].dtype, tensors[n].device)
     ):
@@ -39,10 +39,10 @@ def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[
             size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in part)
             if _stays(tensors[part[0]], tile):
                 size = SEGMENT  # alone in its piece
-            if names and (taken + size > SEGMENT or of_group != kind):
+            if names and (taken + size > SEGMENT or of_group != last_group):
                 yield names
                 names, taken = [], 0
-            names, taken, kind = names + part, taken + size, of_group
+            names, taken, last_group = names + part, taken + size, of_group
     if names:
         yield names
 

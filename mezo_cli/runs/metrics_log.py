@@ -21,7 +21,7 @@ class MetricsLog:
         self._last_crc: int | None = None  # of the last line; None until the file was read
         self._synced = True  # whether what this object appended is on the disk
 
-    def append(self, kind: str, step: int, **values: Any) -> None:
+    def append(self, record_kind: str, step: int, **values: Any) -> None:
         """Append one line.
 
         Raises:
@@ -29,7 +29,7 @@ class MetricsLog:
         """
         if self._last_crc is None:
             self.read()
-        line = add_checksum({"kind": kind, "step": step, **values}, self._last_crc or 0)
+        line = add_checksum({"kind": record_kind, "step": step, **values}, self._last_crc or 0)
         is_new = not self.path.exists()
         with name_in_errors(self.path), open_to_write(self.path, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")

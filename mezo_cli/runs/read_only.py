@@ -36,7 +36,7 @@ class ReadOnlyRun(Run):
     def update(self, **fields: Any) -> None:
         """Write nothing."""
 
-    def log_metrics(self, kind: str, step: int, **values: Any) -> None:
+    def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
         """Write nothing."""
 
     def sync_metrics(self) -> None:

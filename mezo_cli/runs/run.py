@@ -350,9 +350,9 @@ class Run:
         """Return the lines of metrics.jsonl before damage at its end; see `MetricsLog.read_valid`."""
         return self._metrics_log.read_valid()
 
-    def log_metrics(self, kind: str, step: int, **values: Any) -> None:
+    def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
-        self._metrics_log.append(kind, step, **values)
+        self._metrics_log.append(record_kind, step, **values)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl without an incomplete last one.

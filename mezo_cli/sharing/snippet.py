@@ -28,7 +28,7 @@ def write_snippet(session: Session, folder: str, base: str | None) -> str | None
 def _load(session: Session, folder: str, base: str | None) -> str:
     """Return the code that makes `tokenizer` and `model`."""
     loaded, dtype = session.loaded, session.config.model.dtype
-    auto, is_adapter = loaded.kind.auto_class, loaded.adapter is not None
+    auto, is_adapter = loaded.model_kind.auto_class, loaded.adapter is not None
     lines, place = ["import torch"], f'"{folder}"'
     if is_adapter and base is None and folder != ".":  # transformers reads no model in a subfolder beside an adapter
         lines.append("from huggingface_hub import snapshot_download")
@@ -41,7 +41,7 @@ def _load(session: Session, folder: str, base: str | None) -> str:
     if not is_adapter:
         return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{stored}){widened}.eval()", ""])
     options = f', revision="{loaded.revision}"' if loaded.revision and base is not None else ""
-    options += f", num_labels={len(session.encoder.task.labels)}" if loaded.kind.has_classifier else ""
+    options += f", num_labels={len(session.encoder.task.labels)}" if loaded.model_kind.has_classifier else ""
     of_base = 'folder + "/base"' if base is None else f'"{base}"'
     lines.append(f"base = {auto}.from_pretrained({of_base}{options}{stored}){widened}")
     return "\n".join([*lines, "model = PeftModel.from_pretrained(base, folder).eval()", ""])

@@ -211,8 +211,8 @@ class Conformance:
 
     def load(self, session: Session) -> Any:
         """Return the session's model once more, unpatched."""
-        config, kind = session.config, session.loaded.kind
-        return models.load(config.model, kind, config.task.labels, config.seed).model
+        config, model_kind = session.config, session.loaded.model_kind
+        return models.load(config.model, model_kind, config.task.labels, config.seed).model
 
     def reference(self, session: Session, model: Any, batch: Any) -> Tensor:
         """Return the scores of a batch by a model's own forward."""

@@ -92,14 +92,14 @@ class Trial:
 
     def __init__(
         self,
-        kind: type[Optimizer],
+        optimizer_class: type[Optimizer],
         config: OptimizerConfig,
         steps: int = STEPS,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config, self.problem = config, Regression(zeroth_order(config).noise, device, dtype)
-        self.optimizer = kind(config, 1, steps)
+        self.optimizer = optimizer_class(config, 1, steps)
 
     def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
         """Go on as a resumed run does after the steps of `records`, by a replayable optimizer."""
@@ -153,9 +153,9 @@ class Conformance:
 
     def test_its_defaults_are_valid_and_its_settings_have_a_meaning(self) -> None:
         """Defaults are in range, and each setting is under `Attributes` in the docstring of its class or of a base."""
-        values = {**class_defaults(self.kind.settings), "name": self.name}
-        assert type(build_group(OptimizerConfig, values, "optimizer")) is self.kind.settings
-        documented = " ".join(inspect.getdoc(kind) or "" for kind in self.kind.settings.__mro__)
+        values = {**class_defaults(self.optimizer_class.settings), "name": self.name}
+        assert type(build_group(OptimizerConfig, values, "optimizer")) is self.optimizer_class.settings
+        documented = " ".join(inspect.getdoc(settings) or "" for settings in self.optimizer_class.settings.__mro__)
         assert [name for name in values if f"    {name}: " not in documented] == []
 
     def test_it_reads_every_setting_that_it_declares_and_no_other(self) -> None:
@@ -172,16 +172,16 @@ class Conformance:
 
         for config in self.configs():
             trial = self.trial(config)
-            trial.optimizer = self.kind(Recorder(config), 1, STEPS)
+            trial.optimizer = self.optimizer_class(Recorder(config), 1, STEPS)
             trial.train(0, 2)
-        assert read | READ_ELSEWHERE == {*type_hints(self.kind.settings)} | READ_ELSEWHERE
+        assert read | READ_ELSEWHERE == {*type_hints(self.optimizer_class.settings)} | READ_ELSEWHERE
 
     def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
         """Another value of a setting leads to other weights, alone or with more samples or another noise.
 
         A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
         """
-        base, declared = self.default_config(), {*type_hints(self.kind.settings)} - {"name"}
+        base, declared = self.default_config(), {*type_hints(self.optimizer_class.settings)} - {"name"}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
 
@@ -189,7 +189,7 @@ class Conformance:
         def weights(**values: Any) -> list[Tensor]:
             config = replace(base, **values)
             try:
-                self.kind.check(config)
+                self.optimizer_class.check(config)
             except SettingError:
                 return []
             trial = self.trial(config, ACTS_AFTER)
@@ -206,7 +206,7 @@ class Conformance:
 
     def test_its_module_imports_no_torch(self) -> None:
         """The command line reads the settings before it loads a model."""
-        module = importlib.import_module(self.kind.__module__).__name__
+        module = importlib.import_module(self.optimizer_class.__module__).__name__
         code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
         path = os.pathsep.join(filter(None, sys.path))
         done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
@@ -244,7 +244,7 @@ class Conformance:
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
-            trained, replayed = (Trial(self.kind, config, STEPS, self.device, dtype) for _ in range(2))
+            trained, replayed = (Trial(self.optimizer_class, config, STEPS, self.device, dtype) for _ in range(2))
             if not replayed.optimizer.replayable:
                 pytest.skip("it leaves no trajectory")
             records, params = trained.train(0, STEPS), replayed.problem.forward.params
@@ -259,7 +259,7 @@ class Conformance:
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
-            optimizer = self.kind(config, 1, STEPS)
+            optimizer = self.optimizer_class(config, 1, STEPS)
             if not optimizer.replayable or not isinstance(config, ZerothOrderConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             n = zeroth_order(config).samples
@@ -269,10 +269,10 @@ class Conformance:
             records = [(step, of_step, to_float32(1e-3 * self.lr)) for step, of_step in enumerate(grads)]
             ends = []
             for cuts, resumes in (([STEPS], False), (range(1, STEPS + 1), False), ([FLAT[1], STEPS], True)):
-                trial, at = Trial(self.kind, config, STEPS, self.device, dtype), 0
+                trial, at = Trial(self.optimizer_class, config, STEPS, self.device, dtype), 0
                 for cut in cuts:
                     if resumes:
-                        before, trial = trial, Trial(self.kind, config, STEPS, self.device, dtype)
+                        before, trial = trial, Trial(self.optimizer_class, config, STEPS, self.device, dtype)
                         trial.resume(before.problem.weights(), records[:at])
                     assert trial.optimizer.replayable
                     trial.optimizer.apply_updates(trial.problem.forward.params, records[at:cut])
@@ -301,7 +301,7 @@ class Conformance:
             monkeypatch.delenv("MEZO_EAGER")
         ends = []
         for weight_decay in (0.0, decay):
-            optimizer = self.kind(replace(base, weight_decay=weight_decay), 1, steps)
+            optimizer = self.optimizer_class(replace(base, weight_decay=weight_decay), 1, steps)
             if not optimizer.replayable:
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
@@ -367,7 +367,7 @@ class Conformance:
         is the same at every step. It is for comparing steps with the reference, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            own = {"noise": noise} if "noise" in type_hints(self.kind.settings) else {}
+            own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}
             trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
             before = trial.problem.loss().item()
             trial.train(0, self.steps)
@@ -380,27 +380,27 @@ class Conformance:
         return build_config([f"optimizer={self.name}"], self.config_dir).optimizer
 
     @property
-    def kind(self) -> type[Optimizer]:
+    def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""
         return OPTIMIZERS.load(self.name)
 
     def trial(self, config: OptimizerConfig, steps: int = STEPS) -> Trial:
         """Return a run of the optimizer on the regression, before its first step."""
-        return Trial(self.kind, config, steps, self.device)
+        return Trial(self.optimizer_class, config, steps, self.device)
 
     def noises(self) -> list[str]:
-        """Return the kinds of noise that the optimizer can be given."""
-        return NOISES.names if "noise" in type_hints(self.kind.settings) else NOISES.names[:1]
+        """Return the noises that the optimizer can be given."""
+        return NOISES.names if "noise" in type_hints(self.optimizer_class.settings) else NOISES.names[:1]
 
     def configs(self) -> Iterator[OptimizerConfig]:
         """Return configs to try: every noise, with one sample and with a growing number of them."""
-        declared = type_hints(self.kind.settings)
+        declared = type_hints(self.optimizer_class.settings)
         samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
         for noise, more in itertools.product(self.noises(), samples):
             values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
             config = make_config(self.name, **{k: v for k, v in values.items() if k in declared})
             try:
-                self.kind.check(config)
+                self.optimizer_class.check(config)
             except SettingError:
                 continue
             yield config

@@ -70,11 +70,11 @@ def load_session(
     source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and full else config.model
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
         objective_class = OBJECTIVES.load(config.objective.name)
-        kind = objective_class.model_kind
-        loaded = models.load(source, kind, config.task.labels, config.seed)
+        model_kind = objective_class.model_kind
+        loaded = models.load(source, model_kind, config.task.labels, config.seed)
         if loaded.new_head and checkpoint is None and not restores:
             log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
-        if config.init == "linear_probe" and not kind.has_classifier and full:
+        if config.init == "linear_probe" and not model_kind.has_classifier and full:
             models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
         attach(loaded, config.peft, config.model, config.seed)
         if checkpoint is not None and not full:

@@ -164,7 +164,7 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
     slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
         log.info("noise  %s", slow)
-    if session.optimizer.replayable and session.params.noise.kind == "torch":
+    if session.optimizer.replayable and session.params.noise.name == "torch":
         log.warning(
             "warning: optimizer.noise=torch is only for a comparison with the reference: torch's CPU generator keeps "
             "the low 32 bits of its seed, so z is the same at every step"

@@ -104,14 +104,14 @@ def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
 def _type(takes: Allowed) -> str:
     base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
     base |= {list: "list of texts", dict: "texts by name"}
-    return base[takes.kind] + (" or null" if takes.optional else "")
+    return base[takes.value_type] + (" or null" if takes.optional else "")
 
 
 def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
     """Return the choices, or the range in interval notation."""
     if choices:
         return _names(choices)
-    if takes.kind not in (int, float):
+    if takes.value_type not in (int, float):
         return ""
     low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
     return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")

@@ -85,7 +85,7 @@ def numbers(kind: Any = Config, prefix: str = "") -> list[tuple[str, Allowed, st
         inner = plain_type(hint)
         if keys.is_group(inner):
             found += numbers(inner, f"{prefix}{name}.")
-        elif allowed(hint).kind in (int, float):
+        elif allowed(hint).value_type in (int, float):
             having = readers(kind, name)[0] if kind in CHOICES else ""
             found.append((f"{prefix}{name}", allowed(hint), having))
     return found
@@ -113,7 +113,7 @@ def test_every_number_has_a_range_that_is_kept(key: str, takes: Allowed, choice:
     named = {key: value for key, value in NAMED.items() if key in keys.type_hints(kind)}
     for value in (low, high):
         if value is not None:
-            assert getattr(check(kind, {**class_defaults(kind), **named, name: takes.kind(value)}), name) == value
+            assert getattr(check(kind, {**class_defaults(kind), **named, name: takes.value_type(value)}), name) == value
 
 
 def schema_class(groups: list[str], choice: str) -> Any:
@@ -128,13 +128,13 @@ def test_every_key_can_be_overridden() -> None:
     values = {int: "8", float: "0.5", bool: "false"}
     for base, registry in [(None, None), *CHOICES.items()]:
         for choice in ["", *(registry.built_in if registry else ())]:
-            kind, prefix = (settings_class(base, choice), f"{registry.kind}.") if registry and choice else (Config, "")
-            words = [f"{registry.kind}={choice}"] if registry and choice else []
+            kind, prefix = (settings_class(base, choice), f"{registry.key}.") if registry and choice else (Config, "")
+            words = [f"{registry.key}={choice}"] if registry and choice else []
             for name, hint in keys.type_hints(kind).items():
                 takes = allowed(hint)
-                if keys.is_group(takes.kind) or takes.kind in (list, dict) or name in ("name", "loss"):
+                if keys.is_group(takes.value_type) or takes.value_type in (list, dict) or name in ("name", "loss"):
                     continue
-                word = takes.choices[0] if takes.choices else values.get(takes.kind, "word")
+                word = takes.choices[0] if takes.choices else values.get(takes.value_type, "word")
                 value = "null" if takes.optional else word
                 words.append(f"{prefix}{name}={'gaussian' if name == 'noise' else value}")
             if choice in ("linear_probe", "vllm"):  # their rules need other settings too

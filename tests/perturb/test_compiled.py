@@ -68,12 +68,12 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
     data = tiny.movie_folder(tmp_path / "movies")
     for name, eager in (("compiled", "0"), ("eager", "1")):
         monkeypatch.setenv("MEZO_EAGER", eager)
-        words = [f"optimizer.noise={noise.kind}", "optimizer.weight_decay=0.1", "checkpoint=full"]
+        words = [f"optimizer.noise={noise.name}", "optimizer.weight_decay=0.1", "checkpoint=full"]
         result = mezo("train", *small(roberta, data, tmp_path / name, *words))
         assert result.code == 0, result
         assert json.loads((tmp_path / name / "run.json").read_text())["noise_kernels"] == name
     assert Kernel.compiler_error is None
-    kernels = KERNELS[noise.kind]
+    kernels = KERNELS[noise.name]
     assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.shrink))
     for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
@@ -89,7 +89,7 @@ def test_a_cpu_compiles_no_tensor_operations(noise: Noise, name: str, monkeypatc
     monkeypatch.setenv("MEZO_EAGER", "0")
     monkeypatch.setenv("MEZO_SIMD", name)
     monkeypatch.setattr(Kernel, "_compile", None)
-    for kernel in kernels_of(noise.kind):
+    for kernel in kernels_of(noise.name):
         monkeypatch.setattr(kernel, "compiled", {})
     theta = torch.linspace(-3, 3, 5000)
     for stored, out in product((torch.float32, torch.bfloat16, torch.float16), repeat=2):
@@ -99,7 +99,7 @@ def test_a_cpu_compiles_no_tensor_operations(noise: Noise, name: str, monkeypatc
     update_(noise, "w", theta, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
     assert Kernel.compiler_error is None
     # `flat.lay_out` stores theta in float32
-    assert sum(len(kernel.compiled) for kernel in kernels_of(noise.kind)) == 3 + 3 + 2
+    assert sum(len(kernel.compiled) for kernel in kernels_of(noise.name)) == 3 + 3 + 2
 
 
 def test_every_code_of_the_table_and_every_coefficient_give_the_bits_of_the_eager_form(

@@ -172,7 +172,7 @@ def test_moments(counted: Noise) -> None:
     """4 million elements: each bound is over five standard errors."""
     n = 1 << 22
     z = z32(counted, Z, "w", n).double()
-    gaussian = counted.kind == "gaussian"
+    gaussian = counted.name == "gaussian"
     assert abs(z.mean()) < 5 / n**0.5
     assert abs(z.square().mean() - 1) < (5 * (2 / n) ** 0.5 if gaussian else 1e-12)
     assert abs(z.pow(3).mean()) < 5 * 15**0.5 / n**0.5

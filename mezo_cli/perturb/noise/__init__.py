@@ -12,10 +12,10 @@ from mezo_cli.perturb.noise.direction import Direction, Noise
 __all__ = ["NOISES", "Direction", "Noise", "make_noise"]
 
 
-def make_noise(kind: str) -> Noise:
-    """Return a new noise of that kind.
+def make_noise(name: str) -> Noise:
+    """Return a new noise of that name.
 
     Raises:
-        UserError: for an unknown kind.
+        UserError: for an unknown name.
     """
-    return cast("Noise", NOISES.load(kind)())
+    return cast("Noise", NOISES.load(name)())

@@ -27,14 +27,14 @@ class CounterNoise:
     """A noise that draws any part of z alone, inside the kernel that uses it. The methods are those of `Noise`.
 
     Args:
-        kind: its name.
+        name: its name.
         kernels: its kernels, compiled once per process.
         scaled: (c, device) -> the small tensor from which the kernels make c z.
     """
 
-    def __init__(self, kind: str, kernels: KernelSet, scaled: Callable[[float, torch.device], Tensor]) -> None:
+    def __init__(self, name: str, kernels: KernelSet, scaled: Callable[[float, torch.device], Tensor]) -> None:
         instruction_set()  # an unknown one is refused before anything is computed
-        self.kind = kind
+        self.name = name
         self.tile = kernels.tile
         self.block = BLOCK
         self._kernels = kernels

@@ -24,11 +24,11 @@ class Noise(Protocol):
     """A kind of noise: z is a function of (direction, tensor name, element index) and of nothing else.
 
     Attributes:
-        kind: its name.
+        name: its name.
         tile: elements per tile of the flat storage that it works on (`spans`).
     """
 
-    kind: str
+    name: str
     tile: int
 
     def describe_kernels(self) -> tuple[str, str]:

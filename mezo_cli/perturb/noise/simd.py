@@ -57,11 +57,11 @@ def instruction_set() -> str:
     return name
 
 
-def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Callable[..., None]:
+def compile_kernel(noise: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Callable[..., None]:
     """Return a kernel of the source, called as its tensor operations are.
 
     Args:
-        kind: one of `KINDS`; empty for a kind of noise that is not in the source.
+        noise: one of `KINDS`; empty for a kind of noise that is not in the source.
         operation: one of `OPERATIONS`.
         tile: elements per tile.
         arrays: theta, then the outputs, on a CPU: for their dtypes.
@@ -70,11 +70,11 @@ def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, .
         NotImplementedError: if the source does not have this kind.
         Exception: if the compiler is missing or fails, or its code cannot be stored or loaded.
     """
-    if kind not in KINDS:
+    if noise not in KINDS:
         raise NotImplementedError("this kind of noise has no kernels for CPUs")
     run = _library(instruction_set()).mezo_noise
     types = TYPES.index(arrays[0].dtype), TYPES.index(arrays[-1].dtype)
-    fixed = (KINDS.index(kind), OPERATIONS.index(operation), *types, len(arrays), tile // BLOCK)
+    fixed = (KINDS.index(noise), OPERATIONS.index(operation), *types, len(arrays), tile // BLOCK)
     number, threads = len(arrays), torch.get_num_threads()
 
     def kernel(*tensors: Tensor) -> None:

@@ -22,7 +22,7 @@ class TorchNoise:
     bits are kept for the comparison; a run warns of it. The methods are those of `Noise`.
     """
 
-    kind = "torch"
+    name = "torch"
     tile = 16  # elements: a cache line
 
     def __init__(self) -> None:
