@@ -41,26 +41,6 @@ def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline() -> None
         assert beyond["intervals"]["accuracy"][0] < 0
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("optimizer", ["mezo", "adamw"])
-@pytest.mark.parametrize("stop", [1, 4])
-def test_a_resumed_run_has_the_same_comparison(
-    stop: int, optimizer: str, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    words = [f"optimizer={optimizer}", "optimizer.schedule=constant", "optimizer.lr=1e-3", "log_every=null"]
-    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
-    run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        from mezo_cli.optim.first_order import FirstOrder
-
-        interrupt_at(patch, Mezo if optimizer == "mezo" else FirstOrder, "step", stop)
-        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
-    assert mezo("resume", run).code == 0
-    kept = ("dev", "test", "test_before", "difference", "baselines")
-    assert {key: summary(run)[key] for key in kept} == {key: summary(tmp_path / "whole")[key] for key in kept}
-    assert flat(run) == flat(tmp_path / "whole")
-
-
 def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> None:
     names = ["bad", "okay", "good"]
     rows = [{"sentence": f"a film {i} {names[i % 3]}", "label": names[i % 3]} for i in range(60)]
@@ -80,6 +60,9 @@ def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> Non
     assert (baseline["train_rows"], len(baseline["bias"])) == (54, 3)
     assert set(baseline["dev"]) == {"accuracy", "f1", "intervals", "difference"}
     assert "dev, bias fitted on train" in said.out
+    assert "test at best" not in said.out
+    assert "held out of rows.jsonl" in said.out
+    assert "there is no test split" in error_line(mezo("eval", run))
     assert "removed bias" in mezo("show", run).out.replace("\n", " ")
     assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
@@ -97,25 +80,14 @@ def test_without_the_start_there_are_intervals_alone(roberta: Path, movies: Path
     assert not (run / "untrained.json").exists()
 
 
-def test_no_steps_give_the_baselines_of_the_result(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, "steps=0")).code == 0
-    made = summary(run)
-    assert set(made["baselines"]["label_shares"]["test"]) == {"accuracy", "intervals"}
-    assert not {"test_before", "difference"} & set(made)
-    assert flat(run) == [("eval", "dev"), ("eval", "train"), ("eval", "test")]
-
-
-@pytest.mark.parametrize("change", ["damaged", "removed"])
-def test_scores_that_were_lost_are_named(change: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_scores_that_were_lost_are_named(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 4)
         assert mezo("train", *small(roberta, movies, run)).code == 130
     path = run / "untrained.json"
-    if change == "damaged":
-        path.write_text(path.read_text().replace("0.", "1.", 1))
-        assert "untrained.json is damaged" in error_line(mezo("resume", run))
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+    assert "untrained.json is damaged" in error_line(mezo("resume", run))
     path.unlink()
     said = mezo("resume", run)
     assert said.code == 0, said

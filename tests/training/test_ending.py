@@ -17,7 +17,6 @@ from mezo_cli.runs import Run, config_change, trajectory
 from mezo_cli.training import training_run
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.interruption import interrupt_at
 from tests.training.test_resume import state
 
 MODES = {
@@ -71,7 +70,7 @@ def result(run: Path) -> dict[str, Any]:
 # --- more steps ---
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, train: Train) -> None:
     words = [*MODES[mode], "log_every=3"]
@@ -95,7 +94,7 @@ def test_more_steps_leave_the_lines_at_the_number_that_null_stood_for(train: Tra
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("stop", range(2, 9))  # the first call is that of claiming the run
+@pytest.mark.parametrize("stop", [2, 5, 8])  # the first call is that of claiming the run
 def test_a_change_of_the_config_can_be_interrupted_anywhere(stop: int, train: Train) -> None:
     words = ["checkpoint=trajectory", "log_every=3"]
     whole, run, calls = train(*words), train(*words, "steps=3", copy=f"cut {stop}"), 0
@@ -165,12 +164,6 @@ def test_patience_ends_a_run(train: Train) -> None:
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
 
 
-def test_patience_is_counted_across_an_interruption(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = train(*EACH_STEP, "patience=2", "max_seconds=1e-9", code=130, copy="both")
-    assert mezo("resume", run).code == 0
-    assert Run(run).read_summary()["steps"] == 2
-
-
 # --- max_seconds ---
 
 
@@ -191,6 +184,7 @@ def test_max_seconds_stops_a_run_that_goes_on_later(mode: str, train: Train) -> 
     assert result(run) == result(whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
 def test_a_limit_may_end_a_run_with_a_result(mode: str, train: Train) -> None:
     words = [*MODES[mode], "eval_every=3"]
@@ -229,7 +223,7 @@ def test_the_first_step_of_a_process_does_not_count(train: Train, monkeypatch: p
 DIVERGES = ["optimizer.lr=1", "log_every=1", "steps=8", "eval_every=4"]  # at step 3: 0.75, 6.3, 14,000
 
 
-def test_a_run_that_diverged_says_so_and_may_end_there(train: Train, roberta: Path, home: Path) -> None:
+def test_a_run_that_diverged_says_so_and_may_end_there(train: Train) -> None:
     whole = train(*DIVERGES)
     log = (whole / "train.log").read_text()
     assert log.count("the run has diverged") == log.count("warning: step 3: the run has diverged") == 1
@@ -243,13 +237,6 @@ def test_a_run_that_diverged_says_so_and_may_end_there(train: Train, roberta: Pa
     assert [line["step"] for line in Run(run).evaluations("dev")] == [0, 3]
     assert summary["test"] is not None
     assert "diverged: give stop_on_divergence=false" in error_line(mezo("resume", run, "steps=9"))
-    cut = home / "cut"
-    with pytest.MonkeyPatch.context() as patch:  # between the line of step 3 and the evaluation that ends the run
-        interrupt_at(patch, training_run, "evaluate", 2)
-        assert mezo("train", *small(roberta, home / "movies", cut, *DIVERGES, "stop_on_divergence=true")).code == 130
-    assert mezo("resume", cut).code == 0
-    assert result(cut) == result(run)
-    assert (cut / "train.log").read_text().count("the run has diverged") == 1
     assert mezo("resume", run, "stop_on_divergence=false").code == 0
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
 
@@ -272,18 +259,12 @@ def test_a_sweep_ends_what_diverges_and_a_loss_that_is_not_finite_fails(roberta:
         assert "@0" in mezo(command, still.path).out
     assert "@0" in done.out
 
-    failed = mezo("train", *small(roberta, home / "movies", home / "failed", "optimizer.lr=1e30"))
-    assert failed.code == 1
-    assert Run(home / "failed").info()["verdict"] == "diverged"
-    assert Run(home / "failed").status() == "failed"
-
 
 # --- prune ---
 
 
-@pytest.mark.parametrize("mode", ["momentum"])
-def test_pruned_checkpoints_are_replayed(mode: str, train: Train) -> None:
-    run = train(*MODES[mode], copy=f"pruned {mode}")
+def test_pruned_checkpoints_are_replayed(train: Train) -> None:
+    run = train(*MODES["momentum"], copy="pruned")
     before = [mezo("eval", run, "--checkpoint", name).out for name in ("best", "last")]
     size = sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
     said = mezo("prune", run)

@@ -22,7 +22,6 @@ from mezo_cli.runs import Run
 from mezo_cli.training import loggers, training_run
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd
 from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
-from mezo_cli.training.loggers.tensorboard import TensorBoardLogger
 from tests.command_line import error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
@@ -124,16 +123,17 @@ def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path
     assert text(run, "tags") == "sst2, cls, sgd, roberta-large, files"
 
 
-def test_a_failed_run_is_reported_as_failed(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, "logger=tensorboard", "optimizer.lr=1e30")).code == 1
-    assert session_status(run) == 2
-    assert text(run, "status").startswith("failed step ")
+def test_a_failed_run_is_reported_as_failed(tmp_path: Path) -> None:
+    run, config = a_run(tmp_path / "run", "tensorboard")
+    give(run, config, range(1, 6), FAILED)
+    assert session_status(run.path) == 2
+    assert text(run.path, "status").startswith("failed step ")
 
 
 # --- wandb ---
 
 
+@pytest.mark.slow
 def test_wandb_offline(tmp_path: Path) -> None:
     run, config = a_run(tmp_path / "run", "wandb")
     give(run, config, range(1, 6), FAILED)
@@ -299,20 +299,6 @@ def test_a_plug_in_gets_the_scalars_and_is_dropped_with_one_warning_when_it_rais
     assert Remembers.calls == calls
     assert warnings == ([] if line is None else [f"warning: logger=remembers is left out {line}"])
     assert [step for tag, step, _ in scalars(run.path) if tag == "train/loss"] == [1, 2, 3]  # the other one goes on
-
-
-def test_training_goes_on_without_a_logger(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any, step: int, scalars: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(TensorBoardLogger, "log", full)
-    run = tmp_path / "run"
-    result = mezo("train", *small(roberta, movies, run, "logger=tensorboard", "log_every=1"))
-    line = "warning: logger=tensorboard is left out from step 0 on: [Errno 28] No space left on device"
-    assert (result.code, result.out.count("left out"), result.out.count(line)) == (0, 1, 1), result
-    assert (run / "train.log").read_text().count(line) == 1
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])

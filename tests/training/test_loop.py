@@ -19,7 +19,7 @@ from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import loop, training_run
+from mezo_cli.training import loop
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 
@@ -242,7 +242,7 @@ def test_the_list_shows_it(done: Path) -> None:
 # --- counts ---
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("more", "evals", "trains"),
     [
@@ -276,22 +276,10 @@ def test_no_steps_is_zero_shot(roberta: Path, movies: Path, tmp_path: Path) -> N
     none = {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
     assert summary(run)["projected_grad"] == none
     assert summary(run)["best"]["step"] == 0
+    assert set(summary(run)["baselines"]["label_shares"]["test"]) == {"accuracy", "intervals"}
+    assert not {"test_before", "difference"} & set(summary(run))
     before, after = (stored_tensors(folder) for folder in (roberta, run / "checkpoints" / "best"))
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_single_file_has_no_test(roberta: Path, tmp_path: Path) -> None:
-    file = tiny.write_jsonl(tmp_path / "rows.jsonl", tiny.movie_rows(40))
-    run = tmp_path / "run"
-    said = mezo("train", *small(roberta, file, run))
-    assert said.code == 0, said
-    assert summary(run)["test"] is None
-    assert summary(run)["dev"]["accuracy"] >= 0
-    assert [line["split"] for line in lines(run)] == ["dev"] * 3 + ["train"]
-    assert "held out of rows.jsonl" in said.out
-    assert "test at best" not in said.out
-    assert "there is no test split" in error_line(mezo("eval", run))
-    assert mezo("eval", run, "--split", "dev").code == 0
 
 
 def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
@@ -303,14 +291,6 @@ def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
     assert summary(run)["train"]["rows"] == 7
     seen = next(line for line in lines(run) if line["split"] == "train")
     assert sum(seen["predicted"].values()) == 7
-
-
-def test_the_earlier_step_wins_a_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, "optimizer.lr=0", "eval_every=1", "steps=3")).code == 0
-    assert len({line["accuracy"] for line in lines(run) if line["split"] == "dev"}) == 1
-    assert summary(run)["best"]["step"] == 0
-    assert Run(run).checkpoint_step("best") == 0
 
 
 def test_checkpoint_every_saves_between_evaluations(
@@ -350,7 +330,7 @@ def test_a_task_of_two_sentences_and_another_metric(roberta: Path, tmp_path: Pat
     assert "f1" in mezo("eval", run, "--split", "train").out
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", ["accuracy", "f1"])
 @pytest.mark.parametrize("objective", ["mlm", "cls"])
 def test_the_discrete_losses(loss: str, objective: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
@@ -375,7 +355,6 @@ def test_the_discrete_losses(loss: str, objective: str, roberta: Path, movies: P
         (["optimizer.lr=1e30"], "the loss is not finite (loss_plus is nan); try a lower optimizer.lr (now 1e+30)"),
         (["optimizer.lr=1e30", "optimizer.eps=0.1", "objective.loss=accuracy"], "the loss is not finite"),
         (["optimizer.eps=1e30"], "optimizer.eps (now 1e+30)"),
-        (["optimizer.lr=1e30", "eval_every=1"], "not finite"),
     ],
 )
 def test_a_loss_that_is_not_finite_stops_the_run(
@@ -417,51 +396,7 @@ def test_a_missing_model_is_exit_2_and_the_run_says_why(movies: Path, tmp_path: 
     assert "none" in (run / "train.log").read_text()
 
 
-def test_missing_data_are_too(roberta: Path, tmp_path: Path) -> None:
-    assert "nowhere" in error_line(mezo("train", *small(roberta, tmp_path / "nowhere", tmp_path / "run")))
-    assert Run(tmp_path / "run").status() == "failed"
-
-
-def test_a_directory_that_cannot_be_made(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "Not a directory" in error_line(mezo("train", *small(roberta, movies, tmp_path / "file" / "run")))
-
-
-def test_a_checkpoint_that_cannot_be_written(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(training_run.models, "save", full)
-    said = mezo("train", *small(roberta, movies, tmp_path / "run"))
-    assert (said.code, said.err.count("\n")) == (1, 1)
-    assert "No space left on device" in said.err
-    assert Run(tmp_path / "run").status() == "failed"
-
-
-def test_out_of_memory_names_the_settings_to_lower(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
-
-    monkeypatch.setattr(Mezo, "step", full)
-    said = mezo("train", *small(roberta, movies, tmp_path / "run"))
-    assert (said.code, said.err.count("\n")) == (1, 1)
-    assert "out of memory: CUDA out of memory; try a lower batch_size (now 8) or eval_batch_size (now 64)" in said.err
-    assert Run(tmp_path / "run").status() == "failed"
-
-
 # --- what train() does besides stepping ---
-
-
-def test_a_run_without_a_trajectory_has_the_fingerprint_of_its_first_weights_too(
-    roberta: Path, movies: Path, tmp_path: Path, done: Path
-) -> None:
-    words = small(roberta, movies, tmp_path / "run", "optimizer=sgd", "steps=1")
-    assert mezo("train", *words).code == 0
-    assert Run(tmp_path / "run").info()["weights_fingerprint"] == Run(done).info()["weights_fingerprint"]
 
 
 def test_the_texts_are_dropped_once_they_are_tokenized(
@@ -490,12 +425,14 @@ def test_train_checks_a_low_compute_dtype_before_the_first_step(roberta: Path, m
     assert log.index("projected gradients are off by") < log.index("step 0/2  dev")
 
 
-@pytest.mark.parametrize("more", [[], ["model.compute_dtype=bfloat16", "optimizer=adamw"]])
-def test_train_does_not_check_float32_or_a_method_with_a_gradient(
-    more: list[str], roberta: Path, movies: Path, tmp_path: Path
+def test_a_method_with_a_gradient_is_not_checked_and_has_the_fingerprint_of_its_first_weights(
+    done: Path, roberta: Path, tmp_path: Path
 ) -> None:
-    assert mezo("train", *small(roberta, movies, tmp_path / "run", "steps=1", *more)).code == 0
-    assert "projected gradients are off by" not in (tmp_path / "run" / "train.log").read_text()
+    words = ["steps=1", "model.compute_dtype=bfloat16", "optimizer=adamw"]
+    assert mezo("train", *small(roberta, done.parent / "movies", tmp_path / "run", *words)).code == 0
+    assert Run(tmp_path / "run").info()["weights_fingerprint"] == Run(done).info()["weights_fingerprint"]
+    for run in (tmp_path / "run", done):  # nor is float32
+        assert "projected gradients are off by" not in (run / "train.log").read_text()
 
 
 def test_train_returns_freed_memory_after_every_step(

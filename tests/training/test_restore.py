@@ -86,6 +86,7 @@ def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, t
     assert all(str(tmp_path) in line for line in reported)
 
 
+@pytest.mark.slow
 def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, tmp_path: Path) -> None:
     finished = model_at(runs / "cls", "last")
     run, reported = tmp_path / "run", 0
