@@ -1,25 +1,35 @@
-"""Runs made by commit af9a540 (tests/fixtures/make_runs.py) still open, list, evaluate, resume and replay, bitwise
+"""Runs made by earlier commits (tests/fixtures/make_runs.py) still open, list, evaluate, resume and replay, bitwise
 identical. What is compared exactly does not depend on the CPU: weights that a replay computes, and stored lines.
+
+Those of fixtures/decay, by commit c322d5d, round 1 - lr wd to float32, which later runs do not.
 """
 
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mezo_cli.config.stored import read_config
-from mezo_cli.runs import Run
+from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
 from tests.command_line import error_line, mezo
 
-RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
-EXPECTED: dict[str, dict[str, str]] = json.loads((RUNS / "expected.json").read_text())["adapter_model.safetensors"]
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+RUNS, DECAY = FIXTURES / "runs", FIXTURES / "decay"
+
+
+def expected_in(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of the weights of each run after some steps."""
+    expected: dict[str, dict[str, str]] = json.loads((folder / "expected.json").read_text())
+    return expected["adapter_model.safetensors"]
+
+
+EXPECTED, DECAYED = expected_in(RUNS), expected_in(DECAY)
 STEPS, INTERRUPTED_AT = 12, 7
 
 
@@ -34,37 +44,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """An interrupted run, resumed to its end; `live` has the weights after each step of that training."""
-
-    name: str
-    run: Path
-    live: dict[int, dict[str, bytes]]
-
-
-@pytest.fixture(scope="module", params=EXPECTED)
-def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
-    """The interrupted run of one method after the other."""
-    return resume(RUNS / f"{request.param}-interrupted", tmp_path_factory.mktemp("resumed") / "run")
-
-
-def resume(stored: Path, run: Path) -> Resumed:
-    """Copy an interrupted run to `run`, and resume it."""
-    made = Resumed(stored.name.removesuffix("-interrupted"), run, {})
+def resume(stored: Path, run: Path) -> dict[int, dict[str, bytes]]:
+    """Copy an interrupted run to `run`, and resume it; return the weights after each step of that training."""
+    live: dict[int, dict[str, bytes]] = {}
     shutil.copytree(stored, run)
     evaluate_and_save = TrainingRun.evaluate_and_save
 
     def remember(state: TrainingRun, session: Session, *args: Any) -> None:
         evaluate_and_save(state, session, *args)
-        made.live[state.step] = weights_of(session)
+        live[state.step] = weights_of(session)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
         patch.setattr(TrainingRun, "evaluate_and_save", remember)
-        result = mezo("resume", made.run)
+        result = mezo("resume", run)
     assert result.code == 0, result
-    return made
+    return live
 
 
 def stored_lines(run: Path) -> list[dict[str, Any]]:
@@ -121,40 +115,42 @@ def test_best_last_and_a_step_are_evaluated_as_then(name: str, runs: Path) -> No
         assert loss == pytest.approx(dev[step]["loss"], abs=1e-3)
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(("name", "step"), [(name, step) for name in EXPECTED for step in EXPECTED[name]])
-def test_replay_gives_the_same_bits(name: str, step: str, runs: Path, tmp_path: Path) -> None:
-    result = mezo("replay", runs / name, "--step", step, "--out", tmp_path / "out")
+OF_RUNS = [(RUNS / name, step, EXPECTED[name][step]) for name in EXPECTED for step in EXPECTED[name]]
+OF_DECAY = [(DECAY / name, step, DECAYED[name][step]) for name in DECAYED for step in ("5", "12")]
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(("run", "step", "digest"), OF_RUNS + OF_DECAY, ids=lambda value: Path(value).name[:12])
+def test_replay_gives_the_same_bits(run: Path, step: str, digest: str, tmp_path: Path) -> None:
+    result = mezo("replay", run, "--step", step, "--out", tmp_path / "out")
     assert result.code == 0, result
     weights = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()
-    assert hashlib.sha256(weights).hexdigest() == EXPECTED[name][step]
+    assert hashlib.sha256(weights).hexdigest() == digest
 
 
-@pytest.mark.sample(1)
-def test_an_interrupted_run_is_resumed_and_what_it_had_stays(resumed: Resumed) -> None:
-    before, after = RUNS / f"{resumed.name}-interrupted", resumed.run
-    trajectory = (before / "trajectory.bin").read_bytes()
-    assert (after / "trajectory.bin").read_bytes().startswith(trajectory)
-    lines = stored_lines(before)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "finished", [*(RUNS / name for name in EXPECTED), *(DECAY / name for name in DECAYED)], ids=lambda path: path.name
+)
+def test_an_interrupted_run_is_resumed_as_it_began_and_replays_to_the_weights_it_ended_with(
+    finished: Path, tmp_path: Path
+) -> None:
+    """A trajectory that says nothing of decay in float64 still does not, so its replay uses the factor of then."""
+    before, after = finished.with_name(f"{finished.name}-interrupted"), tmp_path / "run"
+    live, lines = resume(before, after), stored_lines(before)
+    assert (after / "trajectory.bin").read_bytes().startswith((before / "trajectory.bin").read_bytes())
+    past = trajectory.read(after / "trajectory.bin")
+    assert (past.header.decay, len(past)) == (None, STEPS)
     assert stored_lines(after)[: len(lines)] == lines
     assert max(line["step"] for line in lines) < STEPS
     run = Run.open(after)
-    assert run.status() == "finished"
-    assert run.read_summary()["steps"] == STEPS
+    assert (run.status(), run.read_summary()["steps"]) == ("finished", STEPS)
     assert [line["step"] for line in run.evaluations("dev")] == [0, 4, 8, 12]
-
-
-@pytest.mark.sample(1)
-def test_its_last_step_before_the_interruption_has_the_finished_runs_weights(resumed: Resumed) -> None:
     for step in ("5", str(INTERRUPTED_AT)):
-        assert trained_weights(resumed.run, step) == trained_weights(RUNS / resumed.name, step)
-
-
-@pytest.mark.sample(1)
-def test_a_resumed_run_replays_to_the_weights_it_ended_with(resumed: Resumed) -> None:
-    assert list(resumed.live) == list(range(INTERRUPTED_AT, STEPS + 1))
+        assert trained_weights(after, step) == trained_weights(finished, step)
+    assert list(live) == list(range(INTERRUPTED_AT, STEPS + 1))
     for step in (INTERRUPTED_AT, 10, STEPS):
-        assert trained_weights(resumed.run, str(step)) == resumed.live[step]
+        assert trained_weights(after, str(step)) == live[step]
 
 
 def test_a_run_directory_of_then_is_not_taken_for_an_empty_one(runs: Path) -> None:
