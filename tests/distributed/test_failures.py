@@ -14,6 +14,7 @@ import torch
 from mezo_cli import data, models, system
 from mezo_cli.runs import Run
 from mezo_cli.training.session import Session
+from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.distributed.test_sharing import EACH, files
 from tests.ranks import run_ranks
@@ -22,6 +23,17 @@ DIRECTIONS = (*EACH, "optimizer.samples=2")
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+@pytest.fixture(scope="module")
+def alone(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process, and its data beside it."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", *DIRECTIONS)
+        assert mezo("train", *words).code == 0
+    return folder / "run"
 
 
 def at_step(step: int, act: Any) -> None:
@@ -89,8 +101,8 @@ def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    assert mezo("train", *small(roberta, movies, tmp_path / "one", *DIRECTIONS)).code == 0
+def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, alone: Path, tmp_path: Path) -> None:
+    movies = alone.parent / "movies"
     words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS)]
     results = run_ranks(words, words, prepare=fail_rank_1)
     assert [result.code for result in results] == [1, 1], results
@@ -98,14 +110,13 @@ def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, movies: Path, 
     assert Run(tmp_path / "run").info()["error"] == "rank 1: ValueError: a defect"
     assert "rank 1: ValueError: a defect" in (tmp_path / "run" / "train.log").read_text()
     assert mezo("resume", tmp_path / "run").code == 0
-    assert files(tmp_path / "run") == files(tmp_path / "one")
+    assert files(tmp_path / "run") == files(alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all(roberta: Path, movies: Path, tmp_path: Path, rank: int) -> None:
-    assert mezo("train", *small(roberta, movies, tmp_path / "one", *DIRECTIONS)).code == 0
-    words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS)]
+def test_a_killed_rank_ends_all(roberta: Path, alone: Path, tmp_path: Path, rank: int) -> None:
+    words = ["train", *small(roberta, alone.parent / "movies", tmp_path / "run", *DIRECTIONS)]
     began = time.monotonic()
     results = run_ranks(words, words, prepare=[kill_rank_0, kill_rank_1][rank])
     assert time.monotonic() - began < 100
@@ -120,7 +131,7 @@ def test_a_killed_rank_ends_all(roberta: Path, movies: Path, tmp_path: Path, ran
     else:
         results = run_ranks(*[["resume", tmp_path / "run"]] * 2)
     assert [result.code for result in results] == [0, 0], results
-    assert files(tmp_path / "run") == files(tmp_path / "one")
+    assert files(tmp_path / "run") == files(alone)
 
 
 @pytest.mark.slow

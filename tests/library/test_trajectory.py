@@ -108,14 +108,6 @@ def test_it_is_replayed_to_the_same_bits(name: str, tmp_path: Path) -> None:
     assert size < 1000
 
 
-def test_groups_are_replayed(tmp_path: Path) -> None:
-    model, fresh = make(), make()
-    groups = [{"params": ["0.weight"], "lr": 0.02}, {"params": ["4.weight", "4.bias"], "weight_decay": 0.0}]
-    train(model, tmp_path / "run.bin", 6, params=groups)
-    replay(fresh, tmp_path / "run.bin")
-    assert bits(fresh) == bits(model)
-
-
 def test_it_goes_on_after_an_interruption(tmp_path: Path) -> None:
     whole, model = make(), make()
     train(whole, tmp_path / "whole.bin", 6)
@@ -168,12 +160,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_group_with_rate_0_stays_and_the_others_are_tuned(tmp_path: Path) -> None:
+def test_groups_are_replayed_and_one_with_rate_0_stays(tmp_path: Path) -> None:
     model, fresh = make(), make()
-    groups = [{"params": ["0.weight"], "lr": 0.0}, {"params": ["4.weight"]}]
+    groups = [
+        {"params": ["0.weight"], "lr": 0.0},
+        {"params": ["4.weight"], "lr": 0.02},
+        {"params": ["4.bias"], "weight_decay": 0.0},
+    ]
     train(model, tmp_path / "run.bin", 4, params=groups)
     changed = [name for name, p in model.named_parameters() if not torch.equal(p, fresh.get_parameter(name))]
-    assert changed == ["4.weight"]
+    assert changed == ["4.weight", "4.bias"]
     replay(fresh.requires_grad_(False), tmp_path / "run.bin")
     assert bits(fresh) == bits(model)
 
