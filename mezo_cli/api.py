@@ -90,8 +90,8 @@ def finetune(
             raise UserError("eval_dataset needs train_dataset rows; a folder has its own dev and test files")
         where = folder / "data" if from_memory else Path(train_dataset).expanduser().absolute()  # type: ignore[arg-type]
         words += ["data=files", f"data.dir={quote(where)}"]
-    given = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
-    words += [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
+    words += [f"{key}={value}" for key, value in settings.items() if value is not None]
     config = build_config([*words, *overrides], further)
     rows = {}
     if from_memory:

@@ -40,7 +40,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 def printable(text: str) -> str:
     """Return the text with every character that a terminal acts on as an escape: `\\x1b` for ESC, `\\u202e`."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def print_line(text: str = "", file: IO[str] | None = None) -> None:

@@ -50,7 +50,7 @@ _CREDENTIALS = re.compile(
 
 def without_credentials(text: str) -> str:
     """Return a text without the user names, passwords and keys of the addresses (`https://...`) in it."""
-    return _CREDENTIALS.sub(lambda found: f"{found[1]}..." if found[1] else "", text)
+    return _CREDENTIALS.sub(lambda match: f"{match[1]}..." if match[1] else "", text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -70,11 +70,11 @@ def package_version() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run depends on."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in ("mezo-runner", "torch", "transformers", "datasets", "hydra-core", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions_by_name[name] = metadata.version(name)
+    return versions_by_name
 
 
 def source_digest() -> str:
@@ -121,20 +121,20 @@ def device_name(device: Any) -> str:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or else all that torch finds."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
         import torch
 
         return [str(index) for index in range(torch.cuda.device_count())]
-    names = [name.strip() for name in given.split(",")]
-    valid = [not name or name.startswith("-") for name in names]
-    return names[: valid.index(True)] if True in valid else names  # CUDA ignores what follows one that is not valid
+    names = [name.strip() for name in setting.split(",")]
+    invalid = [not name or name.startswith("-") for name in names]
+    return names[: invalid.index(True)] if True in invalid else names  # CUDA ignores what follows one that is not valid
 
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    found = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
-    return ctypes.CDLL(None).malloc_trim if found else None
+    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    return ctypes.CDLL(None).malloc_trim if is_glibc else None
 
 
 def trim_malloc() -> None:

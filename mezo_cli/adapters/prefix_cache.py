@@ -39,23 +39,23 @@ class PrefixInput:
     def _add_prefix(self, body: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         layers, heads, width = self._shape
         length = len(self._rows)
-        given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        signs = len(given["input_ids"]) if "packed_layout" in given else 1  # a packed batch may hold both signs
+        inputs = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        signs = len(inputs["input_ids"]) if "packed_layout" in inputs else 1  # a packed batch may hold both signs
         values = self._table(self._rows.expand(signs, -1)).view(signs, length, layers, 2, heads, width)
         changed: dict[str, Any] = {"past_key_values": FixedPrefixCache(list(values.permute(2, 3, 0, 4, 1, 5)))}
-        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         if mask is not None and mask.dim() == 2:
             changed["attention_mask"] = F.pad(mask, (length, 0), value=1)
         if positions is not None:
             changed["position_ids"] = positions + length
-        return (), {**given, **changed}
+        return (), {**inputs, **changed}
 
 
 def find_cached_forward(model: nn.Module) -> nn.Module | None:
     """Return the innermost module whose forward takes input_ids and past_key_values, or None."""
     wanted = {"input_ids", "past_key_values"}
-    found = [module for module in model.modules() if wanted <= set(inspect.signature(module.forward).parameters)]
-    return found[-1] if found else None
+    modules = [module for module in model.modules() if wanted <= set(inspect.signature(module.forward).parameters)]
+    return modules[-1] if modules else None
 
 
 def compute_key_values(body: nn.Module, ids: Tensor) -> tuple[Tensor, tuple[int, int, int]]:

@@ -31,7 +31,7 @@ class Filter:
 
     def matches(self, settings: Mapping[str, Any]) -> bool:
         """Return whether a run has one of the values; a run whose settings cannot be read has none."""
-        return any(_equal(found, value) for found in self._values(settings) for value in self.values)
+        return any(_equal(own, value) for own in self._values(settings) for value in self.values)
 
     def shown(self, settings: Mapping[str, Any]) -> str:
         """Return the value of a run as text."""

@@ -57,9 +57,9 @@ def has_begun(job: compose.Job, ranks: Ranks) -> bool:
     if ranks.is_first:
         try:
             Run.check_free(job.directory)
-            found = ""
+            state = ""
         except UserError:
-            found = "begun"
+            state = "begun"
             if read_config(job.directory / "config.yaml") != job.config:
                 raise
-    return ranks.from_first(found if ranks.is_first else "") == "begun"
+    return ranks.from_first(state if ranks.is_first else "") == "begun"

@@ -178,18 +178,18 @@ def _converted(override: HydraOverride, text: str, choices: Choices) -> Override
     )
 
 
-def check_read(config: Config, given: Iterable[Override], tolerated: Collection[str] = ()) -> None:
+def check_read(config: Config, overrides: Iterable[Override], tolerated: Collection[str] = ()) -> None:
     """Check that the choices that were made have the settings that the command line gives; files may have others.
 
     Args:
         config: of the run.
-        given: the overrides.
+        overrides: the overrides.
         tolerated: keys that another job of the sweep reads.
 
     Raises:
         SettingError: for a setting that the choice does not have, with the choices that have it.
     """
-    for override in given:
+    for override in overrides:
         group, _, key = override.name.partition(".")
         base = choice_groups().get(group)
         if base is None or not key or override.name in tolerated or key in type_hints(type(getattr(config, group))):
@@ -393,12 +393,12 @@ def _select(node: DictConfig, key: str) -> str:
 
 
 @contextmanager
-def locating(node: DictConfig, given: Sequence[Override], choices: Choices) -> Iterator[None]:
+def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) -> Iterator[None]:
     """Add ` (FILE:LINE)` to an error about a key that no override gives, where one of the chosen files names it."""
     try:
         yield
     except SettingError as error:
-        if any(override.name == error.key for override in given):
+        if any(override.name == error.key for override in overrides):
             raise
         picked = node.hydra.runtime.choices
         groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file

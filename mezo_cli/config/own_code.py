@@ -80,9 +80,9 @@ def for_workers(python: str | None) -> Iterator[None]:
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    given = {"PYTHONSAFEPATH": "1"} | ({} if python is None else {VARIABLE: python})
-    before = {key: os.environ.get(key) for key in given}
-    os.environ.update(given)
+    variables = {"PYTHONSAFEPATH": "1"} | ({} if python is None else {VARIABLE: python})
+    before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -167,10 +167,10 @@ def _compose_jobs(
                     node = compose.with_values(composed[files], [parsed[text] for text in job if text in plain])
                 if first is not None:
                     compose.copy_times(first[0], node)
-                given = [parsed[text] for text in job]
-                with compose.locating(node, given, choices):
+                overrides = [parsed[text] for text in job]
+                with compose.locating(node, overrides, choices):
                     config = compose.config_of(node)
-                    compose.check_read(config, given, tolerated)
+                    compose.check_read(config, overrides, tolerated)
                     folder, directory = compose.sweep_directories(node, number)
                 first = first or (node, folder)
                 if folder != first[1]:

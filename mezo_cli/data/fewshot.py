@@ -53,11 +53,11 @@ def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], li
         members.setdefault(label, []).append(row)
     can_keep = sum(len(rows) - 1 for rows in members.values()) >= size
     most = {label: len(rows) - can_keep for label, rows in members.items()}
-    share = {label: len(rows) * size / len(labels) for label, rows in members.items()}
-    take = {label: min(int(share[label]), most[label]) for label in members}
+    quota = {label: len(rows) * size / len(labels) for label, rows in members.items()}
+    take = {label: min(int(quota[label]), most[label]) for label in members}
     while sum(take.values()) < size:
         open_labels = [label for label in sorted(members) if take[label] < most[label]]
-        take[max(open_labels, key=lambda label: share[label] - take[label])] += 1
+        take[max(open_labels, key=lambda label: quota[label] - take[label])] += 1
     generator = np.random.RandomState(seed)
     held_out: set[int] = set()
     for label in sorted(members):

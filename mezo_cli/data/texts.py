@@ -57,8 +57,8 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
             continue
         fields = [line] if len(task.columns) == 1 else line.split("\t")
         if len(fields) != len(task.columns):
-            given = f"{len(fields)} field{'s' * (len(fields) != 1)}"
-            raise UserError(f"{place}: {given}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs")
+            shown = f"{len(fields)} field{'s' * (len(fields) != 1)}"
+            raise UserError(f"{place}: {shown}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs")
         yield from_row(fields, place, task)
 
 

@@ -285,8 +285,8 @@ def separation(scores: np.ndarray, labels: np.ndarray) -> float:
 
     if scores.shape[1] == 2:
         return float(roc_auc_score(labels == 1, scores[:, 1] - scores[:, 0]))
-    shares = log_softmax(scores, axis=1)
-    return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in np.unique(labels)]))
+    log_probabilities = log_softmax(scores, axis=1)
+    return float(np.mean([roc_auc_score(labels == label, log_probabilities[:, label]) for label in np.unique(labels)]))
 
 
 def chance_error(labels: np.ndarray) -> float:

@@ -121,13 +121,13 @@ class Ranks:
 
         assert len(piece) == sizes[self.rank]
         to_all = torch.frombuffer(bytearray(piece * self.size), dtype=torch.uint8) if piece else torch.empty(0).byte()
-        found = torch.empty(sum(sizes), dtype=torch.uint8)
+        gathered = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
-            self._wait(self._group.alltoall_base(found, to_all, list(sizes), [len(piece)] * self.size))
+            self._wait(self._group.alltoall_base(gathered, to_all, list(sizes), [len(piece)] * self.size))
         except RuntimeError as error:
             raise self._lost(error) from error
         self.exchanged[purpose] += sum(sizes)
-        return found.numpy().tobytes()
+        return gathered.numpy().tobytes()
 
     def _wait(self, work: Any) -> None:
         """Wait for an exchange; look now and then whether a rank that fails has reported it, and let signals in."""
@@ -213,8 +213,8 @@ class Ranks:
                     f"rank {rank} did not answer within {seconds:g} s (distributed.timeout={self.timeout:g})"
                 )
             time.sleep(POLL_SECONDS)
-        found: bytes = self._call(self._store.get, key)
-        return found.decode()
+        value: bytes = self._call(self._store.get, key)
+        return value.decode()
 
     def _call(self, function: Any, *args: Any) -> Any:
         try:
@@ -256,9 +256,9 @@ class Ranks:
             raise RankLost("rank 0 has ended")
         if not self._call(self._store.check, ["error"]):
             return
-        found = json.loads(self._call(self._store.get, "error"))
-        text = f"rank {found['rank']}: {found['text']}"
-        raise UserError(text) if found["by_user"] else RunFailed(text)
+        error = json.loads(self._call(self._store.get, "error"))
+        text = f"rank {error['rank']}: {error['text']}"
+        raise UserError(text) if error["by_user"] else RunFailed(text)
 
     def _await_all(self, what: str) -> list[int]:
         """Wait a moment until every other rank has set its key of that name; return those that have not."""

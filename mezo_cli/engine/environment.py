@@ -36,22 +36,22 @@ def is_installed(environment: Path) -> bool:
         return False
 
 
-def find_python(given: str | None) -> Path:
+def find_python(python: str | None) -> Path:
     """Return the interpreter of the engine's environment.
 
     Args:
-        given: `engine.python`; null: MEZO_ENGINE_PYTHON, else that of the environment of `mezo engine install`.
+        python: `engine.python`; null: MEZO_ENGINE_PYTHON, else that of the environment of `mezo engine install`.
 
     Raises:
         UserError: when there is none.
     """
-    name, given = ("engine.python", given) if given else (VARIABLE, os.environ.get(VARIABLE))
-    if given:
-        path = Path(given).expanduser()
+    name, python = ("engine.python", python) if python else (VARIABLE, os.environ.get(VARIABLE))
+    if python:
+        path = Path(python).expanduser()
         if not path.is_absolute():  # a sweep is gone on with in the working directory that its record names
-            raise UserError(f"{name}={given}: give an absolute path")
+            raise UserError(f"{name}={python}: give an absolute path")
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UserError(f"{name}={given}: there is no such program; give the python of an environment")
+            raise UserError(f"{name}={python}: there is no such program; give the python of an environment")
         return path
     environment = folder()
     if not is_installed(environment):

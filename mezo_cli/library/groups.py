@@ -49,10 +49,10 @@ def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
     for key in entry:
         if key not in GROUP_KEYS:
             raise UserError(f"params: a group has no setting {key!r}{did_you_mean(str(key), GROUP_KEYS)}")
-    found = _select(model, entry["params"])
-    if not found:
+    chosen = _select(model, entry["params"])
+    if not chosen:
         raise UserError("params: no trainable tensor is chosen")
-    return {**entry, "params": list(found.values()), "names": list(found)}
+    return {**entry, "params": list(chosen.values()), "names": list(chosen)}
 
 
 def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
@@ -61,7 +61,7 @@ def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
     if what is None or callable(what):
         return {name: p for name, p in named.items() if p.requires_grad and (what is None or what(name))}
     by_id = {id(p): name for name, p in named.items()}
-    found = {}
+    chosen = {}
     for one in [what] if isinstance(what, str | Tensor) else what:
         name = one if isinstance(one, str) else by_id.get(id(one))
         if name not in named:
@@ -72,5 +72,5 @@ def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
             raise UserError(f"params: the model has no parameter {shown}{near}")
         if not named[name].requires_grad:
             raise UserError(f"params: {name} is frozen (requires_grad=False)")
-        found[name] = named[name]
-    return found
+        chosen[name] = named[name]
+    return chosen

@@ -103,9 +103,9 @@ class MezoOptimizer(torch.optim.Optimizer):
             groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed
         )
         super().__init__(groups, {name: values[name] for name in ("lr", "weight_decay")})
-        reference = _reference_lr(self.param_groups)
+        base_lr = _base_lr(self.param_groups)
         for group in self.param_groups:
-            group["lr_ratio"] = group["lr"] / reference if reference else 1.0
+            group["lr_ratio"] = group["lr"] / base_lr if base_lr else 1.0
         self.eps, self.samples, self.noise, self.seed = (values[name] for name in ("eps", "samples", "noise", "seed"))
         self.steps = 0
         self.result: MezoResult | None = None
@@ -153,9 +153,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         n, rounded = self.samples, [to_float32(grad) for grad in grads]
         if not all(map(math.isfinite, rounded)):
             raise FloatingPointError(f"step {self.steps + 1}: the losses are {plus[0]} and {minus[0]}, not finite")
-        reference = _reference_lr(self.param_groups)
-        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(reference))
-        groups = self._groups_at(reference)
+        base_lr = _base_lr(self.param_groups)
+        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(base_lr))
+        groups = self._groups_at(base_lr)
         if self._path is not None:
             self._record(self.result, groups)
         apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)], self._deferred)
@@ -235,14 +235,14 @@ class MezoOptimizer(torch.optim.Optimizer):
                     "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to go on"
                 )
 
-    def _groups_at(self, reference: float) -> list[dict[str, Any]]:
+    def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:
         """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
         tuned = self.forward.params.tensors
         groups = []
         for group in self.param_groups:
             lr, ratio = float(group["lr"]), group["lr_ratio"]
-            if abs(lr - reference * ratio) > RATIO_TOLERANCE * abs(lr):
-                ratio = lr / reference  # which is only 0 if all are
+            if abs(lr - base_lr * ratio) > RATIO_TOLERANCE * abs(lr):
+                ratio = lr / base_lr  # which is only 0 if all are
             names = [name for name in group["names"] if name in tuned]
             groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
         return groups
@@ -316,7 +316,7 @@ def _places(model: nn.Module, names: set[str]) -> dict[str, tuple[Mapping[str, n
     }
 
 
-def _reference_lr(groups: list[dict[str, Any]]) -> float:
+def _base_lr(groups: list[dict[str, Any]]) -> float:
     """Return the learning rate that the trajectory stores for a step: the first group's that is not 0."""
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
 
@@ -337,8 +337,8 @@ def _check_settings(groups: list[dict[str, Any]], **values: Any) -> dict[str, An
     """
     for group in [{}, *groups]:
         own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-        made = check(StepSettings, {"name": "mezo", **values, **own})
-        group |= {name: getattr(made, name) for name in own}
+        settings = check(StepSettings, {"name": "mezo", **values, **own})
+        group |= {name: getattr(settings, name) for name in own}
     checked = asdict(check(StepSettings, {"name": "mezo", **values}))
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     for name, p in tensors.items():

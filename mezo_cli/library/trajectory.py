@@ -82,13 +82,13 @@ def open_writer(path: Path, header: Header, step: int) -> Writer:
             ) from error
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-    found = trajectory.read(path)
-    if changed(found.header, fingerprint=header.fingerprint) != header:
+    recorded = trajectory.read(path)
+    if changed(recorded.header, fingerprint=header.fingerprint) != header:
         raise UserError(f"{path}: its header does not fit this model and these settings")
-    if len(found) < step:
-        raise UserError(f"{path}: it has {len(found)} steps, and the state_dict is of step {step}")
-    os.truncate(path, found.bytes_until(step))
-    return Writer(open(path, "ab"), header, found.crc)
+    if len(recorded) < step:
+        raise UserError(f"{path}: it has {len(recorded)} steps, and the state_dict is of step {step}")
+    os.truncate(path, recorded.bytes_until(step))
+    return Writer(open(path, "ab"), header, recorded.crc)
 
 
 @torch.no_grad()
@@ -110,23 +110,25 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
             weights, or `step` is out of range. The weights are then as they were.
     """
     path = Path(path)
-    found = trajectory.read(path)
-    if found.header.optimizer != OPTIMIZER:
-        raise UserError(f"{path}: a trajectory of optimizer={found.header.optimizer}; `mezo replay RUN` reads its run")
-    step = len(found) if step is None else step
-    if not 0 <= step <= len(found):
-        raise UserError(f"step={step}: {path} holds steps 0 to {len(found)}")
-    params = _params_of(model, found, path)
-    check_fingerprint(model, found.header.fingerprint, path)
-    params.decay.in_float64, groups = found.header.decay is not None, found.header.settings["groups"]
-    apply_records(params, groups, found.header.seed, found.records(0, step), [1.0] * len(groups))
+    recorded = trajectory.read(path)
+    if recorded.header.optimizer != OPTIMIZER:
+        raise UserError(
+            f"{path}: a trajectory of optimizer={recorded.header.optimizer}; `mezo replay RUN` reads its run"
+        )
+    step = len(recorded) if step is None else step
+    if not 0 <= step <= len(recorded):
+        raise UserError(f"step={step}: {path} holds steps 0 to {len(recorded)}")
+    params = _params_of(model, recorded, path)
+    check_fingerprint(model, recorded.header.fingerprint, path)
+    params.decay.in_float64, groups = recorded.header.decay is not None, recorded.header.settings["groups"]
+    apply_records(params, groups, recorded.header.seed, recorded.records(0, step), [1.0] * len(groups))
     return step
 
 
-def _params_of(model: nn.Module, found: Trajectory, path: Path) -> Params:
+def _params_of(model: nn.Module, recorded: Trajectory, path: Path) -> Params:
     """Return the tensors that the trajectory names."""
     shapes = {name: list(p.shape) for name, p in model.named_parameters()}
-    for name, shape in found.header.tensors:
+    for name, shape in recorded.header.tensors:
         if shapes.get(name) != shape:
             raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
-    return Params(model, make_noise(found.header.noise), names={name for name, _ in found.header.tensors})
+    return Params(model, make_noise(recorded.header.noise), names={name for name, _ in recorded.header.tensors})

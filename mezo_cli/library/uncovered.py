@@ -35,7 +35,7 @@ def find_uncovered(forward: PerturbedForward, run: Callable[[], object], directi
             run()
     finally:
         forward.params.noise = noise
-    return [name for name in forward.params.tensors if name in reads.found]
+    return [name for name in forward.params.tensors if name in reads.names_read]
 
 
 class _PlainReads(TorchDispatchMode):
@@ -46,7 +46,7 @@ class _PlainReads(TorchDispatchMode):
         used = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in tensors.items() if p.numel())
         self._starts = [start for start, _, _ in used]
         self._used = used
-        self.found: set[str] = set()
+        self.names_read: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class _PlainReads(TorchDispatchMode):
     def _record(self, value: Tensor) -> None:
         index = bisect_right(self._starts, value.data_ptr()) - 1
         if index >= 0 and value.numel() and value.data_ptr() < self._used[index][1]:
-            self.found.add(self._used[index][2])
+            self.names_read.add(self._used[index][2])
 
 
 class _Unwatched:

@@ -60,10 +60,10 @@ def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
     """
     names = sorted(unused)
     for name in names:
-        found = _find_layers(model, name)
-        if found is None:
+        location = _find_layers(model, name)
+        if location is None:
             continue
-        layers, count, index = found
+        layers, count, index = location
         if index >= count:
             raise UserError(
                 f"model.path={path}: the checkpoint has layer {index} in {layers} (tensor {name}), but with its"

@@ -76,11 +76,11 @@ def collate(
         token_type_ids: whether the model takes token type ids.
         lay_out: makes the arrays that the objective reads; None, or if it returns None: padded rows.
     """
-    made = None if lay_out is None else lay_out(rows)
-    is_padded = made is None
-    made = pad(rows, pad_id, token_type_ids) if made is None else made
+    arrays = None if lay_out is None else lay_out(rows)
+    is_padded = arrays is None
+    arrays = pad(rows, pad_id, token_type_ids) if arrays is None else arrays
     own = {"positions": np.array([row.position for row in rows]), "labels": np.array([row.label for row in rows])}
-    layout = to_device({**made, **{f"batch_{name}": value for name, value in own.items()}}, device)
+    layout = to_device({**arrays, **{f"batch_{name}": value for name, value in own.items()}}, device)
     positions, labels = layout.pop("batch_positions"), layout.pop("batch_labels")
     return Batch(rows, pad_id, token_type_ids, device, layout, positions, labels, is_padded)
 

@@ -173,8 +173,8 @@ def _layers_of(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
 
 def _tensor(output: Any) -> Tensor:
     """Return the hidden states of a layer's output."""
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
 
 
 def _split(states: Tensor, batch: Batch, reads: bool) -> list[Tensor]:

@@ -50,14 +50,14 @@ class CausalLabelScorer(Objective):
         words = [tuple(word) for word in label_ids]
         word_starts = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
         tokens = sorted({token for word in words for token in word})
-        asked = [(), *word_starts]
+        starts = [(), *word_starts]
         device = head.weight.device
         self._word_starts = word_starts
         self._head_rows = torch.tensor(tokens).to(device)
         # Per word and token: the number of the word start before it (0: the prompt alone), and its head row's index.
         self._word_tokens = [
             (
-                torch.tensor([asked.index(word[:n]) for n in range(len(word))]).to(device),
+                torch.tensor([starts.index(word[:n]) for n in range(len(word))]).to(device),
                 torch.tensor([tokens.index(token) for token in word]).to(device),
             )
             for word in words

@@ -99,11 +99,11 @@ def pad(prompts: Prompts, word_starts: WordStarts) -> Arrays:
     longest = [p for p in word_starts if not any(len(q) > len(p) and q[: len(p)] == p for q in word_starts)] or [()]
     rows = [[*prompt, *start] for prompt in prompts for start in longest]
     length = max(map(len, rows))
-    asked: list[tuple[int, ...]] = [(), *word_starts]
-    row_of = [next(i for i, other in enumerate(longest) if other[: len(p)] == p) for p in asked]
+    starts: list[tuple[int, ...]] = [(), *word_starts]
+    row_of = [next(i for i, other in enumerate(longest) if other[: len(p)] == p) for p in starts]
     ends = [
         [(r * len(longest) + offset) * length + len(prompt) - 1 + len(p) for r, prompt in enumerate(prompts)]
-        for p, offset in zip(asked, row_of, strict=True)
+        for p, offset in zip(starts, row_of, strict=True)
     ]
     return {
         "input_ids": np.array([row + [0] * (length - len(row)) for row in rows]),

@@ -156,13 +156,13 @@ def _attend(
     groups = q.shape[1] // key.shape[1]
     if groups > 1:  # several query heads share a head of keys and values
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    signs, rows, prefix = len(key), layout.shape[0], key.shape[2] - len(layout.rows)
-    k, v = (layout.pad_input(x[:, :, prefix:]) for x in (key, value))
+    signs, rows, prefix_length = len(key), layout.shape[0], key.shape[2] - len(layout.rows)
+    k, v = (layout.pad_input(x[:, :, prefix_length:]) for x in (key, value))
     mask = None if mask is None else mask.repeat(signs, 1, 1, 1)
-    if prefix:
-        k = torch.cat((key[:, :, :prefix].repeat_interleave(rows, 0), k), dim=2)
-        v = torch.cat((value[:, :, :prefix].repeat_interleave(rows, 0), v), dim=2)
-        mask = None if mask is None else F.pad(mask, (prefix, 0), value=True)
+    if prefix_length:
+        k = torch.cat((key[:, :, :prefix_length].repeat_interleave(rows, 0), k), dim=2)
+        v = torch.cat((value[:, :, :prefix_length].repeat_interleave(rows, 0), v), dim=2)
+        mask = None if mask is None else F.pad(mask, (prefix_length, 0), value=True)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
 
 

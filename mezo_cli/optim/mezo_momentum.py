@@ -134,10 +134,10 @@ class WithMoment(Mezo):
         """Update theta by the last `number` updates; m of each is the sum over the last `window` updates up to it."""
         window, chains = self.window or 1, []
         for i in range(len(updates) - number, len(updates)):
-            summed, share, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
+            summed, weight, chain = updates[max(0, i + 1 - window) : i + 1], 1.0, []
             for past in reversed(summed):
-                chain += [(direction, c * share * updates[i].rate) for direction, c in past.terms]
-                share *= self.beta
+                chain += [(direction, c * weight * updates[i].rate) for direction, c in past.terms]
+                weight *= self.beta
             chains.append((chain[::-1], updates[i]))  # the smallest terms first
         for span in params.blocks():
             theta, step = params.load(span), self._step.view(span)

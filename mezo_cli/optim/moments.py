@@ -49,13 +49,13 @@ class Moment:
 
     def _parts(self) -> "dict[str, Tensor]":
         names = {piece.name for span in self._views for piece in span.pieces}
-        found = {
+        views = {
             piece.name: flat[piece.offset : piece.offset + piece.numel]
             for segment, flat in self._flat.items()
             for piece in segment.whole.pieces
             if piece.name in names
         }
-        return self._loaded | found
+        return self._loaded | views
 
 
 class Scratch:

@@ -302,8 +302,8 @@ class PerturbedForward:
         weight = module.get_parameter("weight")
         if torch.is_grad_enabled():
             self._read.update([self._names[id(weight)]] if weight.requires_grad else [])
-            found = original_forward(ids)
-            return found.to(self.compute_dtype) if self._is_rounded(weight) else found
+            rows = original_forward(ids)
+            return rows.to(self.compute_dtype) if self._is_rounded(weight) else rows
         if not self._is_perturbed(weight) and not self._is_rounded(weight):
             return original_forward(ids)
         # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
@@ -311,11 +311,11 @@ class PerturbedForward:
         if self._paired:
             ids = ids.chunk(2)[0]  # both signs look up the same rows
         if len(weight) > ids.numel():
-            found = self.perturbed_weight(weight, ids.flatten()).unflatten(-2, ids.shape)
+            rows = self.perturbed_weight(weight, ids.flatten()).unflatten(-2, ids.shape)
         else:
             table = self.perturbed_weight(weight)
-            found = table[:, ids] if self._paired else table[ids]
-        return found.flatten(0, 1) if self._paired else found
+            rows = table[:, ids] if self._paired else table[ids]
+        return rows.flatten(0, 1) if self._paired else rows
 
     def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""

@@ -100,14 +100,14 @@ class Params:
 
     def spans(self, names: Iterable[str]) -> list[Span]:
         """Return where these tensors are in the storage, neighbours as one span."""
-        wanted, found = set(names), list[Span]()
+        wanted, joined = set(names), list[Span]()
         for name, span in self._span_by_name.items():
             if name not in wanted:
                 continue
-            if found and found[-1].segment is span.segment and found[-1].last == span.first:
-                span = Span(span.segment, found.pop().first, span.last)
-            found.append(span)
-        return found
+            if joined and joined[-1].segment is span.segment and joined[-1].last == span.first:
+                span = Span(span.segment, joined.pop().first, span.last)
+            joined.append(span)
+        return joined
 
     def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
@@ -232,7 +232,7 @@ def _passes(terms: Sequence[Term], decays: Sequence[float]) -> Iterator[list[tup
 
 def graph_leaves(output: Tensor) -> set[int]:
     """Return the ids of the leaf tensors in the autograd graph of `output`."""
-    found: set[int] = set()
+    leaves: set[int] = set()
     visited: set[Any] = set()
     stack: list[Any] = [output.grad_fn]
     while stack:
@@ -241,6 +241,6 @@ def graph_leaves(output: Tensor) -> set[int]:
             continue
         visited.add(node)
         if hasattr(node, "variable"):
-            found.add(id(node.variable))
+            leaves.add(id(node.variable))
         stack.extend(parent for parent, _ in node.next_functions)
-    return found
+    return leaves

@@ -71,11 +71,11 @@ def flatten(config: Config) -> dict[str, Any]:
     return flatten_values(to_dict(config))
 
 
-def flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_values(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     """Return the settings in nested plain values by their dotted keys."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        key = f"{prefix}{name}"
+        key = f"{parent}{name}"
         nested = isinstance(value, dict) and key not in KEYS
         settings |= flatten_values(value, f"{key}.") if nested else {key: value}
     return settings

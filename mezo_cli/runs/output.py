@@ -123,15 +123,15 @@ def _folder_beside(path: Path) -> Iterator[Path]:
     prefix, suffix = f".{path.name[:100]}.", ".new"
     with contextlib.suppress(OSError):  # a folder that may be written, but not read
         _remove_left(path.parent, prefix, suffix)
-    held = None
-    while held is None:  # another process may take it for one that was left, before it is locked
-        made = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
-        held = _lock(made, is_own=True)
+    lock = None
+    while lock is None:  # another process may take it for one that was left, before it is locked
+        folder = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
+        lock = _lock(folder, is_own=True)
     try:
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-        os.close(held)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _remove_left(parent: Path, prefix: str, suffix: str) -> None:

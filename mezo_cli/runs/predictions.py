@@ -35,7 +35,7 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
     Raises:
         UserError: when the file is damaged; the line names it.
     """
-    found, crc = [], 0
+    rows, crc = [], 0
     *lines, rest = read_bytes(path).split(b"\n")
     for number, raw in enumerate(lines, 1):
         try:
@@ -45,9 +45,9 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
             raise UserError(f"{path}:{number} is damaged: {error}") from error
         if next_crc is None or line.get("row") != number - 1:
             raise UserError(f"{path}:{number} is damaged: it, or a line before it, was changed")
-        found.append({key: value for key, value in line.items() if key != "crc"})
+        rows.append({key: value for key, value in line.items() if key != "crc"})
         crc = next_crc
-    counts = Counter(row["predicted"] for row in found)
+    counts = Counter(row["predicted"] for row in rows)
     if rest or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted}):
         raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
-    return found
+    return rows

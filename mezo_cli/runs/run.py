@@ -272,8 +272,8 @@ class Run:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
         if status != "running":
             return str(status)
-        held = self._lock.is_held()
-        is_running = may_be_alive(info) if held is None else held
+        is_held = self._lock.is_held()
+        is_running = may_be_alive(info) if is_held is None else is_held
         return "running" if is_running else "interrupted"
 
     def steps_at_end(self, steps: int) -> int:

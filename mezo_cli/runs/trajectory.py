@@ -229,10 +229,10 @@ def check_length(path: Path, steps: int) -> None:
     Raises:
         UserError: when it is missing, is longer or shorter, or its header is damaged.
     """
-    found, rest = _length(path)
-    if (found, rest) != (steps, 0):
+    records, rest = _length(path)
+    if (records, rest) != (steps, 0):
         more = f" and {rest} bytes more" if rest else ""
-        raise UserError(f"{path} is damaged: it holds {found} of the run's {steps} steps{more}")
+        raise UserError(f"{path} is damaged: it holds {records} of the run's {steps} steps{more}")
 
 
 def _length(path: Path) -> tuple[int, int]:

@@ -143,7 +143,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _untrusted(config: Config, base: dict[str, Any], given: Path | None, name: str) -> Config:
+def _untrusted(config: Config, base: dict[str, Any], base_folder: Path | None, name: str) -> Config:
     """Return the config with a base model that may be loaded, and without what is the other machine's."""
     files, hub = config.task.files, config.task.hub
     for key, value in (("files.folder", files.folder), ("files.dev", files.dev), ("files.test", files.test)):
@@ -152,10 +152,10 @@ def _untrusted(config: Config, base: dict[str, Any], given: Path | None, name: s
     if config.data.name == "hub" and hub.path is not None:
         _check_hub_name(hub.path, f"{name}: task.hub.path={hub.path}")
     path, revision = config.model.path, None
-    if given is not None:
-        if not given.is_dir():
-            raise UserError(f"--base {given}: no such folder")
-        path = str(given.resolve())
+    if base_folder is not None:
+        if not base_folder.is_dir():
+            raise UserError(f"--base {base_folder}: no such folder")
+        path = str(base_folder.resolve())
     elif base["kind"] == "hub":
         path, revision = str(base["path"]), str(base["revision"])
         _check_hub_name(path, f"{name}: its base model {path}")

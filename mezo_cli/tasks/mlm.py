@@ -62,10 +62,10 @@ class MlmEncoder(InputEncoder):
             )
         self.label_ids = label_word_ids(task, tokenizer)
         self._pieces = _pieces(self.template, task, tokenizer)
-        held = (
+        masks = (
             (i, p.ids.index(mask_id)) for i, p in enumerate(self._pieces) if isinstance(p, _Fixed) and mask_id in p.ids
         )
-        self._mask_piece, self._mask_offset = next(held)
+        self._mask_piece, self._mask_offset = next(masks)
         self._keeps_mask = False
 
     @staticmethod

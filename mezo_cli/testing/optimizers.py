@@ -409,17 +409,17 @@ class Conformance:
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:
     """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
     value, choices = getattr(base, name), allowed(type_hints(type(base))[name]).choices
-    found: list[Any]
+    candidates: list[Any]
     if name == "noise" or choices:
-        found = list(choices or NOISES.names)
+        candidates = list(choices or NOISES.names)
     elif isinstance(value, bool):
-        found = [not value]
+        candidates = [not value]
     elif value is None or value == 0:
-        found = [0.02, 2]
+        candidates = [0.02, 2]
     else:
-        found = [2 * value, value / 2, 1e8 * value]
+        candidates = [2 * value, value / 2, 1e8 * value]
     valid = []
-    for other in [*found, None]:
+    for other in [*candidates, None]:
         with suppress(UserError):
             if other != value:
                 valid.append(getattr(build_group(OptimizerConfig, {**asdict(base), name: other}, "optimizer"), name))

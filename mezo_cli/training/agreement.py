@@ -76,5 +76,5 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
 
 
 def _find_differing(session: Session, ranks: Ranks, timeout: float) -> list[int]:
-    found = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
-    return [rank for rank, one in enumerate(found) if one != found[0]]
+    fingerprints = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
+    return [rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]]

@@ -25,11 +25,11 @@ def remove_bias(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]
     if scores.shape[1] != 2:
         return {"fitted_bias": fit_bias(scores, labels)}
     margins = (scores[:, 1] - scores[:, 0]).astype(float)
-    found: Mapping[str, float] = {
+    thresholds: Mapping[str, float] = {
         "label_shares": float(np.quantile(margins, np.mean(labels == 0))),
         "best_threshold": best_threshold(margins, labels),
     }
-    return {name: np.array([threshold, 0.0]) for name, threshold in found.items()}
+    return {name: np.array([threshold, 0.0]) for name, threshold in thresholds.items()}
 
 
 def best_threshold(margins: np.ndarray, labels: np.ndarray) -> float:

@@ -78,17 +78,17 @@ def compare(config: Config, splits: Mapping[str, ScoredRows]) -> dict[str, Any]:
     """
     train, evaluated = splits["train"], {name: rows for name, rows in splits.items() if name != "train"}
     after = {name: judge(config, rows.after, rows.labels) for name, rows in evaluated.items()}
-    found: dict[str, Any] = {"intervals": {name: one.intervals() for name, one in after.items()}}
+    summary: dict[str, Any] = {"intervals": {name: one.intervals() for name, one in after.items()}}
     if train.before is None:
-        return found
+        return summary
     trained = after if config.steps else {}
     before = {name: judge(config, _before(evaluated[name]), evaluated[name].labels) for name in trained}
     if before:
-        found["difference"] = {name: trained[name].minus(one) for name, one in before.items()}
+        summary["difference"] = {name: trained[name].minus(one) for name, one in before.items()}
     if "test" in before:
-        found["test_before"] = {**before["test"].values, "intervals": before["test"].intervals()}
-    found["baselines"] = _baselines(config, train, evaluated, trained)
-    return found
+        summary["test_before"] = {**before["test"].values, "intervals": before["test"].intervals()}
+    summary["baselines"] = _baselines(config, train, evaluated, trained)
+    return summary
 
 
 def _baselines(
@@ -98,15 +98,15 @@ def _baselines(
 
     `difference` is what training has beyond that, on the same rows.
     """
-    found: dict[str, Any] = {}
+    baselines: dict[str, Any] = {}
     for name, bias in remove_bias(_before(train).numpy(), train.labels.numpy()).items():
-        found[name] = {"train_rows": len(train.labels), "bias": bias.tolist()}
+        baselines[name] = {"train_rows": len(train.labels), "bias": bias.tolist()}
         for split, rows in evaluated.items():
-            one = judge(config, _before(rows).double() + torch.from_numpy(bias), rows.labels, with_loss=False)
-            found[name][split] = {**one.values, "intervals": one.intervals()}
+            judged = judge(config, _before(rows).double() + torch.from_numpy(bias), rows.labels, with_loss=False)
+            baselines[name][split] = {**judged.values, "intervals": judged.intervals()}
             if split in trained:
-                found[name][split]["difference"] = trained[split].minus(one)
-    return found
+                baselines[name][split]["difference"] = trained[split].minus(judged)
+    return baselines
 
 
 def _before(rows: ScoredRows) -> Tensor:

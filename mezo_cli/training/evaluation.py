@@ -80,9 +80,9 @@ def compute_logits(
         logits[chosen] = session.label_scores(*session.micro_batches([rows[i] for i in chosen])).cpu()
         report(number * size + len(chosen))
     if ranks is not None:
-        shares = [[i for batch in batches[rank::step] for i in batch] for rank in range(step)]
-        found = ranks.gather_parts(logits[shares[first]], [len(share) for share in shares], "evaluation")
-        logits[[i for share in shares for i in share]] = found
+        parts = [[i for batch in batches[rank::step] for i in batch] for rank in range(step)]
+        gathered = ranks.gather_parts(logits[parts[first]], [len(part) for part in parts], "evaluation")
+        logits[[i for part in parts for i in part]] = gathered
     return logits
 
 

@@ -20,9 +20,9 @@ CHUNK = 2**20  # row numbers that are drawn at once
 
 def wilson(right: int, rows: int) -> Interval:
     """Return the score interval of a share (Wilson 1927; Newcombe 1998, Statistics in Medicine 17:857, method 3)."""
-    share, scale = right / rows, 1 + Z * Z / rows
-    middle = share + Z * Z / (2 * rows)
-    half = Z * math.sqrt(share * (1 - share) / rows + (Z / (2 * rows)) ** 2)
+    fraction, scale = right / rows, 1 + Z * Z / rows
+    middle = fraction + Z * Z / (2 * rows)
+    half = Z * math.sqrt(fraction * (1 - fraction) / rows + (Z / (2 * rows)) ** 2)
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
@@ -52,12 +52,12 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> Interval:
 def resample(scores: Mapping[str, Score], rows: int) -> dict[str, np.ndarray]:
     """Return the scores of `RESAMPLES` bootstrap samples of the rows, [RESAMPLES] each, all on the same samples."""
     generator, chunk = np.random.default_rng(SEED), max(1, min(RESAMPLES, CHUNK // rows))
-    found: dict[str, list[np.ndarray]] = {name: [] for name in scores}
+    sampled: dict[str, list[np.ndarray]] = {name: [] for name in scores}
     for start in range(0, RESAMPLES, chunk):
         drawn = generator.integers(rows, size=(min(chunk, RESAMPLES - start), rows))
         for name, score in scores.items():
-            found[name].append(score(drawn))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+            sampled[name].append(score(drawn))
+    return {name: np.concatenate(parts) for name, parts in sampled.items()}
 
 
 def percentile(resampled: np.ndarray) -> Interval:

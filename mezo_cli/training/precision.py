@@ -92,12 +92,12 @@ def measure_losses(
 
 def agreement(rounded: Sequence[float], exact: Sequence[float]) -> Agreement:
     """Compare projected gradients with others of the same directions."""
-    g, reference = np.array(rounded, dtype=np.float64), np.array(exact, dtype=np.float64)
-    norm = float(np.linalg.norm(reference))
-    varies = len(g) > 1 and g.std() > 0 and reference.std() > 0
+    g, exact_g = np.array(rounded, dtype=np.float64), np.array(exact, dtype=np.float64)
+    norm = float(np.linalg.norm(exact_g))
+    varies = len(g) > 1 and g.std() > 0 and exact_g.std() > 0
     return Agreement(
-        correlation=float(np.corrcoef(g, reference)[0, 1]) if varies else math.nan,
-        relative_error=float(np.linalg.norm(g - reference)) / norm if norm else math.inf,
+        correlation=float(np.corrcoef(g, exact_g)[0, 1]) if varies else math.nan,
+        relative_error=float(np.linalg.norm(g - exact_g)) / norm if norm else math.inf,
         zeros=float((g == 0).mean()),
         directions=len(g),
     )

@@ -41,8 +41,8 @@ def predict(
     logits = compute_logits(session, rows, report)
     if not bool(logits.isfinite().all()):
         raise UserError("the scores are not finite: the weights have diverged or are damaged")
-    found = label_predictions(logits, task.labels)
+    predictions = label_predictions(logits, task.labels)
     return [
         Prediction(dict(zip(task.columns, example.texts, strict=True)), cut=was_cut, **prediction)
-        for example, was_cut, prediction in zip(examples, cut, found, strict=True)
+        for example, was_cut, prediction in zip(examples, cut, predictions, strict=True)
     ]

@@ -105,8 +105,8 @@ def rebuild(session: Session, run: Run, step: int) -> None:
     stored = load_step(config, run, step)
     optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
     with torch.no_grad():
-        for p, sound in zip(session.loaded.model.parameters(), stored.loaded.model.parameters(), strict=True):
-            p.copy_(sound)
+        for p, valid in zip(session.loaded.model.parameters(), stored.loaded.model.parameters(), strict=True):
+            p.copy_(valid)
         if optimizer.replayable:
             past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
             _rebuild_deferred(session, past, step)
@@ -245,10 +245,10 @@ def _check_name(name: str) -> None:
 def _require_trajectory(config: Config, run: Run, what: str) -> None:
     if not optimizer_class(config.optimizer).replayable:
         steps = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
-        held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
+        checkpoints_held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
         raise UserError(
             f"{what}: optimizer={config.optimizer.name} writes no trajectory to replay; "
-            f"{run.checkpoints} holds {join(held) or 'nothing'}"
+            f"{run.checkpoints} holds {join(checkpoints_held) or 'nothing'}"
         )
 
 

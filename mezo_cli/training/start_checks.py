@@ -11,8 +11,8 @@ from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.collate import collate
-from mezo_cli.objectives.reference_check import (
-    check_against_reference,
+from mezo_cli.objectives.plain_check import (
+    check_against_plain,
     check_perturbed,
     computing_in_float32,
     flip_weights,
@@ -63,7 +63,7 @@ class ScoreCheck:
             UserError: when the scores differ, or are not finite.
         """
         batch, loaded, forward = session.batch(self._rows), session.loaded, session.forward
-        check_against_reference(session.objective.logits(batch), self._plain, loaded.device.type, self._name)
+        check_against_plain(session.objective.logits(batch), self._plain, loaded.device.type, self._name)
         if self._flipped is not None:
             scores = torch.stack([self._flipped, self._plain])
             check_perturbed(forward, session.objective, batch, scores, self._name)

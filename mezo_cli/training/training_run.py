@@ -172,11 +172,11 @@ class TrainingRun:
 
     def _logged_steps(self) -> dict[str, int]:
         """Return `train` and `dev` -> the step of the last line of that kind: the loggers had the scalars up to it."""
-        found: dict[str, int] = {}
+        steps: dict[str, int] = {}
         for line in self.run.read_valid_metrics()[0]:
             if line["kind"] == "train" or line["split"] == "dev":
-                found["train" if line["kind"] == "train" else "dev"] = line["step"]
-        return found
+                steps["train" if line["kind"] == "train" else "dev"] = line["step"]
+        return steps
 
     # --- after each step ---
 

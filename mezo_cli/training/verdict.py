@@ -87,8 +87,8 @@ class Divergence:
 
 def _only_label(line: Mapping[str, Any]) -> str | None:
     """Return the label that an evaluation predicts for every row; None if there are several."""
-    found = [label for label, count in line.get("predicted", {}).items() if count]
-    return found[0] if len(found) == 1 else None
+    labels = [label for label, count in line.get("predicted", {}).items() if count]
+    return labels[0] if len(labels) == 1 else None
 
 
 def verdict(diverged: bool, best_step: int, steps: int) -> str | None:

@@ -13,7 +13,7 @@ from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.models.conversion import SEQUENTIAL
-from mezo_cli.objectives import reference_check
+from mezo_cli.objectives import plain_check
 from mezo_cli.system import peak_memory, reset_peak_memory
 from mezo_cli.training.load import load_session
 from tests import tiny
@@ -47,12 +47,12 @@ def test_the_file_does_not_stay_in_memory_beside_the_converted_model(
 
 def test_the_reference_of_two_bytes_is_computed_in_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear layer by parts, with a remainder."""
-    monkeypatch.setattr(reference_check, "COPIED", 100 * 768)
+    monkeypatch.setattr(plain_check, "COPIED", 100 * 768)
     config = ModelConfig(name="tiny", path=str(checkpoint), device="cpu", dtype="bfloat16")
     model = models.load(config, models.MASKED_LM, ["a", "b"], 0).model
     ids = torch.arange(5, 17).view(2, 6)
     with torch.no_grad():
-        with reference_check.computing_in_float32(model):
+        with plain_check.computing_in_float32(model):
             found = model(input_ids=ids).logits
         torch.testing.assert_close(found, model.float()(input_ids=ids).logits)
 

@@ -60,10 +60,10 @@ def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_t
     roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    check = start_checks.check_against_reference
+    check = start_checks.check_against_plain
     monkeypatch.setattr(
         start_checks,
-        "check_against_reference",
+        "check_against_plain",
         lambda *args: (seen.append(torch.get_float32_matmul_precision()), check(*args)),
     )
     for wanted in ("high", "highest"):

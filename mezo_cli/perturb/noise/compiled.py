@@ -132,17 +132,17 @@ class Kernel:
         """
         from torch._inductor.compile_fx import compile_fx
 
-        found: list[tuple[list[str], list[Any], Function]] = []
+        graphs: list[tuple[list[str], list[Any], Function]] = []
 
         def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
             names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
             code: Any = compile_fx(graph, inputs, config_patches=OPTIONS)
-            found.append((names, inputs, code))
+            graphs.append((names, inputs, code))
             return code
 
         with torch._dynamo.config.patch(DYNAMO):
             torch.compile(self.function, dynamic=True, fullgraph=True, backend=backend)(*tensors)
-        ((names, inputs, code),) = found
+        ((names, inputs, code),) = graphs
         parameters = list(inspect.signature(self.function).parameters)
         sizes = {self.max_tiles: 1, self.max_tiles * self.tile: self.tile}  # size in the example -> elements per tile
         slots: list[tuple[int, int]] = []  # (index of a tensor, 0), (-1, elements per tile) or (-2, a constant)

@@ -33,13 +33,13 @@ class SmallTensors:
 
     def get(self, *key: Hashable) -> Tensor:
         """Return the tensor of a key. It is valid until the next pass, or until `most` others were asked for."""
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._place(key)
+        tensor = self._made.get(key)
+        if tensor is None:
+            tensor = self._made[key] = self._place(key)
         else:
             self._made.move_to_end(key)
         self._of_pass.add(key)
-        return found
+        return tensor
 
     # Never in inference mode, whatever the caller's: inference tensors would make the kernels compile once more.
     @torch.inference_mode(False)

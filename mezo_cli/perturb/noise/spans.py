@@ -116,15 +116,15 @@ class Span:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The tensors, or parts of them, that the span covers."""
-        found, begin = [], 0
+        pieces, begin = [], 0
         for (name, shape), end in zip(self.segment.tensors, self.segment.ends.tolist(), strict=True):
             first = max(begin, self.first)
             if first < min(end, self.last):
                 start, numel = (first - begin) * self.tile, int(np.prod(shape))
                 length = min(numel, (min(end, self.last) - begin) * self.tile) - start
-                found.append(Piece(name, shape, start, max(0, length), (first - self.first) * self.tile))
+                pieces.append(Piece(name, shape, start, max(0, length), (first - self.first) * self.tile))
             begin = end
-        return found
+        return pieces
 
     def split(self, size: int) -> list[tuple[slice, Span]]:
         """Cut the span into parts of about `size` elements: (place in the span, part). A part has two tiles or more."""

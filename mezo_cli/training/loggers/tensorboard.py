@@ -61,12 +61,12 @@ def _session_end(finished: bool) -> Any:
     return Summary(value=[value])
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     """Return nested values by dotted key."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{parent}{key}.") if isinstance(value, dict) else {f"{parent}{key}": value}
+    return flat
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,28 +30,26 @@ FLIPPED_BITS = {
 }
 
 
-def check_against_reference(logits: Tensor, reference: Tensor, device: str, name: str) -> None:
+def check_against_plain(logits: Tensor, plain: Tensor, device: str, name: str) -> None:
     """Refuse a model of a family that an objective does not support: its scores differ from the model's own.
 
     Args:
-        logits, reference: scores of the same rows by the objective and by the model's own forward, [rows, labels],
+        logits, plain: scores of the same rows by the objective and by the model's own forward, [rows, labels],
             float32.
         device: the type of the device.
         name: of the model, for the error line.
 
     Raises:
-        UserError: also when the reference is not finite, which means that the weights are damaged.
+        UserError: also when the plain scores are not finite, which means that the weights are damaged.
     """
-    if not bool(reference.isfinite().all()):
+    if not bool(plain.isfinite().all()):
         raise UserError(f"{name}: its scores are not finite: the weights are damaged")
-    if not _agree(logits, reference, device):
-        error = float((logits - reference).abs().max()) if logits.shape == reference.shape else float("inf")
+    if not _agree(logits, plain, device):
+        error = float((logits - plain).abs().max()) if logits.shape == plain.shape else float("inf")
         raise UserError(f"{name} is a model family that is not supported: its scores are wrong (by {error:.2g})")
 
 
-def check_perturbed(
-    forward: PerturbedForward, objective: Objective, batch: Batch, reference: Tensor, name: str
-) -> None:
+def check_perturbed(forward: PerturbedForward, objective: Objective, batch: Batch, plain: Tensor, name: str) -> None:
     """Refuse a model whose patched forwards miss a use of a weight: one that its own module does not make.
 
     A weight that a module reads and another one too (an embedding in a linear layer elsewhere) is seen perturbed by the
@@ -60,7 +58,7 @@ def check_perturbed(
     Args:
         forward, objective: of the patched model, without a perturbation.
         batch: some rows.
-        reference: their scores by the model's own forward, float32, [2, rows, labels]: inside `flip_weights`, plain.
+        plain: their scores by the model's own forward, float32, [2, rows, labels]: inside `flip_weights`, plain.
         name: of the model, for the error line.
 
     Raises:
@@ -75,7 +73,7 @@ def check_perturbed(
             logits = objective.logits(batch) if paired else forward.forward_per_sign(lambda: objective.logits(batch))
     finally:
         forward.params.tensors, forward.params.noise = tensors, noise
-    if not _agree(logits, reference, batch.device.type):
+    if not _agree(logits, plain, batch.device.type):
         raise UserError(
             f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
             "some weight is used outside its own module"
@@ -154,6 +152,6 @@ def _flip_(theta: Tensor) -> Tensor:
     return theta
 
 
-def _agree(logits: Tensor, reference: Tensor, device: str) -> bool:
-    allowed = TOLERANCE.get(device, DEFAULT_TOLERANCE) * float(reference.abs().max())
-    return logits.shape == reference.shape and float((logits - reference).abs().max()) <= allowed
+def _agree(logits: Tensor, plain: Tensor, device: str) -> bool:
+    allowed = TOLERANCE.get(device, DEFAULT_TOLERANCE) * float(plain.abs().max())
+    return logits.shape == plain.shape and float((logits - plain).abs().max()) <= allowed
