@@ -5,7 +5,7 @@ import sys  # built in, as nothing else may take time before `main`
 
 def main() -> None:
     """Run the command line. Ctrl-C while it is imported, or a second one, ends in one line too."""
-    lost: list[object] = []  # a Ctrl-C inside a callback of the import system: Python would print it and go on
+    lost: list[object] = []  # a Ctrl-C inside a callback of the import system: Python would print it and continue
     default = sys.unraisablehook
 
     def remember(unraisable: "sys.UnraisableHookArgs") -> None:

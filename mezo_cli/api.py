@@ -66,7 +66,7 @@ def finetune(
 
     Raises:
         UserError: for settings or data that are not valid; its text is one line.
-        RunStopped: when training has taken `max_seconds`, with `at_limit=stop`; `mezo resume` goes on with the run.
+        RunStopped: when training has taken `max_seconds`, with `at_limit=stop`; `mezo resume` continues the run.
         RunFailed: when the run fails after training began.
     """
     too_late = system.set_library_defaults()

@@ -391,7 +391,7 @@ def _flush_output() -> None:
     """Write what is buffered for standard output.
 
     Raises:
-        RunFailed: when something could not be written there: now, or a log line before (a run goes on without).
+        RunFailed: when something could not be written there: now, or a log line before (a run continues without).
     """
     try:
         sys.stdout.flush()

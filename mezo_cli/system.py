@@ -305,7 +305,7 @@ ENDING_SIGNALS = tuple(  # Windows has no SIGHUP
 def termination_as_keyboard_interrupt() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status.
 
-    A signal that is ignored stays so: under nohup a run goes on when its terminal is closed. Outside the main thread,
+    A signal that is ignored stays so: under nohup a run continues when its terminal is closed. Outside the main thread,
     where signal handlers cannot be set, the handlers stay.
     """
     with signal_handlers(ENDING_SIGNALS[1:], raise_keyboard_interrupt), _interrupt_after_finalizers():
@@ -314,7 +314,7 @@ def termination_as_keyboard_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_after_finalizers() -> Iterator[None]:
-    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and go on.
+    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and continue.
 
     On Windows, which has no such timer, it is printed.
     """

@@ -1,4 +1,4 @@
-"""`mezo resume`: go on with an interrupted run, or with a sweep. Of a run nothing can be changed but its end."""
+"""`mezo resume`: continue an interrupted run, or a sweep. Of a run nothing can be changed but its end."""
 
 import dataclasses
 import logging
@@ -33,11 +33,11 @@ def resume(
     retry_failed: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Go on with a run or a sweep, and return the exit status; a finished run is left as it is.
+    """Continue a run or a sweep, and return the exit status; a finished run is left as it is.
 
     Args:
         path: the directory.
-        overrides: of a run: when it ends, see `KEYS`; with more steps a finished run goes on, too. Of a sweep:
+        overrides: of a run: when it ends, see `KEYS`; with more steps a finished run continues, too. Of a sweep:
             the launcher with its settings. Of both: `engine.python`, which is not stored.
         retry_failed: of a sweep: run its failed jobs again.
         quiet: print the directory, warnings and errors only.
@@ -60,12 +60,12 @@ def resume(
 
 
 def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), quiet: bool = False) -> None:
-    """Go on with a run; a finished one is left as it is. See `resume`.
+    """Continue a run; a finished one is left as it is. See `resume`.
 
     Args:
         ranks: those that share the run; None if this process is alone.
     """
-    before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run goes on though it was finished
+    before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run continues though it was finished
 
     def claim() -> tuple[Run, Config] | None:
         claimed = _claim(path, overrides, quiet)
@@ -94,9 +94,9 @@ def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), q
 
 
 def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Config, Config, bool] | None:
-    """Claim a run; return it, its config as it is and with the new end, and whether it goes on though it was finished.
+    """Claim a run; return it, its config as it is and with the new end, and if it continues though it was finished.
 
-    Returns None for a finished run that has nothing to go on with.
+    Returns None for a finished run that has nothing to continue with.
     """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
@@ -162,7 +162,7 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
 def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
     """Return whether a finished run has steps left that its new end lets it take.
 
-    One that `max_seconds` has ended goes on where a limit is given, also the same again: each process has its own.
+    One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
     """
     limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
     again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)

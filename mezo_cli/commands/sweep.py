@@ -1,4 +1,4 @@
-"""`mezo train -m`: run the jobs of a sweep, each in its own directory, and go on with a sweep that was interrupted.
+"""`mezo train -m`: run the jobs of a sweep, each in its own directory, and continue a sweep that was interrupted.
 
 Every job is composed and validated before the first one starts. Then a launcher runs them: one of Hydra's, or submitit.
 A job needs nothing from the process that started the sweep: it reads `sweep.json`, and what it came to is in its run
@@ -115,7 +115,7 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
 
 
 def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, quiet: bool = False) -> int:
-    """Go on with the sweep in `folder`; return the exit status.
+    """Continue the sweep in `folder`; return the exit status.
 
     Args:
         folder: of the sweep.
@@ -200,7 +200,7 @@ def _run_job(
             except KeyboardInterrupt:
                 if not is_worker:
                     raise
-                return math.nan  # recorded in the run; the launcher goes on to the next job
+                return math.nan  # recorded in the run; the launcher continues to the next job
             except RunStopped as stop:
                 log.warning("job %d: %s", number + 1, stop)
                 return math.nan
@@ -230,7 +230,7 @@ def _recorded(folder: Path, number: int, job: compose.Job) -> SweepJob:
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
-    """Return the record to go on with in a directory that already contains a sweep.
+    """Return the record to continue with in a directory that already contains a sweep.
 
     Raises:
         UserError: when that sweep is over another grid.

@@ -24,7 +24,7 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False) -> None:
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only.
 
-    Ranks that `torchrun` has started again go on with the run that they began.
+    Ranks that `torchrun` has started again continue the run that they began.
     """
     check_restarts(run_dir_given=any(text.startswith("hydra.run.dir=") for text in overrides))
     with joined() as ranks:

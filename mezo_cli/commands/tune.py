@@ -1,7 +1,7 @@
 """`mezo tune`: search for settings with Optuna's ask and tell. A trial is a training in a directory of the sweep.
 
 The study is SWEEP/study.journal, Optuna's journal: one JSON object per line. `sweep.json` has each trial's job before
-it starts. A trial's number seeds the sampler, so a search that was interrupted goes on as if it had not been.
+it starts. A trial's number seeds the sampler, so a search that was interrupted continues as if it had not been.
 Evaluations are reported to the study from a trial's metrics.jsonl, so that what a kill kept from it is reported later.
 """
 
@@ -56,7 +56,7 @@ def tune(
     goal: str = "score",
     quiet: bool = False,
 ) -> int:
-    """Search for the settings with the best result on dev, or go on with a search; return the exit status.
+    """Search for the settings with the best result on dev, or continue a search; return the exit status.
 
     Args:
         overrides: of the command line, one value per key.
@@ -92,7 +92,7 @@ def tune(
 
 
 def resume(record: SweepRecord, overrides: Sequence[str], quiet: bool) -> int:
-    """Go on with a search, in its own working directory, by its overrides; return the exit status."""
+    """Continue a search, in its own working directory, by its overrides; return the exit status."""
     search = record.tune or {}
     return tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
 
@@ -230,7 +230,7 @@ def _suggest(trial: "optuna.Trial", one: Range) -> float:
 
 
 def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:
-    """Train a trial, or go on with it, and tell the study its result; a trial that fails has none."""
+    """Train a trial, or continue it, and tell the study its result; a trial that fails has none."""
     import optuna
 
     assert record.jobs is not None

@@ -1,7 +1,7 @@
 """What runs a program comes from the user alone: the command line, the Python API or the environment, never a file.
 
 `engine.python` names a program. It is taken out of the overrides before anything is composed, so that a value among the
-composed settings is a file's, which is refused. It is stored nowhere: whoever goes on with a run gives it again.
+composed settings is a file's, which is refused. It is stored nowhere: whoever continues a run gives it again.
 """
 
 import contextlib

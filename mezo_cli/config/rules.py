@@ -71,7 +71,7 @@ def _check_storage(config: Config) -> None:
         why = f"optimizer={config.optimizer.name} rounds its updates to the nearest value, and most would be lost"
         raise SettingError(key, f"{shown}: {why}; use float32, with model.compute_dtype=bfloat16 for the forwards")
     if _noise(config) == "torch":
-        raise SettingError(key, f"{shown}: optimizer.noise=torch repeats the steps of the reference, which has float32")
+        raise SettingError(key, f"{shown}: optimizer.noise=torch repeats the steps of the published code, in float32")
 
 
 def _check_linear_probe(config: Config) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mezo_cli.config.schema import DataConfig, TaskConfig
 from mezo_cli.data import folder
-from mezo_cli.data.fewshot import limit, reference_test
+from mezo_cli.data.fewshot import limit, published_test
 from mezo_cli.data.splits import Subset, select_rows
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import output
@@ -38,7 +38,7 @@ def export(
         subsets[test_stem] = selected.test
         if "_" in test_stem:
             for name, rows in folder.open_other_tests(task, selected.test.rows).items():
-                indices = list(range(len(rows))) if data.shots is None else reference_test(len(rows))
+                indices = list(range(len(rows))) if data.shots is None else published_test(len(rows))
                 subsets[f"{test_stem.partition('_')[0]}_{name}"] = Subset(rows, limit(indices, data.eval_limit))
     contents = {}
     for stem, subset in subsets.items():

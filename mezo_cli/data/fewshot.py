@@ -31,7 +31,7 @@ def few_shot(labels: Sequence[int], shots: int, seed: int) -> tuple[list[int], l
     return train, dev
 
 
-def reference_test(count: int) -> list[int]:
+def published_test(count: int) -> list[int]:
     """Return the row numbers of the published code's test set out of `count` rows.
 
     They are all rows, or the first 1,000 after a shuffle with seed 42. For .tsv the published code shuffles the lines,

@@ -64,7 +64,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         splits = fewshot.few_shot(source.train.labels, data.shots, seed)
         train, dev = (Subset(source.train, indices) for indices in splits)
         official = source.test if source.test is not None else source.dev
-        test = Subset(official, fewshot.reference_test(len(official))) if official is not None else None
+        test = Subset(official, fewshot.published_test(len(official))) if official is not None else None
         notes += _rare_classes(task, "dev", dev, data.shots)
     elif source.dev is not None and source.test is not None:
         train, dev, test = _all_rows(source.train), _all_rows(source.dev), _all_rows(source.test)

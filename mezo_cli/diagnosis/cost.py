@@ -302,7 +302,7 @@ def judge_kernels(section: Section, state: str, reason: str) -> None:
     """Judge how the kernels of the noise run: from `Noise.describe_kernels`."""
     text, advice = reason or "the fast noise kernels are compiled", "use a pinned torch"
     if state == "none":
-        text = "optimizer.noise=torch is only for a comparison with the reference"
+        text = "optimizer.noise=torch is only for a comparison with the published code"
         advice = "leave optimizer.noise at gaussian or rademacher: z of this kind is the same at every step on a CPU"
     elif state == "eager":
         advice = "install a C++ compiler (g++), and leave MEZO_EAGER unset"

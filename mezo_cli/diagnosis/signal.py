@@ -15,7 +15,7 @@ from mezo_cli.models.loading import DTYPES
 from mezo_cli.objectives.losses import find_loss
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.settings import zeroth_order
-from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_reference
+from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
 from mezo_cli.training.session import Session
 
 TITLE = "signal"
@@ -50,7 +50,7 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
         section.add(DOUBT, "finite", "a loss at theta +- eps z is not finite", advice)
         return section
     noise = rounding(losses, eps)
-    better = judge_resolution(section, rows, eps, dtype, noise, describe_reference(session))
+    better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
     _judge_zeros(section, rows, config)
     _report_grads(section, projected_grads(losses, (eps, "float32"))[0])
     estimated = learning_rate.estimate(learning_rate.whole_directions(losses, eps, whole), eps)

@@ -48,7 +48,7 @@ def find_python(python: str | None) -> Path:
     name, python = ("engine.python", python) if python else (VARIABLE, os.environ.get(VARIABLE))
     if python:
         path = Path(python).expanduser()
-        if not path.is_absolute():  # a sweep is gone on with in the working directory that its record names
+        if not path.is_absolute():  # a sweep is continued in the working directory that its record names
             raise UserError(f"{name}={python}: give an absolute path")
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise UserError(f"{name}={python}: there is no such program; give the python of an environment")

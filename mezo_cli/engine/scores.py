@@ -21,7 +21,7 @@ Score = Callable[[Tokens, Tokens], list[list[list[float]]]]
 class EngineScores(Objective):
     """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
 
-    After each prompt, and after each start of a word behind it, the engine scores the tokens that go on some word.
+    After each prompt, and after each start of a word behind it, the engine scores the tokens that continue some word.
 
     Args:
         model: the model, which computes nothing here.

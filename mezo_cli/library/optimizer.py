@@ -168,7 +168,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         return super().state_dict() | {name: getattr(self, name) for name in SAVED} | decay
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the step of a state dict; the model must have the weights of that step.
+        """Continue after the step of a state dict; the model must have the weights of that step.
 
         Raises:
             UserError: when it is of another noise or of other tensors, or lacks a field.
@@ -186,7 +186,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         for name in SAVED:
             setattr(self, name, state_dict[name])
-        # One of before weight decay was computed in float64 has neither: the training goes on as it began.
+        # One of before weight decay was computed in float64 has neither: the training continues as it began.
         self.forward.params.decay.in_float64 = "decay" in state_dict
         self._deferred = list(state_dict.get("deferred", [1.0] * len(self.param_groups)))
         self.close()
@@ -222,7 +222,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         return losses
 
     def _check_addresses(self) -> None:
-        """Refuse to go on where an update would not reach the model: its weights are in other memory now.
+        """Refuse to continue where an update would not reach the model: its weights are in other memory now.
 
         Raises:
             UserError: naming the first such tensor.
@@ -232,7 +232,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             if owner.get(key) is not p or p.data_ptr() != self._addresses[name] or p.dtype != torch.float32:
                 raise UserError(
                     f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
-                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to go on"
+                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
                 )
 
     def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Record the steps of a `MezoOptimizer` in a trajectory file, go on with such a file, and replay it on a model."""
+"""Record the steps of a `MezoOptimizer` in a trajectory file, continue such a file, and replay it on a model."""
 
 import os
 from collections.abc import Mapping, Sequence

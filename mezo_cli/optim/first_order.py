@@ -9,7 +9,7 @@ There is no trajectory: a run resumes from the checkpoint `last`, which has the 
             (Loshchilov and Hutter 2019, arXiv 1711.05101; with wd = 0 Adam, Kingma and Ba 2015, arXiv 1412.6980)
     SGD     m <- momentum m + grad + wd theta,  theta <- theta - lr m        (torch.optim.SGD: the decay goes into m)
 
-The gradient's norm is first clipped to `max_grad_norm`, as in the reference's trainer (null: never). Weight decay acts
+The gradient's norm is first clipped to `max_grad_norm`, as in the published trainer (null: never). Weight decay acts
 on every tensor. The weights and their updates stay in float32 where the forward computes in bfloat16. The dropout rate
 is the model's own, or `dropout` (see dropout.py).
 """

@@ -3,7 +3,7 @@
     z ~ N(0, I),   g = (L(theta + eps z) - L(theta - eps z)) / (2 eps),   theta <- theta - lr (g z + wd theta)
 
 n-SPSA averages g_i z_i over n directions drawn at the same theta (section 2.1). With `sample_schedule: linear` step t
-of T draws n_t = 1 + floor(n t / T) directions, from 1 to n in equal shares (the reference's linear schedule is max(1,
+of T draws n_t = 1 + floor(n t / T) directions, from 1 to n in equal parts (the published linear schedule is max(1,
 floor(n t / T)), which ends at n - 1). lr is not scaled with n_t.
 
 Weight decay is applied once per step, to every tensor: theta - (lr wd) theta + c z is computed in float64 and rounded

@@ -3,7 +3,7 @@
     m_t = b1 m_(t-1) + (1 - b1) G_t,   v_t = b2 v_(t-1) + (1 - b2) G_t^2,
     theta <- (1 - lr wd) theta - lr (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + adam_eps)
 
-This is torch.optim.AdamW with g z as the gradient (as in the reference, which fills `.grad` buffers). G is the mean
+This is torch.optim.AdamW with g z as the gradient (as in the published code, which fills `.grad`). G is the mean
 over n samples. The buffers are stored in the checkpoint `last`, as those of mezo_momentum.py.
 
 - `noise: rademacher` with one sample: z^2 = 1, so all elements of v are the same number, sum (1 - b2) b2^(t-s) g_s^2.

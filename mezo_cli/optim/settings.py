@@ -29,7 +29,7 @@ class ZerothOrderConfig(OptimizerConfig):
         weight_decay: weight decay, of every tensor.
         samples: n of n-SPSA: directions per step.
         sample_schedule: linear: from 1 to `samples` over the run.
-        noise: distribution of z; torch: for comparison with the reference only.
+        noise: distribution of z; torch: for comparison with the published code only.
         schedule: learning rate schedule.
     """
 

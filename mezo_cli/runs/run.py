@@ -424,7 +424,9 @@ class Run:
         try:
             return self._read_checked(path) if path.exists() else None
         except UserError as error:
-            raise UserError(f"{error}; without this file the run goes on, compared with no untrained model") from error
+            raise UserError(
+                f"{error}; without this file the run continues, compared with no untrained model"
+            ) from error
 
     def set_results_aside(self) -> None:
         """Rename the summary and predictions, if there are any, to summary-STEPS.json and predictions-STEPS.jsonl."""

@@ -1,6 +1,6 @@
 """The record of a sweep, `SWEEP/sweep.json`: what was asked for, and every job with its directory.
 
-It is written before the first job starts, so that a sweep that was interrupted can go on.
+It is written before the first job starts, so that a sweep that was interrupted can continue.
 """
 
 import dataclasses

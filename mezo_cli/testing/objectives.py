@@ -126,11 +126,11 @@ class Conformance:
     # --- scores ---
 
     def test_scores_are_those_of_the_models_own_forward(self, session: Session, rows: list[Example]) -> None:
-        """Scores are [rows, labels], float32, repeatable, and equal to the reference."""
+        """Scores are [rows, labels], float32, repeatable, and equal to those of the plain forward."""
         batch = session.batch(session.encoder.encode_all(rows))
         with torch.no_grad():
             logits = session.objective.logits(batch)
-            self.assert_close(logits, self.reference(session, self.load(session), batch))
+            self.assert_close(logits, self.plain_logits(session, self.load(session), batch))
             assert torch.equal(logits, session.objective.logits(batch))
         assert logits.shape == (len(rows), len(session.config.task.labels))
         assert logits.dtype == torch.float32
@@ -157,7 +157,7 @@ class Conformance:
                     if name in theta:
                         z = session.params.noise.z(DIRECTION, name, p.shape, p.device).view(p.shape)
                         p.copy_(theta[name] + sign * EPS * z)
-                expected.append(self.reference(session, model, batch))
+                expected.append(self.plain_logits(session, model, batch))
                 with session.forward.perturbed(DIRECTION, EPS, signs=(sign,)):
                     self.assert_close(session.objective.logits(batch), expected[-1])
             if session.objective.fits_paired_forward(batch):
@@ -172,12 +172,12 @@ class Conformance:
     def test_the_gradient_of_the_loss_is_that_of_the_models_own_forward(
         self, session: Session, rows: list[Example]
     ) -> None:
-        """Methods that backpropagate get the gradient of the reference."""
+        """Methods that backpropagate get the gradient of the plain forward."""
         batch = session.batch(session.encoder.encode_all(rows))
         model = self.load(session)
         with torch.enable_grad():
             session.loss(batch).backward()
-            F.cross_entropy(self.reference(session, model, batch), batch.labels).backward()
+            F.cross_entropy(self.plain_logits(session, model, batch), batch.labels).backward()
         expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         gradients = {name: p.grad for name, p in session.params.tensors.items() if p.grad is not None}
         assert set(gradients) == set(expected)
@@ -214,7 +214,7 @@ class Conformance:
         config, model_kind = session.config, session.loaded.model_kind
         return models.load(config.model, model_kind, config.task.labels, config.seed).model
 
-    def reference(self, session: Session, model: Any, batch: Any) -> Tensor:
+    def plain_logits(self, session: Session, model: Any, batch: Any) -> Tensor:
         """Return the scores of a batch by a model's own forward."""
         return session.objective.reference_logits(model, batch, session.encoder.label_ids)
 

@@ -102,7 +102,7 @@ class Trial:
         self.optimizer = optimizer_class(config, 1, steps)
 
     def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
-        """Go on as a resumed run does after the steps of `records`, by a replayable optimizer."""
+        """Continue as a resumed run does after the steps of `records`, by a replayable optimizer."""
         assert self.optimizer.replayable
         params = self.problem.forward.params
         self.problem.set_weights(weights)
@@ -326,7 +326,7 @@ class Conformance:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_loss_that_is_not_finite_leaves_weights_and_state(self, value: float) -> None:
-        """The step is reported as not finite, and the next one goes on as if it had not been."""
+        """The step is reported as not finite, and the next one continues as if it had not been."""
         for config in self.configs():
             trial, undisturbed = self.trial(config), self.trial(config)
             optimizer, problem = trial.optimizer, trial.problem
@@ -364,7 +364,7 @@ class Conformance:
         """With each noise the error falls to a tenth of what it was.
 
         Not with `torch`: its generator uses the low 32 bits of the seed, which depend on the tensor's name alone, so z
-        is the same at every step. It is for comparing steps with the reference, which seeds likewise.
+        is the same at every step. It is for comparing steps with the published code, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
             own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}

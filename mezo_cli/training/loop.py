@@ -166,8 +166,8 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
         log.info("noise  %s", slow)
     if session.optimizer.replayable and session.params.noise.name == "torch":
         log.warning(
-            "warning: optimizer.noise=torch is only for a comparison with the reference: torch's CPU generator keeps "
-            "the low 32 bits of its seed, so z is the same at every step"
+            "warning: optimizer.noise=torch is only for comparison with the published code: torch's CPU generator "
+            "keeps the low 32 bits of its seed, so z is the same at every step"
         )
     if unreachable:
         log.info("not trained, because the loss does not depend on them: %s", ", ".join(unreachable))

@@ -48,9 +48,7 @@ def check(session: Session, loss_fn: LossFn) -> None:
         return
     error = relative_error(session, loss_fn)
     dtype = session.config.model.compute_dtype
-    text = (
-        f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {describe_reference(session)})"
-    )
+    text = f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {describe_exact(session)})"
     if error > MAX_RELATIVE_ERROR:
         log.warning(
             "warning: %s: rounding hides the signal; try a larger optimizer.eps or batch_size, or float32", text
@@ -59,7 +57,7 @@ def check(session: Session, loss_fn: LossFn) -> None:
         log.info("%s", text)
 
 
-def describe_reference(session: Session) -> str:
+def describe_exact(session: Session) -> str:
     """Return what g is computed in: frozen weights are stored in theta's dtype, or else in the compute dtype."""
     if session.params.dtype != torch.float32:
         return f"in float32, from the same {session.config.model.dtype} weights"

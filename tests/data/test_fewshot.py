@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
-from mezo_cli.data.fewshot import few_shot, hold_out, limit, reference_test
+from mezo_cli.data.fewshot import few_shot, hold_out, limit, published_test
 from tests.data.sample_data import COLA, MNLI, MRPC, SST2, files_config, sst2_rows, write_tsv
 
 LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
@@ -110,7 +110,7 @@ def test_few_shot_leaves_the_global_generator_alone() -> None:
     first = np.random.rand()
     np.random.seed(7)
     few_shot([0, 1] * 20, 4, 42)
-    reference_test(2000)
+    published_test(2000)
     limit(list(range(50)), 10)
     assert np.random.rand() == first
 
@@ -118,7 +118,7 @@ def test_few_shot_leaves_the_global_generator_alone() -> None:
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2210])
 def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> None:
     pandas = pytest.importorskip("pandas")
-    kept = reference_test(count)
+    kept = published_test(count)
     if count <= 1000:
         assert kept == list(range(count))
         return

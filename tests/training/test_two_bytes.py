@@ -105,7 +105,7 @@ def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path],
     [
         (["optimizer=adamw"], "optimizer=adamw rounds its updates to the nearest value, and most would be lost"),
         (["optimizer=sgd"], "use float32, with model.compute_dtype=bfloat16 for the forwards"),
-        (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the reference, which has float32"),
+        (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the published code, in float32"),
     ],
 )
 def test_what_cannot_be_stored_in_two_bytes_is_refused(

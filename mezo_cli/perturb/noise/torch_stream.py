@@ -1,4 +1,4 @@
-"""Noise from torch's own generator, seeded per tensor name: slow; it allows a comparison with the reference's steps."""
+"""Noise from torch's own generator, seeded per tensor name: slow; it allows a comparison with the published steps."""
 
 from collections.abc import Sequence
 from math import prod
@@ -17,7 +17,7 @@ class TorchNoise:
     """z drawn on the CPU in float32, one whole tensor at a time, by a newly seeded `torch.Generator`.
 
     The generator's seed is (step_seed << 32) + crc32(name), where step_seed is the step-th
-    `RandomState(seed).randint(10**9)`. For sample s > 0 of a step (the reference has none) the name is "name#s".
+    `RandomState(seed).randint(10**9)`. For sample s > 0 of a step (the published code has none) the name is "name#s".
     torch's CPU generator keeps only the low 32 bits of its seed, that is crc32(name): z is the same at every step. The
     bits are kept for the comparison; a run warns of it. The methods are those of `Noise`.
     """

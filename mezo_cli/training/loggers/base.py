@@ -18,7 +18,7 @@ class LoggedRun:
         project: `logger.project`.
         tags: what the run is (task, objective, optimizer, ...), and the user's `logger.tags`.
         config: the config as nested plain values.
-        resumed_at: the step that a resumed run goes on from; None for a new run.
+        resumed_at: the step that a resumed run continues from; None for a new run.
         logged: of a resumed run: `train` and `dev` -> the last step whose scalars the loggers had before.
     """
 
@@ -54,7 +54,7 @@ class RunEnd:
 
 
 class Logger(Protocol):
-    """A destination for scalars. It writes only to its own folder. Whatever it raises, training goes on without it.
+    """A destination for scalars. It writes only to its own folder. Whatever it raises, training continues without it.
 
     It is called by the process that trains, between two steps, so it should neither print nor wait for long.
 

@@ -1,4 +1,4 @@
-"""The loggers of a run that is being trained. One that raises is dropped with a warning; training goes on."""
+"""The loggers of a run that is being trained. One that raises is dropped with a warning; training continues."""
 
 import logging
 import uuid
