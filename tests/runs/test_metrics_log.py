@@ -76,11 +76,6 @@ def test_an_incomplete_last_line_is_left_out_and_cut(written: Path) -> None:
     assert [line["step"] for line in MetricsLog(written).read()] == [0, 5, 10, 11]
 
 
-def test_cutting_drops_the_test_evaluation(written: Path) -> None:
-    MetricsLog(written).truncate(15)
-    assert [line["split"] for line in MetricsLog(written).read()] == ["dev"] * 4
-
-
 def test_the_same_lines_at_another_speed_have_the_same_checksums(tmp_path: Path) -> None:
     made = []
     for speed in (1.0, 2.0):

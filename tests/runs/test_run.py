@@ -17,7 +17,7 @@ from mezo_cli import runs
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs import Run, metrics_log
+from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
 
 CONFIG = to_yaml(build_config(["steps=3"]))
@@ -149,17 +149,6 @@ def test_a_signal_while_a_run_is_created_leaves_the_directory_free(
         assert status(tmp_path / "run") == "running"
 
 
-def test_a_full_disk_when_a_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt), new_run(tmp_path).tracked():
-        raise KeyboardInterrupt
-    with monkeypatch.context() as patch:
-        fill_the_disk(patch, "run.json.tmp")
-        with pytest.raises(RunFailed, match=f"{tmp_path}: cannot be written: No space left"):
-            Run.open(tmp_path).claim()
-    assert status(tmp_path) == "interrupted"
-    Run.open(tmp_path).claim()
-
-
 def test_a_log_that_cannot_be_written_does_not_stop_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,16 +248,6 @@ def test_a_run_in_another_thread_is_recorded_too(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert status(tmp_path) == "finished"
-
-
-def test_a_full_disk_is_a_failure_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = new_run(tmp_path)
-    run.log_metrics("train", 1, loss=1.0)
-    monkeypatch.setattr(metrics_log, "open_to_write", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
-    with pytest.raises(RunFailed, match="No space left on device"), run.tracked():
-        run.log_metrics("train", 2, loss=1.0)
-    assert "No space left" in run.info()["error"]
-    assert status(tmp_path) == "failed"
 
 
 def test_a_run_whose_process_is_gone_counts_as_interrupted(tmp_path: Path) -> None:

@@ -59,13 +59,6 @@ def test_samples_that_were_not_drawn_are_no_gradients_of_zero(tmp_path: Path) ->
     assert stats == {"zero_fraction": pytest.approx(1 / 6), "mean_abs": 2.5, "min_abs": 0.0, "max_abs": 5.0}
 
 
-def test_no_gradients_have_no_statistics(tmp_path: Path) -> None:
-    write(tmp_path / "t", [])
-    none = dict.fromkeys(("zero_fraction", "mean_abs", "min_abs", "max_abs"))
-    assert trajectory.projected_grad_stats(trajectory.read(tmp_path / "t").drawn_grads(lambda step: 1)) == none
-    assert trajectory.projected_grad_stats(None) == none
-
-
 def test_twenty_thousand_steps_of_a_large_model_stay_under_330_kb(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write(tmp_path / "t", [[float(np.float32(g))] for g in rng.normal(size=20_000)], tensors=400)

@@ -32,13 +32,6 @@ def test_the_bias_between_two_labels_is_removed(shares: list[float]) -> None:
     assert right(scores + found["best_threshold"], labels) >= right(scores + found["label_shares"], labels)
 
 
-def test_the_share_of_equally_frequent_labels_is_the_median() -> None:
-    scores, labels = biased(101, [0.0, 1.0], [0.5, 0.5])
-    labels = np.arange(100) % 2
-    bias = remove_bias(scores[:100], labels)["label_shares"]
-    assert bias[0] == pytest.approx(np.median(scores[:100, 1] - scores[:100, 0]))
-
-
 @pytest.mark.parametrize(
     ("margins", "labels", "wanted"),
     [

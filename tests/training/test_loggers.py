@@ -21,7 +21,7 @@ from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.runs import Run
 from mezo_cli.training import loggers, training_run
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd
-from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
+from mezo_cli.training.loggers.run_loggers import RunLoggers
 from tests.command_line import error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
@@ -341,8 +341,3 @@ def test_a_stored_name_of_earlier_versions_is_read(tmp_path: Path) -> None:
     for name, names in {"none": [], "wandb": ["wandb"]}.items():
         (tmp_path / "config.yaml").write_text(stored.replace("  name: none\n  project", f"  name: {name}\n  project"))
         assert read_config(tmp_path / "config.yaml").logger.names == names
-
-
-def test_the_numbers_of_a_summary() -> None:
-    summary = {"steps": 6, "best": {"step": 3, "accuracy": 0.5}, "test": None, "stopped": "patience"}
-    assert final_scalars(summary) == {"final/steps": 6.0, "final/best_step": 3.0, "final/best_accuracy": 0.5}

@@ -48,14 +48,3 @@ def test_a_run_is_warned(roberta: Path, eps: float, level: int, caplog: pytest.L
     (record,) = caplog.records
     assert record.levelno == level
     assert ("rounding hides the signal" in record.message) == (level == logging.WARNING)
-
-
-@pytest.mark.parametrize(("words", "said"), [([], "g: all in float32"), (["peft=head"], "frozen weights rounded")])
-def test_the_line_says_what_is_compared(
-    roberta: Path, words: list[str], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Frozen weights are stored in the compute dtype, so with an adapter nothing is exactly float32."""
-    session = made(roberta, "model.compute_dtype=bfloat16", *words)
-    with caplog.at_level(logging.INFO, logger="mezo"):
-        precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
-    assert said in caplog.text

@@ -20,7 +20,6 @@ from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
-MODES["probe"] = ["init=linear_probe", "probe_c=1", "checkpoint=trajectory"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -28,15 +27,13 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 @pytest.fixture(scope="module")
 def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished run per mode, and one interrupted after five of six steps."""
+    """One finished run per mode."""
     home = tmp_path_factory.mktemp("runs")
     movies = tiny.movie_folder(home / "movies")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
         for mode, words in MODES.items():
             assert mezo("train", *small(roberta, movies, home / mode, *words)).code == 0
-        interrupt_at(patch, Mezo, "step", 6)
-        assert mezo("train", *small(roberta, movies, home / "cut", *MODES["cls"])).code == 130
     return home
 
 
@@ -68,8 +65,8 @@ def damaged(run: Path, seed: int) -> Iterator[str]:
             path.write_bytes(whole)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mode", ["trajectory", "full", "cls"])
 @pytest.mark.parametrize("name", ["best", "last", "4"])
 def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -87,10 +84,12 @@ def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, t
 
 
 @pytest.mark.slow
-def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, tmp_path: Path) -> None:
+def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, roberta: Path, tmp_path: Path) -> None:
     finished = model_at(runs / "cls", "last")
     run, reported = tmp_path / "run", 0
-    shutil.copytree(runs / "cut", run)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 6)
+        assert mezo("train", *small(roberta, runs / "movies", run, *MODES["cls"])).code == 130
     for what in damaged(run, seed=3):
         hurt = tmp_path / "hurt"
         shutil.rmtree(hurt, ignore_errors=True)
@@ -127,7 +126,7 @@ def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path
         assert f"metrics.jsonl:{number + 1} is damaged" in error_line(mezo("eval", run))
 
 
-@pytest.mark.parametrize("kept", range(7))
+@pytest.mark.parametrize("kept", [0, 3, 6])
 def test_truncated_metrics_do_not_either(kept: int, runs: Path, tmp_path: Path) -> None:
     """Without an evaluation on dev, nobody can say which was best."""
     run = tmp_path / "run"

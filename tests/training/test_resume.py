@@ -37,6 +37,8 @@ MODES["buffer"] = ["optimizer=mezo_momentum", "optimizer.lr=1e-3"]
 MODES["scalar"] = ["optimizer=mezo_adam", "optimizer.noise=rademacher", "optimizer.lr=1e-3", "optimizer.window=4"]
 MODES["lp"] = ["optimizer=linear_probe", "steps=0", "probe_c=1"]
 MODES["lp trajectory"] = [*MODES["lp"], "checkpoint=trajectory"]
+MODES["bfloat16"] = ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"]
+MODES["float16"] = ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"]
 for mode in ("full", "trajectory", "adamw"):
     MODES[f"long {mode}"] = [*MODES[mode], "steps=20", "eval_every=6", "log_every=1"]
 
@@ -115,6 +117,7 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2), ("lp", 1), ("lp trajectory", 1)]
 OTHERS += [("momentum", 5), ("adam", 9), ("scalar", 10), ("adamw", 7), ("sgd", 8)]
+OTHERS += [("bfloat16", 3), ("float16", 5)]
 
 
 @pytest.mark.sample(2)

@@ -10,13 +10,10 @@ import safetensors.torch
 import torch
 
 from mezo_cli.config.stored import read_config
-from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import MezoMomentum
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import restore
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.interruption import interrupt_at
 
 RUNS = {
     "mezo": ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"],
@@ -68,23 +65,6 @@ def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     end = restore.load_step(read_config(run / "config.yaml"), Run(run), 6).params.tensors
     moved = [bool((end[name] != p).any()) for name, p in start.items()]
     assert sum(moved) > len(moved) / 2
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("mode", ["mezo", "momentum"])
-def test_an_interrupted_run_ends_in_the_same_bits(
-    mode: str, train: Callable[[str], Path], roberta: Path, tmp_path: Path
-) -> None:
-    whole, run = train(mode), tmp_path / "run"
-    owner = Mezo if mode == "mezo" else MezoMomentum
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, owner, "apply_updates", 5)
-        ended = mezo("train", *small(roberta, whole.parent / "movies", run, *RUNS[mode]))
-    assert ended.code == 130, ended
-    ended = mezo("resume", run)
-    assert ended.code == 0, ended
-    for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path], tmp_path: Path) -> None:
