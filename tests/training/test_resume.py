@@ -269,7 +269,7 @@ def test_stored_moments_are_not_rebuilt(
     assert state(run) == state(old) == state(whole("buffer"))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow  # in every suite: tests/library/test_trajectory.py
 @pytest.mark.parametrize("words", [["checkpoint=trajectory"], ["optimizer=mezo_momentum"], ["model.dtype=bfloat16"]])
 def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
     words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
