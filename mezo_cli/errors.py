@@ -8,7 +8,7 @@ import errno
 import re
 from collections.abc import Iterable
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it, is full
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's quota on it, is full
 
 
 class UserError(Exception):

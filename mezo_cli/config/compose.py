@@ -404,9 +404,9 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
         groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
         files = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
         for path in files:
-            place = file_rules.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
-            if place != str(path):
-                raise UserError(f"{error} ({place})") from error
+            location = file_rules.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
+            if location != str(path):
+                raise UserError(f"{error} ({location})") from error
         raise
 
 

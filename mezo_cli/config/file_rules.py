@@ -76,8 +76,8 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
                 f"{locate(path, text, '_target_')}: {key}: a config file cannot name code to run (_target_)"
             )
         if value == "???":
-            place = locate(path, text, parts[-1])
-            raise UserError(f"{place}: {key}: ??? is no value: the default stands; give a value, or leave {key} out")
+            location = locate(path, text, parts[-1])
+            raise UserError(f"{location}: {key}: ??? is no value: the default stands; give a value, or leave {key} out")
         name = _resolver(value) if isinstance(value, str) else None
         if name is not None:
             raise UserError(
@@ -126,8 +126,8 @@ def explain(path: Path, group: str, load: Callable[[Path], Any]) -> None:
     for key, value in _nodes(content):
         expected = _expected(f"{parent}{key}")
         if isinstance(value, (Mapping, list)) and expected and _kind(value) != expected.split()[0].rstrip(","):
-            place = locate(path, text, key.split(".")[-1])
-            raise UserError(f"{place}: {parent}{key}: expected a {expected}, not a {_kind(value)}")
+            location = locate(path, text, key.split(".")[-1])
+            raise UserError(f"{location}: {parent}{key}: expected a {expected}, not a {_kind(value)}")
 
 
 def _parent(text: str, group: str) -> str:

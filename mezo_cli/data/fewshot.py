@@ -45,7 +45,7 @@ def published_test(count: int) -> list[int]:
 def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], list[int]]:
     """Return the row numbers that stay, and of a stratified set of `size` others.
 
-    Each class gives its share, largest remainders first, and keeps at least one row if possible. Both parts are in
+    Each class gives its quota, largest remainders first, and keeps at least one row if possible. Both parts are in
     file order. There must be more than `size` rows.
     """
     members: dict[int, list[int]] = {}

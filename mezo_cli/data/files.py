@@ -136,9 +136,9 @@ def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str],
     raise UserError(_damaged(f"{path}:1", len(first), task.files.columns))
 
 
-def _damaged(place: str, count: int, columns: list[str]) -> str:
+def _damaged(location: str, count: int, columns: list[str]) -> str:
     names = join(columns) if len(columns) <= 6 else f"{join(columns[:5])}, ... {columns[-1]}"
-    return f"{place}: damaged row: {count} field{'s' * (count != 1)}, expected {len(columns)} ({names})"
+    return f"{location}: damaged row: {count} field{'s' * (count != 1)}, expected {len(columns)} ({names})"
 
 
 def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
@@ -164,8 +164,8 @@ def _json_table(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, ha
     columns: dict[str, None] = {}  # an ordered set: every key of any row
     for number, record in objects:
         if not isinstance(record, dict):
-            place = f"{path}:{number}" if has_lines else f"{path} row {number}"
-            raise UserError(f"{place}: damaged row: a JSON object is needed, not {type(record).__name__}")
+            location = f"{path}:{number}" if has_lines else f"{path} row {number}"
+            raise UserError(f"{location}: damaged row: a JSON object is needed, not {type(record).__name__}")
         columns.update(dict.fromkeys(record))
     names = list(columns)
     return Table(

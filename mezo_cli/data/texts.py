@@ -48,18 +48,20 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
         UserError: for a line that is not UTF-8 or has another number of fields; the error names its number.
     """
     for number, raw in enumerate(lines, 1):
-        place = f"{where}:{number}"
+        location = f"{where}:{number}"
         try:
             line = raw.decode("utf-8").rstrip("\r\n").removeprefix("\ufeff" if number == 1 else "")
         except UnicodeDecodeError as error:
-            raise UserError(f"{place}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})") from None
+            raise UserError(f"{location}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})") from None
         if not line.strip():
             continue
         fields = [line] if len(task.columns) == 1 else line.split("\t")
         if len(fields) != len(task.columns):
             shown = f"{len(fields)} field{'s' * (len(fields) != 1)}"
-            raise UserError(f"{place}: {shown}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs")
-        yield from_row(fields, place, task)
+            raise UserError(
+                f"{location}: {shown}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs"
+            )
+        yield from_row(fields, location, task)
 
 
 def from_file(path: Path, task: TaskConfig) -> list[Example]:

@@ -271,7 +271,7 @@ def name_removed_bias(section: Section, seen: Scores, train: Scores) -> None:
 
 
 def separation(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return the AUC of the difference of scores for two labels; for more, the mean AUC of each label's log-share.
+    """Return the AUC of the difference of scores for two labels; for more, the mean AUC of each log-probability.
 
     The AUC is the probability that a row of a label scores above one of another; ties count half. Labels without a row
     are left out.

@@ -87,8 +87,8 @@ def _meet(launch: Launch) -> Any:
         store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=seconds)))
     except (RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        place = f"{address} (MASTER_ADDR:MASTER_PORT)"
-        raise UserError(f"the {launch.size} ranks did not meet at {place}: {first_line(error)}") from error
+        address += " (MASTER_ADDR:MASTER_PORT)"
+        raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
     # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
     return dist.PrefixStore(f"start {launch.restarts}", store)
 

@@ -23,11 +23,11 @@ def count_parameters(model: nn.Module) -> int:
 def format_names(names: Iterable[str]) -> str:
     """Return names in short: layer numbers as *, and names that differ in one part as one name with braces."""
     rows = [tuple(re.sub(r"\.\d+\.", ".*.", base_name(name)).split(".")) for name in names]
-    for place in range(1, max(map(len, rows)) + 1):  # parts counted from the end
+    for position in range(1, max(map(len, rows)) + 1):  # parts counted from the end
         groups: dict[Any, dict[str, None]] = {}
         for row in rows:
-            head, part, tail = row[:-place], row[-place:][:1], row[len(row) - place + 1 :]
-            groups.setdefault((head, tail), {})[part[0] if len(row) >= place else ""] = None
+            head, part, tail = row[:-position], row[-position:][:1], row[len(row) - position + 1 :]
+            groups.setdefault((head, tail), {})[part[0] if len(row) >= position else ""] = None
         rows = [
             (*head, next(iter(parts)) if len(parts) == 1 else f"{{{','.join(parts)}}}", *tail)
             for (head, tail), parts in groups.items()

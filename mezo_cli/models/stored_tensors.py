@@ -96,9 +96,9 @@ def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:
     """Return the first numbered list of layers that a name leads into: its path, length, and the number in the name."""
     for full in (name, _with_body(model, name)):
         module, parts = model, full.split(".")
-        for place, part in enumerate(parts):
+        for position, part in enumerate(parts):
             if isinstance(module, nn.ModuleList) and part.isdecimal():
-                return ".".join(parts[:place]), len(module), int(part)
+                return ".".join(parts[:position]), len(module), int(part)
             module = module._modules.get(part)
             if module is None:
                 break

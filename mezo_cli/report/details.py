@@ -21,8 +21,8 @@ from mezo_cli.runs import completeness, sweep_record, trajectory
 from mezo_cli.runs.picked import MARK, NOTE
 
 EXAMPLES = 10  # right and wrong test rows each
-ONE_LABEL = 0.95  # share of rows from which on a run counts as predicting one label only
-MOSTLY_ZERO = 0.5  # share of projected gradients that are exactly 0 from which on a note says so
+ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
+MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
 OPEN_END = "Test rows appear once the run has finished."
 
@@ -62,7 +62,7 @@ class Examples:
 
     @property
     def majority(self) -> float:
-        """The share of the most frequent label among all test rows; 0 without rows."""
+        """The fraction of the most frequent label among all test rows; 0 without rows."""
         labels: Counter[str] = Counter()
         for (label, _), n in self.counts.items():
             labels[label] += n
@@ -211,10 +211,10 @@ class RunDetails:
         return untrained.sentence(self.entry.summary, self.metric)
 
     def one_label(self) -> tuple[str, float] | None:
-        """Return the label predicted for nearly all rows of `last`, and its share; None if there is none."""
-        shares = {} if self.last is None else predicted_shares(self.last)
-        label = max(shares, key=shares.__getitem__, default="")
-        return (label, shares[label]) if shares and shares[label] >= ONE_LABEL else None
+        """Return the label predicted for nearly all rows of `last`, and its fraction; None if there is none."""
+        fractions = {} if self.last is None else predicted_fractions(self.last)
+        label = max(fractions, key=fractions.__getitem__, default="")
+        return (label, fractions[label]) if fractions and fractions[label] >= ONE_LABEL else None
 
     def warnings(self) -> list[str]:
         """Return what a reader must know before believing the numbers of a run."""
@@ -379,7 +379,7 @@ def read_details(entry: Entry) -> RunDetails:
         raise UserError(f"{entry.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
 
 
-def predicted_shares(line: Mapping[str, Any]) -> dict[str, float]:
+def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
     predicted = line.get("predicted") or {}
     total = sum(predicted.values()) or 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mezo_cli.report.details import RunDetails, predicted_shares, thin_indices
+from mezo_cli.report.details import RunDetails, predicted_fractions, thin_indices
 from mezo_cli.report.output import make_table
 from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes, series_name
 
@@ -44,7 +44,7 @@ class Figure:
 def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
     parts = [_loss] * bool(len(run.losses)) + [_dev, _dev_loss] * bool(run.dev)
-    parts += [_predictions] * any(predicted_shares(line) for line in run.dev[:1])
+    parts += [_predictions] * any(predicted_fractions(line) for line in run.dev[:1])
     parts += [_gradients] * (run.projected_grads is not None)
     parts += [_speed] * (len(run.speed[0]) > 1)
     with drawing():
@@ -100,34 +100,36 @@ def _dev_loss(run: RunDetails, name: str) -> Figure:
 
 
 def _predictions(run: RunDetails, name: str) -> Figure:
-    shares = shown_shares(run.dev)
-    axes, steps = new_axes(), shares.index
-    colours = [colour(series_name(number)) for number in range(shares.shape[1])]
-    if len(shares) > 1:
-        axes.stackplot(steps, 100 * shares.T, colors=colours, alpha=0.85, linewidth=0)
+    fractions = shown_fractions(run.dev)
+    axes, steps = new_axes(), fractions.index
+    colours = [colour(series_name(number)) for number in range(fractions.shape[1])]
+    if len(fractions) > 1:
+        axes.stackplot(steps, 100 * fractions.T, colors=colours, alpha=0.85, linewidth=0)
         axes.margins(x=0)
         step_axis(axes, steps[-1])
     else:
-        tops = 100 * shares.iloc[0].cumsum()
-        axes.bar([0] * len(tops), 100 * shares.iloc[0], 0.5, tops - 100 * shares.iloc[0], color=colours, alpha=0.85)
+        tops = 100 * fractions.iloc[0].cumsum()
+        axes.bar(
+            [0] * len(tops), 100 * fractions.iloc[0], 0.5, tops - 100 * fractions.iloc[0], color=colours, alpha=0.85
+        )
         step_axis(axes, 0)
     axes.set_ylim(0, 100)
     percent_axis(axes)
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
-    legend = [(series_name(number), str(label)) for number, label in enumerate(shares)]
-    table = _table(steps, {f"{label} %": (100 * shares[label], ".1f") for label in shares})
+    legend = [(series_name(number), str(label)) for number, label in enumerate(fractions)]
+    table = _table(steps, {f"{label} %": (100 * fractions[label], ".1f") for label in fractions})
     svg = inline_svg(axes, name, "Share of the dev rows predicted as each label, over steps")
     return Figure("Predictions per label", note, svg, table, legend)
 
 
-def shown_shares(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the share of the most predicted labels, and of all others together, at each evaluation (step)."""
-    shares = pd.DataFrame([predicted_shares(line) for line in dev], [line["step"] for line in dev]).fillna(0.0)
-    if shares.shape[1] <= SHOWN_LABELS:
-        return shares
-    kept = shares.sum().sort_values(ascending=False, kind="stable").index[: SHOWN_LABELS - 1]
-    rest = shares.drop(columns=kept)
-    return shares[kept].assign(**{f"{rest.shape[1]} other labels": rest.sum(axis=1)})
+def shown_fractions(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the fractions of the most predicted labels, and of all others together, at each evaluation (step)."""
+    fractions = pd.DataFrame([predicted_fractions(line) for line in dev], [line["step"] for line in dev]).fillna(0.0)
+    if fractions.shape[1] <= SHOWN_LABELS:
+        return fractions
+    kept = fractions.sum().sort_values(ascending=False, kind="stable").index[: SHOWN_LABELS - 1]
+    rest = fractions.drop(columns=kept)
+    return fractions[kept].assign(**{f"{rest.shape[1]} other labels": rest.sum(axis=1)})
 
 
 def _gradients(run: RunDetails, name: str) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.console import TextTable, make_table, plain_text, printable
-from mezo_cli.report.details import RunDetails, confidence, predicted_shares
+from mezo_cli.report.details import RunDetails, confidence, predicted_fractions
 from mezo_cli.report.settings import changed_settings, format_value
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
@@ -92,7 +92,7 @@ def _steps(run: RunDetails) -> list[tuple[str, str]]:
         scores = [f"{100 * line[run.metric]:.1f}" for line in run.dev]
         shown = scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]]
         pairs.append((f"dev {run.metric}", " ".join(shown)))
-        first, last = predicted_shares(run.dev[0]), predicted_shares(run.dev[-1])
+        first, last = predicted_fractions(run.dev[0]), predicted_fractions(run.dev[-1])
         pairs += [(f"predicted {label}", f"{100 * first[label]:.0f}% to {100 * last[label]:.0f}%") for label in first]
     stats = run.gradient_stats
     if stats["zero_fraction"] is not None:
@@ -120,7 +120,7 @@ def document(run: RunDetails) -> dict[str, Any]:
     entry, examples = run.entry, run.examples
     fields = ("row", "columns", "label", "predicted", "probabilities")
     results = [{**asdict(one), **one.scores} for one in run.results()]
-    dev = [{**line, "predicted_shares": predicted_shares(line)} for line in run.dev]
+    dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
     settings = {key: {"value": value, "default": usual} for key, value, usual in changed_settings(run.config)}
     return {
         "run": run.name,

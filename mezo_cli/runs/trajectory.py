@@ -169,7 +169,7 @@ class Trajectory:
 
 
 def projected_grad_stats(grads: np.ndarray | None) -> dict[str, float | None]:
-    """Return the share of zeros and the mean, least and greatest |g|; all None if there are no gradients."""
+    """Return the fraction of zeros and the mean, least and greatest |g|; all None if there are no gradients."""
     if grads is None or grads.size == 0:
         return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
     size = np.abs(grads.astype(np.float64))

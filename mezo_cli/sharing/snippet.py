@@ -29,12 +29,12 @@ def _load(session: Session, folder: str, base: str | None) -> str:
     """Return the code that makes `tokenizer` and `model`."""
     loaded, dtype = session.loaded, session.config.model.dtype
     auto, is_adapter = loaded.model_kind.auto_class, loaded.adapter is not None
-    lines, place = ["import torch"], f'"{folder}"'
+    lines, folder_code = ["import torch"], f'"{folder}"'
     if is_adapter and base is None and folder != ".":  # transformers reads no model in a subfolder beside an adapter
         lines.append("from huggingface_hub import snapshot_download")
-        place = f"snapshot_download({place})"
+        folder_code = f"snapshot_download({folder_code})"
     lines += ["from peft import PeftModel"] if is_adapter else []
-    lines += [f"from transformers import {auto}, AutoTokenizer", "", f"folder = {place}"]
+    lines += [f"from transformers import {auto}, AutoTokenizer", "", f"folder = {folder_code}"]
     lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
     # mezo computes in float32 from the weights that it stores; transformers would compute in the dtype of the file.
     stored, widened = ("", "") if dtype == "float32" else (f", dtype=torch.{dtype}", ".float()")

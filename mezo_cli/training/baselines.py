@@ -60,14 +60,14 @@ def fit_bias(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """
     from scipy.optimize import minimize
 
-    scores, shares = scores.astype(float), np.bincount(labels, minlength=scores.shape[1]) / len(labels)
+    scores, fractions = scores.astype(float), np.bincount(labels, minlength=scores.shape[1]) / len(labels)
 
     def objective(bias: np.ndarray) -> tuple[float, np.ndarray]:
         shifted = scores + bias
         top = shifted.max(axis=1, keepdims=True)
         powers = np.exp(shifted - top)
         total = powers.sum(axis=1, keepdims=True)
-        loss = float(np.mean(top + np.log(total)) - shares @ bias)  # the scores of the right labels are constant
-        return loss + L2 * float(bias @ bias), (powers / total).mean(axis=0) - shares + 2 * L2 * bias
+        loss = float(np.mean(top + np.log(total)) - fractions @ bias)  # the scores of the right labels are constant
+        return loss + L2 * float(bias @ bias), (powers / total).mean(axis=0) - fractions + 2 * L2 * bias
 
     return np.asarray(minimize(objective, np.zeros(scores.shape[1]), jac=True, method="L-BFGS-B").x)

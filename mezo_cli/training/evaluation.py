@@ -53,9 +53,9 @@ class Evaluation:
     def summary(self) -> str:
         """Return one line of text for the log."""
         total = sum(self.predicted.values())
-        shares = ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in self.predicted.items())
+        fractions = ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in self.predicted.items())
         metric = "" if self.metric == "accuracy" else f"  {self.metric} {self.score:.3f}"
-        return f"accuracy {100 * self.accuracy:5.1f}%  loss {self.loss:.4f}{metric}  predicted {shares}"
+        return f"accuracy {100 * self.accuracy:5.1f}%  loss {self.loss:.4f}{metric}  predicted {fractions}"
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ CHUNK = 2**20  # row numbers that are drawn at once
 
 
 def wilson(right: int, rows: int) -> Interval:
-    """Return the score interval of a share (Wilson 1927; Newcombe 1998, Statistics in Medicine 17:857, method 3)."""
+    """Return the score interval of a fraction (Wilson 1927; Newcombe 1998, Statistics in Medicine 17:857, method 3)."""
     fraction, scale = right / rows, 1 + Z * Z / rows
     middle = fraction + Z * Z / (2 * rows)
     half = Z * math.sqrt(fraction * (1 - fraction) / rows + (Z / (2 * rows)) ** 2)

@@ -32,7 +32,7 @@ class Agreement:
     Attributes:
         correlation: of g' with g; nan if one of them does not vary.
         relative_error: |g' - g| / |g|; inf if g is 0 in all directions.
-        zeros: share of directions in which g' is exactly 0.
+        zeros: fraction of directions in which g' is exactly 0.
         directions: their number.
     """
 

@@ -22,7 +22,7 @@ def trained_evaluations(run: Run, steps: int) -> Evaluations:
 def value_of(line: Mapping[str, Any], metric: str, goal: str) -> float:
     """Return the one number by which evaluations are ordered; for the goal `score` the loss decides between equal ones.
 
-    TIE is below the step of any score that is a share of fewer than 5 million rows, so the loss decides nothing else.
+    TIE is below the step of any score that is a fraction of fewer than 5 million rows: the loss decides only ties.
     """
     loss = float(line["loss"])
     return loss if goal == "loss" else float(line[metric]) - TIE * loss / (1 + abs(loss))

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.report.details import thin_indices
-from mezo_cli.report.figures import CURVE_POINTS, SHOWN_LABELS, extremes, histogram, short_count, shown_shares
+from mezo_cli.report.figures import CURVE_POINTS, SHOWN_LABELS, extremes, histogram, short_count, shown_fractions
 
 
 def test_thinning_keeps_the_ends_and_the_extremes() -> None:
@@ -29,7 +29,7 @@ def test_a_histogram_counts_every_value_once() -> None:
 
 def test_labels_that_are_seldom_predicted_are_counted_together() -> None:
     dev = [{"step": step, "predicted": {f"label {n}": n + 1 for n in range(9)}} for step in (0, 5)]
-    shares = shown_shares(dev)
+    shares = shown_fractions(dev)
     assert shares.shape == (2, SHOWN_LABELS)
     assert list(shares.columns[:1]) + list(shares.columns[-1:]) == ["label 8", "4 other labels"]
     np.testing.assert_allclose(shares.sum(axis=1), 1.0)

@@ -157,7 +157,7 @@ def round_(values: Tensor, span: Span, dtype: torch.dtype, direction: Direction)
     device = span.segment.device
     computed = values if values.device == device else values.to(device)
     of_step = STEPS.get(direction.step, ROUND, device)
-    for place, part in span.split(call_size(MAX_ELEMENTS, device)):
-        kernel(dtype, span.tile)(computed[place], part.tiles, part.keys(direction.seed), of_step)
+    for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
+        kernel(dtype, span.tile)(computed[chunk], part.tiles, part.keys(direction.seed), of_step)
     if computed is not values:
         values.copy_(computed)
