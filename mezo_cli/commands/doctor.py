@@ -80,7 +80,7 @@ def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> J
         first = describe_job([job.overrides for job in sweep.jobs], 0)
         return Jobs([job.config for job in sweep.jobs], sweep.directory, is_sweep=True, first=first)
     parsed = compose.parse(sweep.overrides, find_choices(config_dir))
-    plain = [one.text for one in parsed if not one.sweeps and not one.name.startswith("hydra")]
+    plain = [override.text for override in parsed if not override.sweeps and not override.name.startswith("hydra")]
     return Jobs([compose.build_config(plain, config_dir)], sweep.directory, is_sweep=True, is_adaptive=True)
 
 

@@ -79,7 +79,7 @@ def predict(
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
             predictions = [] if stream else _predict(session, rows or _read_lines(task))
-            cut = _answer_lines(session, quiet) if stream else Counter(one.cut for one in predictions)
+            cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
     if ranks is not None and not ranks.is_first:
         return
     _warn_of_cut_rows(cut, session.encoder.max_length)
@@ -169,7 +169,7 @@ def _document(opened: Opened, predictions: Sequence["Prediction"]) -> dict[str, 
     return {
         "run": str(opened.run.path) if opened.shared is None else opened.shared.name,
         "checkpoint": opened.checkpoint,
-        "cut": sum(one.cut for one in predictions),
+        "cut": sum(prediction.cut for prediction in predictions),
         "rows": _numbered(predictions),
     }
 

@@ -173,5 +173,5 @@ def apply_new_end(run: Run, config: Config, new: Config, finished: bool) -> None
     """Write the changed config into a run that this process has claimed; put the summary of a finished one aside."""
     changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
     if changed or finished:
-        before, after = ({key: getattr(one, key) for key in changed} for one in (config, new))
+        before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
         change_config(run, to_yaml(new), before, after)

@@ -213,7 +213,9 @@ def _next_trial(
     number = len(study.get_trials(deepcopy=False)) if begun is None else begun.number
     study.sampler = optuna.samplers.TPESampler(seed=number)
     trial = study.ask() if begun is None else optuna.trial.Trial(study, begun._trial_id)
-    params = {one.key: _suggest(trial, one) for one in ranges}  # those that are stored already, for an open trial
+    params = {
+        searched.key: _suggest(trial, searched) for searched in ranges
+    }  # those that are stored already, for an open trial
     jobs = list(record.jobs or ())
     if number == len(jobs):
         values = [f"{key}={value!r}" for key, value in params.items()]

@@ -194,7 +194,7 @@ def check_read(config: Config, overrides: Iterable[Override], tolerated: Collect
         base = choice_groups().get(group)
         if base is None or not key or override.name in tolerated or key in type_hints(type(getattr(config, group))):
             continue
-        choice, others = getattr(config, group).name, [f"{group}={one}" for one in readers(base, key)]
+        choice, others = getattr(config, group).name, [f"{group}={reader}" for reader in readers(base, key)]
         raise SettingError(override.name, f"'{override.text}': {group}={choice} does not read it, only {join(others)}")
 
 

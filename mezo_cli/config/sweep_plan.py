@@ -190,8 +190,10 @@ def _plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
 
     None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
     """
-    plain = {one.text: one.name for one in parsed if one.form == "set" and one.name not in choices}
-    others = [one.name for one in parsed if one.text not in plain and one.name not in choices]
+    plain = {
+        override.text: override.name for override in parsed if override.form == "set" and override.name not in choices
+    }
+    others = [override.name for override in parsed if override.text not in plain and override.name not in choices]
     related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)
     return set() if related else set(plain)
 

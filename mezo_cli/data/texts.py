@@ -74,7 +74,7 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
         near = did_you_mean(path.suffix, SUFFIXES)
         raise UserError(f"{path}: the file extension sets the format; allowed are {join(SUFFIXES)}{near}")
     if not path.is_file():
-        siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
     # A header is recognized by the columns that the task reads; here the label is not one of them.
     table = read_table([path], replace(task, label_column=task.columns[0]))

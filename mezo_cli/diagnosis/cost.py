@@ -164,7 +164,7 @@ def judge_speed(section: Section, costs: Mapping[str, StepCost], config: Config)
     verdict, advice = OK, ""
     if len(costs) > 1:
         faster = min(costs, key=lambda dtype: costs[dtype].seconds)
-        ratio = max(one.seconds for one in costs.values()) / costs[faster].seconds
+        ratio = max(measured.seconds for measured in costs.values()) / costs[faster].seconds
         figures |= {"faster": faster, "ratio": ratio}
         text += f". {faster} is faster here, {ratio:.2f} times"
         if faster != own and ratio >= CLEARLY:
@@ -287,7 +287,7 @@ def tensor_bytes(value: Any) -> int:
 
 def _free_disk(path: Path) -> int:
     """Return the free bytes of the disk that a path is on; it need not exist."""
-    return shutil.disk_usage(next(one for one in (path, *path.parents) if one.is_dir())).free
+    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
 
 
 def format_bytes(size: float) -> str:

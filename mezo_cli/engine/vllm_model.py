@@ -98,7 +98,7 @@ class VllmModel:
         Returns:
             [weights][prompts][tokens].
         """
-        if all("adapter" in one for one in weights):
+        if all("adapter" in entry for entry in weights):
             scores = self._generate(
                 [(p, t, self._adapter(one["adapter"])) for one in weights for p, t in zip(prompts, tokens, strict=True)]
             )

@@ -95,7 +95,7 @@ class WithMoment(Mezo):
     def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
         """Update m and theta by each record in order."""
         for planned in self._plan_in_passes(records):
-            updates = [replace(one, decay=params.decay.take(one.decay, one.moves)) for one in planned]
+            updates = [replace(update, decay=params.decay.take(update.decay, update.moves)) for update in planned]
             if self.window is None:
                 self.step_params(params, updates, write=True)
             else:

@@ -247,8 +247,8 @@ def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
     def setup(one: Group) -> tuple[Any, ...]:
         return one.task, one.demo, one.shots, one.model
 
-    alike = [one for one in groups if setup(one) == setup(group) and not one.zero_shot]
-    used = frozenset(entry.data_seed for one in alike for entry in one.entries)
+    alike = [other for other in groups if setup(other) == setup(group) and not other.zero_shot]
+    used = frozenset(entry.data_seed for other in alike for entry in other.entries)
     return used | paper().seeds if group.shots is not None and used <= paper().seeds else used
 
 

@@ -65,7 +65,7 @@ def _search(name: str, texts: Sequence[str], goal: str, jobs: Sequence[tuple[int
     rows: list[dict[str, Any]] = []
     for number, entry in jobs:
         line = trials.best_evaluation(entry.run, entry.config.steps, entry.metric, goal)
-        values = {one.key: entry.settings[one.key] for one in ranges}
+        values = {searched.key: entry.settings[searched.key] for searched in ranges}
         row = {
             "number": number + 1,
             **values,

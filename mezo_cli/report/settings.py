@@ -120,7 +120,7 @@ def changed_settings(config: Config) -> list[tuple[str, Any, Any]]:
     expected, values = default_settings(config), flatten(config)
     changed = [(key, value, expected.get(key)) for key, value in values.items() if value != expected.get(key)]
     choices = [f"{group}.name" for group in _usual_choices()]
-    ordered = sorted(changed, key=lambda one: one[0] not in choices)
+    ordered = sorted(changed, key=lambda item: item[0] not in choices)
     return [(key.removesuffix(".name") if key in choices else key, value, usual) for key, value, usual in ordered]
 
 

@@ -39,7 +39,7 @@ def sentence(summary: Mapping[str, Any], metric: str) -> str:
     split, known = result_split(summary), baselines(summary)
     if not known or "difference" not in summary:
         return ""
-    best = max(known, key=lambda one: float(one.scores[metric])).scores
+    best = max(known, key=lambda result: float(result.scores[metric])).scores
     beyond = best["difference"]
     more = "it is more than" if beyond["intervals"][metric][0] > 0 else "nothing shows that it is more than"
     return (
