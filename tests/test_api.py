@@ -175,9 +175,3 @@ def test_the_libraries_settings_are_those_of_the_command_line(
     line = "torch was imported before finetune was called, so without OMP_WAIT_POLICY=PASSIVE"
     assert line in Path("run/train.log").read_text()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-
-
-def test_the_package_offers_it_and_nothing_else() -> None:
-    assert set(mezo_cli.__all__) == {"Finetuned", "LoadedRun", "MezoOptimizer", "finetune", "load", "replay"}
-    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
-        mezo_cli.nosuch  # noqa: B018

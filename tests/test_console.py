@@ -13,7 +13,6 @@ from mezo_cli import console as console_module
 from mezo_cli.console import (
     LogFormatter,
     console_logging,
-    format_duration,
     make_table,
     printable,
     progress_reporter,
@@ -110,50 +109,6 @@ def test_a_quiet_training_has_no_bar_and_its_warnings_are_on_standard_error(monk
         log.warning("careful")
     assert (out.getvalue(), err.getvalue().split()) == ("", ["careful"])
     assert console_module.is_live(err)
-
-
-def test_a_line_of_the_log_takes_the_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CI", "NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out = FakeTerminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    with training_output(quiet=False) as console, progress_reporter(console, 40, 0) as progress:
-        progress.report_dev(0, 0.75, "accuracy  75.0%")
-    before = out.getvalue().split("step  0/40")[0]
-    assert before.endswith("\r\x1b[2K")  # the line of the bar is erased, and the bar is drawn again below
-
-
-def test_a_long_evaluation_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(console_module.time, "perf_counter", lambda: clock[0])
-    file = io.StringIO()
-    console = Console(file=file, width=1000)
-    with console_logging(console), progress_reporter(console, 10, 0) as progress:
-        report = progress.evaluation(1000)
-        for done in range(100, 1001, 100):
-            clock[0] += 4.0
-            report(done)
-    assert (
-        file.getvalue()
-        == "\n".join(
-            f"evaluating dev: {done} of 1000 rows  25 rows/s  {left} s left" for done, left in ((200, 32), (1000, 0))
-        )
-        + "\n"
-    )
-    terminal = Console(file=FakeTerminal(), force_terminal=True, width=100)
-    with progress_reporter(terminal, 10, 0) as progress:
-        progress.evaluation(1000)(200)
-        progress._progress.refresh()  # type: ignore[union-attr]
-    assert "dev 200/1000" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [(0, "0 s"), (12.4, "12 s"), (99, "99 s"), (100, "2 min"), (3599, "60 min"), (7500, "2 h 05 min")],
-)
-def test_durations(seconds: float, told: str) -> None:
-    assert format_duration(seconds) == told
 
 
 def test_printable_escapes_what_a_terminal_acts_on_and_nothing_else() -> None:

@@ -106,19 +106,6 @@ def test_every_link_leads_to_a_file_and_every_page_is_on_the_map() -> None:
     assert [page.name for page in (ROOT / "docs").rglob("*.md") if page not in linked and page.name != "index.md"] == []
 
 
-def test_a_block_is_found_as_it_is_written(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Title\n    mezo env   # comment\n\n- a list\n    goes on\n\n<!-- needs: hub, gpu -->\n\n"
-        "```sh\n# nothing\nmezo train \\\n  steps=1\n```\n\n`a/b.yaml`\n```yaml\nname: b\n```\n"
-    )
-    indented, fenced, _ = blocks(page)
-    assert indented.is_run
-    assert doc_blocks.words(indented.commands()[0]) == ["mezo", "env"]
-    assert (fenced.commands(), fenced.is_run) == (["mezo train steps=1"], False)
-    assert doc_blocks.files(page) == {"a/b.yaml": "name: b\n"}
-
-
 # --- running them ---
 
 

@@ -20,7 +20,6 @@ from transformers import AutoModelForMaskedLM
 from mezo_cli import models
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
-from mezo_cli.hub import hub_url, is_reachable
 from mezo_cli.models import download as fetch
 from tests import tiny
 from tests.command_line import error_line as line_of
@@ -296,19 +295,6 @@ def test_fetch_needs_no_network_for_what_is_on_this_machine(movies: Path, monkey
     assert run_in_process("fetch", "model=demo", "data=files", f"data.dir={movies}").code == 0
     assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "data=demo"))
     assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "model=demo"))
-
-
-def test_whether_the_server_answers(hub: Hub, monkeypatch: Any) -> None:
-    assert is_reachable()
-    monkeypatch.setenv("HF_ENDPOINT", CLOSED + "/")
-    assert hub_url() == CLOSED
-    assert not is_reachable()
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert is_reachable()  # behind a proxy nobody can tell
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert not is_reachable()
-    monkeypatch.setenv("HF_ENDPOINT", "")
-    assert hub_url() == "https://huggingface.co"
 
 
 @pytest.mark.slow

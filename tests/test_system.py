@@ -63,14 +63,6 @@ def test_the_peak_memory_of_a_job_is_its_own() -> None:
     assert int(done.stdout) > 150_000_000
 
 
-def test_library_defaults_are_set_and_reported_when_torch_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
-    assert system.set_library_defaults() == ["OMP_WAIT_POLICY=PASSIVE"]
-    assert (os.environ["OMP_WAIT_POLICY"], os.environ["THP_MEM_ALLOC_ENABLE"]) == ("PASSIVE", "0")
-    assert system.set_library_defaults() == []
-
-
 def test_a_folder_for_compiled_code_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,13 +79,6 @@ def test_sigterm_interrupts_inside_the_block_alone() -> None:
     with pytest.raises(KeyboardInterrupt), system.termination_as_keyboard_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_versions_and_commit_of_this_checkout() -> None:
-    assert {"python", "torch", "transformers", "numpy"} <= set(system.versions())
-    commit = system.git_commit()
-    in_checkout = (Path(system.__file__).resolve().parents[1] / ".git").exists()
-    assert (commit is not None and len(commit) == 40) if in_checkout else commit is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from mezo_cli.config.schema import DataConfig, FilesConfig
 from mezo_cli.data import export, load
 from mezo_cli.errors import UserError
-from tests.data.sample_data import SST2
+from tests.data.sample_data import MRPC, SST2
 
 
 def line(folder: Path | str) -> str:
@@ -44,3 +44,8 @@ def test_an_export_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--export \S*/file/x: cannot be written: Not a directory$"):
         export(SST2, DataConfig(name="demo"), 42, tmp_path / "file" / "x")
+
+
+def test_a_task_without_a_hub_data_set() -> None:
+    with pytest.raises(UserError, match=r"'mrpc' has no data set on the hub .* data=files"):
+        load(MRPC, DataConfig(name="hub"), 42)

@@ -94,21 +94,7 @@ def test_other_methods_are_measured(words: list[str], passes: int, roberta: Path
     assert found["step"].figures["costs"]["float32"]["passes"] == passes
 
 
-@pytest.mark.parametrize(("own", "verdict"), [("float32", OK), ("bfloat16", DOUBT)])
-def test_the_slower_dtype_is_a_doubt_only_when_it_is_the_run_s(own: str, verdict: str) -> None:
-    section = Section("cost")
-    costs = {"float32": cost.StepCost(1.0, 2, 1, 3, 0), "bfloat16": cost.StepCost(2.0, 2, 1, 3, 0)}
-    cost.judge_speed(section, costs, config(f"model.compute_dtype={own}"))
-    assert (only(section).verdict, only(section).figures["faster"]) == (verdict, "float32")
-
-
 # --- all jobs ---
-
-
-@pytest.mark.parametrize(("steps", "every"), [(0, 5), (7, 5), (10, 5), (10, 0), (1, 1), (12, 100)])
-def test_evaluations_are_counted_as_the_run_makes_them(steps: int, every: int) -> None:
-    run = config(f"steps={steps}", f"eval_every={every}")
-    assert cost.number_of_evaluations(run) == sum(run.evaluates_at(step) for step in range(steps + 1))
 
 
 def test_forwards_of_every_job_are_its_own_and_jobs_that_cost_differently_are_named(roberta: Path) -> None:
@@ -146,17 +132,3 @@ def test_the_bytes_of_a_run_are_those_that_it_writes(roberta: Path, movies: Path
     weights = weights_of(load(roberta)[0])
     assert written == pytest.approx(2 * weights, rel=0.05)
     assert cost.job_bytes(build_config(words), weights) == pytest.approx(written, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "verdict"),
-    [
-        ("compiled", "", OK),
-        ("eager", "the noise is not compiled", DOUBT),
-        ("none", "", DOUBT),
-    ],
-)
-def test_slow_kernels_are_a_doubt(kind: str, reason: str, verdict: str) -> None:
-    section = Section("cost")
-    cost.judge_kernels(section, kind, reason)
-    assert only(section).verdict == verdict

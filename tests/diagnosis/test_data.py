@@ -12,7 +12,6 @@ from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Finding, Section
 from mezo_cli.models import load_tokenizer
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.tasks import InputEncoder
-from tests import tiny
 from tests.diagnosis.sessions import only
 
 TASK = build_config(["task=sst2", "data=demo"]).task
@@ -113,11 +112,6 @@ def test_an_end_that_is_cut_without_text_is_told_apart(roberta: Path) -> None:
     assert cut(encoder, "good good good") == (1, 0)
 
 
-def test_a_decoder_loses_the_start(tmp_path: Path) -> None:
-    encoder = encoder_of(tiny.decoder(tmp_path / "gpt2"), "objective=lm", "task.lm.max_length=12")
-    assert cut(encoder, "good " * 20)[1] == 1
-
-
 @pytest.mark.parametrize(("lost", "of", "verdict"), [(0, 100, OK), (0, 900, UNKNOWN), (50, 900, DOUBT)])
 def test_the_share_that_loses_text_decides(lost: int, of: int, verdict: str, roberta: Path) -> None:
     encoder, section = encoder_of(roberta), Section("data")
@@ -125,14 +119,3 @@ def test_the_share_that_loses_text_decides(lost: int, of: int, verdict: str, rob
     found = only(section)
     assert found.verdict == verdict
     assert "50 of 100 prompts (50%)" in found.text
-
-
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [(["task.max_length=32"], "raise the limits (now 32 tokens"), (["task.first_limit=9"], "shorten the texts")],
-)
-def test_the_advice_knows_what_the_model_takes(words: list[str], advice: str, roberta: Path) -> None:
-    section = Section("data")
-    counted = {"train": {"rows": 100, "of": 100, "cut": 50, "lose_text": 50}}
-    data.judge_cut(section, counted, [10, 20, 30], encoder_of(roberta, *words))
-    assert advice in only(section).advice

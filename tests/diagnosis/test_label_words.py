@@ -119,17 +119,6 @@ def test_words_that_the_model_never_writes_are_a_doubt(roberta: Path) -> None:
     assert findings(session, rows)["label_word_share"].verdict == DOUBT
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "rare"),
-    [([0.02, 0.0003], []), ([0.02, 0.0002], ["b"]), ([0.03, 0.0002, 0.02], ["b"]), ([0.5, 0.001, 0.001], ["b", "c"])],
-)
-def test_rare_is_a_hundredth_of_the_other_words(probabilities: list[float], rare: list[str]) -> None:
-    section, names = Section("label words"), ["a", "b", "c"][: len(probabilities)]
-    label_words.judge_rare_words(section, names, names, probabilities)
-    (found,) = section.findings
-    assert (found.verdict, found.figures["rare"]) == (DOUBT if rare else OK, rare)
-
-
 def test_scores_that_are_not_finite_end_with_trains_line(roberta: Path) -> None:
     with pytest.raises(UserError, match="not finite before the first step"):
         findings(*with_bias(roberta, float("nan")))
@@ -148,17 +137,3 @@ def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
 
 
 # --- how well scores separate labels ---
-
-
-def test_separation_is_the_difference_for_two_labels_and_the_mean_for_more() -> None:
-    labels = np.repeat([0, 1, 2], 5)
-    assert label_words.separation(np.eye(3)[labels], labels) == 1.0
-    two = np.repeat([0, 1], 5)
-    assert label_words.separation(np.eye(2)[two] + [7.0, 0.0], two) == 1.0  # biased: every row gets label 0
-    assert label_words.separation(np.zeros((10, 2)), two) == 0.5
-
-
-def test_the_error_by_chance_is_that_of_random_scores() -> None:
-    labels = np.repeat([0, 1], 16)
-    drawn = [label_words.separation(RANDOM.randn(32, 2), labels) for _ in range(400)]
-    assert label_words.chance_error(labels) == pytest.approx(np.std(drawn), rel=0.15)

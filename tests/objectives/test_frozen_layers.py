@@ -170,18 +170,6 @@ def test_a_split_that_does_not_fit_is_not_kept(lora: tuple[Session, list[Any]]) 
     assert len(tokens) == 4
 
 
-def test_both_signs_in_turn_share_the_frozen_layers(
-    lora: tuple[Session, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, rows = lora
-    expected = losses_of(session, rows)
-    monkeypatch.setattr(type(session.objective), "fits_paired_forward", lambda self, batch: False)
-    with counted(session) as tokens:
-        found = losses_of(session, rows)
-    assert len(tokens) == 3
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-
-
 def test_micro_batches_share_the_frozen_layers_between_signs(
     lora: tuple[Session, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,9 +195,3 @@ def test_only_the_top_layers_are_trained(peft: str, folders: Folders) -> None:
 def test_more_layers_than_the_model_has_are_refused(folders: Folders) -> None:
     with pytest.raises(UserError, match=r"peft\.layers=4: model\.path=.* has 3 layers"):
         session_of(folders, ("roberta", "mlm", "peft=lora peft.layers=4"))
-
-
-@pytest.mark.parametrize("peft", ["none", "head", "prefix"])
-def test_peft_layers_belongs_to_lora_and_bias(peft: str) -> None:
-    with pytest.raises(UserError, match=f"'peft.layers=1': peft={peft} does not read it"):
-        build_config(["model=demo", "data=demo", f"peft={peft}", "peft.layers=1"])

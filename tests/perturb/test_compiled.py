@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mezo_cli.perturb.noise import Direction, Noise, gaussian, make_noise, rademacher, simd
-from mezo_cli.perturb.noise.compiled import Kernel, describe_kernels
+from mezo_cli.perturb.noise.compiled import Kernel
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.perturb.flat import perturb, update_
@@ -154,23 +154,6 @@ def added(kernel: Kernel) -> torch.Tensor:
     keys = torch.tensor([1, 1 << 40, -7])
     kernel(theta, torch.arange(5, 8, dtype=torch.int32), keys, torch.tensor([3, 4]), c)
     return theta
-
-
-def test_one_warning_says_that_the_compiled_code_has_guards(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def moved(*_: object) -> None:
-        raise AttributeError("torch has changed")
-
-    monkeypatch.setattr(Kernel, "compile_unguarded", moved)
-    monkeypatch.setattr(Kernel, "compile_guarded", lambda self, *_: self.function)
-    monkeypatch.setattr(Kernel, "guarded_because", None)  # and back to what it was, after the test
-    with caplog.at_level(logging.WARNING, "mezo"):
-        for kernel in (fresh_kernel(), fresh_kernel()):
-            assert kernel._compile((torch.empty(1),), ()) is kernel.function
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "mezo"]
-    assert line.endswith("compiled with torch.compile's guards, 20 us more per call: torch has changed")
-    assert describe_kernels()[0] == "guarded"
 
 
 def is_wrong(theta: torch.Tensor, *_: object) -> None:

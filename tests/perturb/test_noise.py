@@ -239,18 +239,6 @@ def test_a_new_kind_is_one_module_and_one_row(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(theta, out)
 
 
-def test_the_cache_of_scaled_tables_stays_small() -> None:
-    noise = make_noise("gaussian")
-    theta = torch.zeros(256)
-    update_(noise, "w", theta, [(Direction(1, step), float(step + 1)) for step in range(100)], [1.0] * 100)
-    assert len(noise._term_scaled) == 64  # type: ignore[attr-defined]
-
-
-def test_noise_for_mps_is_computed_on_the_cpu() -> None:
-    assert spans.compute_device(torch.device("mps")) == torch.device("cpu")
-    assert spans.compute_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
-
-
 @pytest.mark.parametrize("kind", KERNELS)
 def test_results_computed_on_another_device_are_copied_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cpu:0`, which is not equal to `cpu`, takes the place of the other device."""

@@ -1,7 +1,6 @@
 """The trainable tensors: their selection, their update, and their blocks."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from transformers import AutoModelForMaskedLM
 from mezo_cli.errors import UserError
 from mezo_cli.perturb import storage
 from mezo_cli.perturb.noise import Direction, make_noise
-from mezo_cli.perturb.params import Params, graph_leaves
+from mezo_cli.perturb.params import Params
 
 
 def model() -> nn.Module:
@@ -27,12 +26,6 @@ def test_tensors_are_the_trainable_ones_in_the_order_of_the_model() -> None:
     assert params.count == 300 * 700 + 700 * 5 + 5
 
 
-def test_the_leaves_of_a_graph() -> None:
-    a, b, c = (torch.ones(2, requires_grad=True) for _ in range(3))
-    assert graph_leaves((a * 2 + b.exp()).sum()) == {id(a), id(b)}
-    assert id(c) not in graph_leaves(a + b)
-
-
 def test_what_is_not_in_the_graph_is_not_selected() -> None:
     layers = model()
     params = Params(layers, make_noise("gaussian"))
@@ -40,18 +33,6 @@ def test_what_is_not_in_the_graph_is_not_selected() -> None:
     assert list(params.tensors) == ["1.weight", "1.bias"]
     with pytest.raises(UserError, match="nothing to train"):
         params.select_reachable(layers[0](torch.ones(1, 300)))
-
-
-def test_a_long_update_makes_each_scaled_table_once() -> None:
-    parts, whole = (Params(model(), make_noise("gaussian")) for _ in range(2))
-    terms = [(Direction(1, step), 1e-3 * (step + 1)) for step in range(200)]
-    kept = parts.noise._term_scaled  # type: ignore[attr-defined]
-    kept._make = make = mock.Mock(side_effect=kept._make)
-    parts.update(terms, [1.0] * len(terms))
-    assert make.call_count == len(terms)  # not once for each of the three tensors
-    for name, p in whole.tensors.items():
-        whole.noise.update_(whole.span_of(name), whole.span_of(name).theta, terms, [1.0] * len(terms))
-        assert torch.equal(p, parts.tensors[name])
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])

@@ -70,14 +70,6 @@ def test_a_run_done_again_counts_once_and_the_newest_that_finished_wins() -> Non
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("optimizer.lr", 1e-3), ("optimizer.eps", 1e-2), ("batch_size", 8), ("optimizer.weight_decay", 0.1)],
-)
-def test_the_grid_varies_inside_a_group(key: str, value: float) -> None:
-    assert len(only_group(make_entry(), make_entry({key: value})).grid) == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
     [
         ("log_every", 1),
         ("checkpoint", "trajectory"),

@@ -33,13 +33,6 @@ def test_the_result_against_the_start(finished: Path) -> None:
     assert "for 40 steps of 32 rows:" in run.sentence()  # batch_size=64, of which there are 32
 
 
-def test_how_it_was_started(finished: Path, tmp_path: Path) -> None:
-    assert dict(details(finished).facts())["command line"] == f"mezo train steps=40 data.dir={'a/long/path' * 9}"
-    called = make_run(tmp_path / "run", {"steps": 4})
-    called.update(argv=["ipython", "finetune", "task=sst2", "steps=4"])
-    assert dict(details(called.path).facts())["command line"] == "finetune(task=sst2, steps=4)"
-
-
 def test_the_steps(finished: Path) -> None:
     run = details(finished)
     np.testing.assert_allclose(run.losses, 1 - np.arange(1, 41) / 80)
@@ -98,16 +91,6 @@ def test_runs_of_earlier_versions(name: str) -> None:
     assert run.projected_grads is not None
     if finished:
         assert run.gradient_stats == run.entry.summary["projected_grad"]
-
-
-def test_records_that_a_power_cut_lost_are_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", {"steps": 4}, grads=[1.0, 2.0], ended="interrupted")
-    content = run.trajectory.read_bytes()
-    run.trajectory.write_bytes(content[:-16] + bytes(16))
-    found = details(run.path)
-    assert found.projected_grads is not None
-    assert found.projected_grads.size == 1
-    assert "its last record" in found.damage[0]
 
 
 def test_damage_is_named(finished: Path, tmp_path: Path) -> None:

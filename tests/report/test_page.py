@@ -1,10 +1,7 @@
 """`mezo report`: the page, figures for a paper, and the mistakes that end in one line."""
 
 import html
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -127,13 +124,6 @@ def test_references_lead_to_one_place_each(several: str) -> None:
         assert read.ids.count(one) == 1, one
 
 
-def test_figures_take_the_colours_of_the_scheme(one: str) -> None:
-    drawn = "".join(re.findall(r"<svg.*?</svg>", one, re.DOTALL))
-    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
-    assert {f"var(--{name})" for name in ("c1", "c3", "rule", "quiet")} <= set(re.findall(r"var\(--\w+\)", drawn))
-    assert "prefers-color-scheme: dark" in one
-
-
 def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
@@ -183,17 +173,6 @@ def test_the_heat_map_of_the_grid(several: str) -> None:
     assert re.search(r'class="best">91.6 <small>2</small>', grid[0])
 
 
-def test_a_run_that_cannot_be_read_is_named(root: Path, tmp_path: Path) -> None:
-    sound = make_curves(tmp_path / "runs" / "sound", FEW)
-    damaged = make_curves(tmp_path / "runs" / "damaged", {**FEW, "seed": 13})
-    with open(damaged.path / "predictions.jsonl", "a") as file:
-        file.write("{}\n")
-    page, said = write(tmp_path / "page.html", tmp_path / "runs")
-    assert "damaged is left out: " in said.err
-    assert "predictions.jsonl" in said.err
-    assert sound.path.name in page
-
-
 @pytest.mark.slow
 def test_fifty_runs_fit_into_five_megabytes(tmp_path: Path) -> None:
     """With long texts and long curves."""
@@ -221,20 +200,6 @@ def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
     assert content.startswith(begin)
     assert len(content) > 8000
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_run_ends_by_writing_the_page_of_its_run() -> None:
-    root = Path(__file__).parents[2]
-    # Where `make test` runs these tests, MAKEFLAGS and MAKELEVEL make this call a sub-make, which prints its folder.
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    words = ["make", "-n", "run", "VENV=env"]
-    shown = subprocess.run(words, cwd=root, capture_output=True, text=True, env=alone)
-    assert shown.stdout.splitlines()[-3:] == [
-        "run=outputs/$(date +%Y-%m-%d/%H-%M-%S)-demo && \\",
-        "env/bin/mezo train task=sst2 objective=mlm experiment=demo hydra.run.dir=$run && \\",
-        "env/bin/mezo report $run --out $run.html",
-    ]
 
 
 def test_mistakes_end_in_one_line(root: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -32,22 +32,6 @@ def test_a_damaged_or_missing_file_is_one_warning(name: str, missing: bool, tmp_
     assert "\n" not in warning
 
 
-def test_a_run_json_of_another_program_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "run.json").write_text('{"status": "finished"}')
-    entries, (warning,) = read_runs([tmp_path])
-    assert not entries
-    assert "theirs is left out: " in warning
-
-
-def test_a_summary_with_wrong_fields_is_one_warning(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a")
-    run.write_summary({**run.read_summary(), "test": {"accuracy": "high"}})
-    entries, (warning,) = read_runs([tmp_path])
-    assert not entries
-    assert "summary.json is damaged: test lacks accuracy" in warning
-
-
 @pytest.mark.parametrize(
     ("settings", "shots", "seed"),
     [

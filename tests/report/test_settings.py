@@ -6,7 +6,6 @@ import pytest
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.keys import all_keys
-from mezo_cli.report.aggregate import group_runs
 from mezo_cli.report.settings import (
     IN_OTHER_COLUMNS,
     LIMIT,
@@ -54,28 +53,6 @@ def test_every_key_of_the_schema_has_exactly_one_part() -> None:
 def test_names_of_methods(settings: dict[str, Any], name: str) -> None:
     assert method_name(make_config(settings)) == name
     assert only_group(make_entry(settings)).label == name  # and nothing about it is unusual
-
-
-@pytest.mark.parametrize(
-    ("method", "setting", "label"),
-    [
-        ({}, {"optimizer.samples": 4, "optimizer.sample_schedule": "linear"}, "samples=4, sample_schedule=linear"),
-        (LORA, {"peft.r": 4}, "r=4"),
-        (LORA, {"peft.targets": "attention_feed_forward"}, "targets=attention_feed_forward"),
-        (PREFIX, {"peft.length": 2}, "length=2"),
-        (MOMENTUM, {"optimizer.momentum": 0.5}, "momentum=0.5"),
-        (ADAM, {"optimizer.beta1": 0.8}, "beta1=0.8"),
-        (ADAM, {"optimizer.noise": "rademacher", "optimizer.window": 4}, "noise=rademacher, window=4"),
-    ],
-)
-def test_an_unusual_setting_of_the_method_splits_groups_and_is_in_the_label(
-    method: dict[str, Any], setting: dict[str, Any], label: str
-) -> None:
-    groups, usual = (
-        group_runs([make_entry(method), make_entry({**method, **setting})]),
-        method_name(make_config(method)),
-    )
-    assert [group.label for group in groups] == [usual, f"{usual} ({label})"]
 
 
 def test_only_what_differs_from_the_defaults_is_listed() -> None:

@@ -2,18 +2,19 @@
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from mezo_cli.commands import compare
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import group_runs
 from mezo_cli.report.read import read_runs
 from mezo_cli.report.tables import group_view, objective_view, paper_view
 from mezo_cli.runs import files
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import error_line, mezo
 from tests.report.run_directories import SEEDS, first_table_cells, make_entry, make_grid, make_run
 
 FEW = {"data.shots": 16}
@@ -55,18 +56,13 @@ def test_the_picked_points(two_methods: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_tables_fit_the_terminal(width: int, two_methods: Path) -> None:
-    """In a process on a terminal of that width no number is folded and no line is longer."""
-    code = (
-        "import sys\nfrom rich.console import Console\nfrom mezo_cli import console\nfrom mezo_cli.cli import main\n"
-        f"console.make_console = lambda: Console(width={width}, file=sys.stdout)\n"
-        f"sys.argv = ['mezo', 'compare', '--seeds', {str(two_methods)!r}]\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done
-    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= width
+def test_the_tables_fit_the_terminal(width: int, two_methods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is folded, and no line is longer."""
+    monkeypatch.setattr(compare, "make_console", lambda: Console(width=width, file=sys.stdout))
+    out = mezo("compare", "--seeds", two_methods).out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= width
     for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
-        assert number in done.stdout
+        assert number in out
 
 
 # --- the paper's table ---

@@ -13,14 +13,6 @@ import pytest
 from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-CPUINFO = """processor\t: 0
-cpu family\t: 6
-model\t\t: 207
-model name\t: INTEL(R) XEON(R) PLATINUM 8581C
-flags\t\t: fpu avx avx2 avx512f avx512_bf16
-processor\t: 1
-flags\t\t: fpu avx avx2 avx512f avx512_bf16
-"""
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +60,6 @@ def test_readme_names_the_range_of_the_records(tables: ModuleType) -> None:
                 assert floor[0] - 0.005 <= row["this_over_floor"]["median"] <= floor[1] + 0.005, name
 
 
-def test_the_cpu_and_its_instruction_sets_are_read(machine_record: ModuleType) -> None:
-    name, sets = machine_record.read_cpuinfo(CPUINFO)
-    assert name == "INTEL(R) XEON(R) PLATINUM 8581C, family 6 model 207"
-    assert sets == ["avx", "avx2", "avx512f", "avx512_bf16"]
-    assert machine_record.read_cpuinfo("processor\t: 0\nFeatures\t: fp asimd sve\n") == ("", ["asimd", "sve"])
-
-
 def test_results_of_other_batches_are_kept_and_those_of_another_machine_refused(
     machine_record: ModuleType, tmp_path: Path
 ) -> None:
@@ -90,14 +75,6 @@ def test_results_of_other_batches_are_kept_and_those_of_another_machine_refused(
     del damaged["commit"], damaged["rows"][1]["seconds"]["max"]
     with pytest.raises(ValueError, match=r"b\.json lacks results\.commit, ours fp32 gaussian\.max"):
         machine_record.merge(tmp_path / "b.json", machine, [damaged])
-
-
-def test_a_table_has_the_spread_of_each_ratio_and_the_peak(tables: ModuleType) -> None:
-    lines = list(tables.result_lines(one_result()))
-    assert lines[0].startswith("RoBERTa-large's shape, 16 x 32, 512 tokens: 3 rounds, 1 thread, cpu, load 1.0 to 2.0")
-    assert lines[-1] == (
-        "| ours fp32 gaussian | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 2.00 (1.50 to 3.00) | 1.25 |"
-    )
 
 
 @pytest.mark.slow

@@ -8,14 +8,6 @@ import pytest
 from tests.scripts.load import load_script
 
 
-def test_the_efficiency_is_of_what_both_reach_together() -> None:
-    script = load_script("measure_ranks")
-    timed = {"rows alone": [2.0], "rows together": [1.25], "directions alone": [4.0], "directions together": [2.0]}
-    found = script.summarize([{**timed, "exchange": [1e-4]}] * 2)
-    assert found["rows"]["efficiency"] == pytest.approx(0.8)
-    assert found["directions"]["efficiency"] == pytest.approx(1.0)
-
-
 @pytest.mark.slow
 def test_two_ranks_are_measured(
     tmp_path: Path, roberta: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -96,15 +96,6 @@ def test_every_label_word_is_one_token(made: tuple[Path, str], texts: ModuleType
     assert tokenizer.mask_token_id == 4
 
 
-def test_label_words_take_the_place_of_the_last_merges(texts: ModuleType) -> None:
-    docs = text(2000).split("\n")
-    plain = texts.train_tokenizer([*docs, *[f" {word}" for word in texts.LABEL_WORDS] * 2000], 460, 1.0, 0)
-    forced = texts.train_tokenizer(docs, 380, 1.0, 0)
-    assert forced.get_vocab_size() == 380
-    assert len(forced.encode(" Expression", add_special_tokens=False).ids) == 1
-    assert len(plain.encode(" Expression", add_special_tokens=False).ids) == 1
-
-
 def batches(script: ModuleType, corpus: Any, tokenizer: Any, *options: str, opinions: list[int] | None = None) -> Any:
     """The batches of a run on this corpus; `opinions` are the tokens that count as opinion words."""
     args = script.arguments(["x", "--out", "nowhere", "--steps", "1", *options])
@@ -138,78 +129,6 @@ def test_masking_follows_the_rule(made: tuple[Path, str], script: ModuleType, te
         assert (batch.weight == 1).all()
     assert torch.equal(stream(3).ids, stream(3).ids)
     assert not torch.equal(stream(3).ids, stream(4).ids)
-
-
-def test_opinion_words_are_masked_at_their_own_rate_and_weigh_more(
-    made: tuple[Path, str], script: ModuleType, texts: ModuleType
-) -> None:
-    tokens = np.random.default_rng(0).integers(5, 300, size=20_000).astype(np.uint16)
-    tokenizer = script.Tokenizer.from_file(str(made[0] / "tokenizer.json"))
-    options = ["--batch-tokens", "60000", "--mask", "0.1", "--opinion-mask", "0.6", "--opinion-weight", "3"]
-    batch = batches(script, bare(texts, tokens), tokenizer, *options, opinions=[*range(5, 35)])(1)
-    opinion = batch.word < 35
-    assert (batch.weight[opinion] == 3).all()
-    assert (batch.weight[~opinion] == 1).all()
-    share = 30 / 295  # of the tokens
-    inner = batch.ids[:, 1:-1].numel()
-    assert opinion.sum() / (share * inner) == pytest.approx(0.6, abs=0.03)
-    assert (~opinion).sum() / ((1 - share) * inner) == pytest.approx(0.1, abs=0.01)
-
-
-def test_sentences_keep_every_character_and_spelling_is_that_of_sst2(texts: ModuleType) -> None:
-    said = "I saw it. \"So good!\" she said... It's (mostly) fine, isn't it?"
-    cut = texts.sentences(said)
-    assert cut == ["I saw it.", ' "So good!"', " she said...", " It's (mostly) fine, isn't it?"]
-    assert texts.spaced(cut[1]) == "`` so good ! ''"
-    assert texts.spaced(cut[2]) == "she said ..."
-    assert texts.spaced(cut[3]) == "it 's ( mostly ) fine , is n't it ?"
-    assert texts.spaced("At 4.5 a.m. -- the End.") == "at 4.5 a.m. -- the end ."
-
-
-def test_opinion_words_are_found_by_where_they_stand(texts: ModuleType) -> None:
-    docs = ["The movie was dull and so very bleak.", "It was a day. It is really bleak, too dull."] * 3
-    docs += ["It was made there, really quickly."] * 5  # a function word, and a form in -ly
-    docs += ["It was forced.", "The plot is thin."] * 3  # a form in -ed without an intensifier
-    docs += ["The cast is big enough.", "It is odd."] * 2  # too few places
-    assert texts.opinion_words(docs) == ["bleak", "dull", "thin"]
-    assert texts.opinion_words([*docs, *["a dull day"] * 1500]) == [
-        "bleak",
-        "thin",
-    ]  # less than 1% of the uses of dull
-
-
-def test_prompt_rows_ask_for_the_opinions_around_them(script: ModuleType, texts: ModuleType) -> None:
-    docs = ["the film is good. the cast shines and I loved it! her acting was dull. a story was not fine."]
-    docs += ["we left early. so we left early. the score is sweet."]
-    tokenizer = texts.train_tokenizer([*docs * 20, text()], 512, 1.0, 0)
-    opinions = texts.marked(tokenizer, ["good", "dull", "fine", "sweet"], (" {word}",))
-    corpus = texts.corpus(tokenizer, docs, opinions)
-    said = [tokenizer.decode([i]).strip() for i in corpus.said]
-    assert said == ["good", "dull", "sweet"]  # "not fine" says nothing
-    assert corpus.said_in.tolist() == [0, 2, 6]
-    args = ["--prompt-share", "1", "--opinion-words", "x", "--reach", "1", "--phrase-share", "0"]
-    args += ["--prompt-mask", "0", "--prompt-opinion-mask", "0", "--length", "60"]
-    stream = batches(script, corpus, tokenizer, *args, opinions=np.flatnonzero(opinions).tolist())
-    expected = {  # sentences -> what the sentence before and the sentence after say
-        "the cast shines and I loved it!": {"good", "dull"},
-        "a story was not fine.": {"dull"},
-        "so we left early.": {"sweet"},
-        "the cast shines and I loved it! her acting was dull.": {"good"},
-        "her acting was dull. a story was not fine.": set(),
-    }
-    endings = load_script("pretrain_batches").ENDINGS
-    found: dict[str, set[str]] = {}
-    for step in range(1, 40):
-        batch = stream(step)
-        assert (batch.ids == texts.MASK).sum() == len(batch.ids)
-        for row, ids in enumerate(batch.ids.tolist()):
-            asked = batch.word[batch.place == row]
-            assert batch.weight[batch.place == row].sum() == pytest.approx(10)
-            shown = tokenizer.decode(ids, skip_special_tokens=True)
-            body = next(shown.split(f"{e[0]}{e[1]}")[0] for e in endings if f"{e[0]}{e[1]}" in shown).strip()
-            found[body] = {tokenizer.decode([i]).strip() for i in asked}
-    for body, words in expected.items():
-        assert found.get(body, set()) == words, body
 
 
 @pytest.mark.slow
@@ -255,34 +174,6 @@ def recorded(folder: Path) -> dict[str, Any]:
         entry.pop("minutes", None)
     record["arguments"].pop("out")
     return record
-
-
-@pytest.mark.slow
-def test_a_model_is_trained_on_from_where_it_was(made: tuple[Path, str], tmp_path: Path) -> None:
-    rates = ["--muon-lr", "0", "--adam-lr", "1e-9", "--steps", "1", "--batch-tokens", "512", "--length", "16"]
-    (tmp_path / "text.txt").write_text(text())
-    done = run(tmp_path / "text.txt", "--start", made[0], "--out", tmp_path / "on", *rates, "--long-length", "32")
-    assert done.returncode == 0, done.stderr
-    before, after = (load_file(folder / "model.safetensors") for folder in (made[0], tmp_path / "on"))
-    assert before.keys() == after.keys()
-    assert all(torch.allclose(before[k].float(), after[k].float(), atol=1e-3) for k in before)
-    assert (made[0] / "tokenizer.json").read_bytes() == (tmp_path / "on" / "tokenizer.json").read_bytes()
-
-
-def test_what_evaluate_prints_is_right(made: tuple[Path, str]) -> None:
-    judged = load_script("pretrain_run")
-    scores, labels = np.array([-2.0, -1.0, 0.5, 1.0, 3.0]), np.array([0, 1, 0, 1, 1])
-    # 2 of 5 wrong; above the median 0.5 are two, both positive, and one positive is below; 6 pairs, 1 in wrong order
-    assert judged.quality(scores, labels) == pytest.approx({"accuracy": 3 / 5, "median": 4 / 5, "auc": 5 / 6})
-    model = AutoModelForMaskedLM.from_pretrained(made[0], dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(made[0])
-    sentences = ["a dull film ", "her acting was great and the cast shines", "naïve"]
-    found = judged.margins(model, judged.Tokenizer.from_file(str(made[0] / "tokenizer.json")), sentences)
-    for said, value in zip(sentences, found, strict=True):
-        ids = tokenizer(f"{said} It was<mask>.", return_tensors="pt")["input_ids"]
-        logits = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
-        great, terrible = (tokenizer(w, add_special_tokens=False)["input_ids"][0] for w in (" great", " terrible"))
-        assert value == pytest.approx((logits[great] - logits[terrible]).item(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
