@@ -28,7 +28,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 """
 EARLY = [("mezo_cli.cli", "--help"), ("typer.main", "--help"), ("torch._C", "env")]
-LATER = [(name, "train") for name in ("hydra", "torch.nn", "transformers")]
+LATER = [(name, "train") for name in ("hydra", "numpy", "torch", "torch.nn", "transformers")]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,17 @@ def test_ctrl_c_while_a_module_is_imported_is_one_line(module: str, command: str
     assert (result.code, result.err) == (130, "error: interrupted\n")
     if (tmp_path / "run").exists():
         assert Run(tmp_path / "run").info()["status"] == "interrupted"
+
+
+def test_ctrl_c_in_a_callback_of_the_import_system_is_not_lost(tmp_path: Path) -> None:
+    """Python prints what is raised there, and goes on."""
+    (tmp_path / "sitecustomize.py").write_text(
+        INTERRUPT.replace("os.kill(os.getpid(), signal.SIGINT)", "self.later = Later(); del self.later")
+        + "class Later:\n    def __del__(self): os.kill(os.getpid(), signal.SIGINT); sum(range(1000))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    result = process("--help", cwd=tmp_path, PYTHONPATH=path, INTERRUPT_AT="typer.main")
+    assert (result.code, result.out, result.err) == (130, "", "error: interrupted\n")
 
 
 def test_ctrl_c_that_a_library_turns_into_another_error_is_one_line() -> None:

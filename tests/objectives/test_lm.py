@@ -16,6 +16,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.collate import to_device
 from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
@@ -139,6 +140,16 @@ def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) 
     assert batch.inputs()["attention_mask"].sum() < batch.inputs()["attention_mask"].numel()
 
 
+def test_shared_prefixes_are_computed_once() -> None:
+    layout = packed_decoder.pack([[5, 6, 7], [8, 9]], [(3,), (4,), (3, 2)])
+    inputs = packed_decoder.packed_inputs(to_device(layout, torch.device("cpu")), longest=3)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4, 2, 3, 4, 2]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 3, 3, 4, 2, 2, 3]]
+    assert layout["scored_positions"].tolist() == [[2, 4], [5, 8], [6, 9], [7, 10]]
+    first = inputs["packed_layout"].mask[0, 0].int().tolist()
+    assert first[3:] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 1]]
+
+
 def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
     ours = ready(gpt2, label_words(WORDS["mixed"]))
     whole = scores(ours, SENTENCES)
@@ -146,9 +157,11 @@ def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> N
     torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16_scores_are_close(gpt2: Path) -> None:
-    exact = scores(ready(gpt2, label_words(WORDS["mixed"])), SENTENCES)
-    rough = scores(ready(gpt2, label_words(WORDS["mixed"]), "model.compute_dtype=bfloat16"), SENTENCES)
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
+def test_bfloat16_scores_are_close(kind: str, tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, kind)
+    exact = scores(ready(folder, label_words(WORDS["mixed"])), SENTENCES)
+    rough = scores(ready(folder, label_words(WORDS["mixed"]), "model.compute_dtype=bfloat16"), SENTENCES)
     same(rough, exact, rtol=0, atol=0.1)
     assert not torch.equal(rough, exact)
 

@@ -31,6 +31,25 @@ def test_the_table_has_every_number() -> None:
     assert [n.std is None for row in table.rows for n in row.numbers.values()] == [True] * 6 + [False] * 72 + [True] * 4
 
 
+@pytest.mark.parametrize(
+    ("task", "shots", "method", "loss", "number"),
+    [
+        ("sst2", 0, "zero-shot", "cross_entropy", "79.0"),
+        ("trec", 16, "LP", "cross_entropy", "51.3 (5.5)"),
+        ("rte", 16, "MeZO-Adam", "cross_entropy", "59.2 (11.1)?"),
+        ("snli", 16, "MeZO prefix", "cross_entropy", "71.6 (2.5)"),
+        ("trec", 512, "MeZO", "accuracy", "68.6"),
+        ("rte", 512, "MeZO", "accuracy", None),
+        ("sst2", 16, "MeZO", "accuracy", None),
+        ("sst2", 32, "MeZO", "cross_entropy", None),
+    ],
+)
+def test_numbers(task: str, shots: int, method: str, loss: str, number: str | None) -> None:
+    row = paper.paper().row(shots, method, loss)
+    found = None if row is None else row.numbers.get(task)
+    assert (found if found is None else str(found)) == number
+
+
 EXPERIMENTS = sorted((conf_dir() / "experiment" / "paper").glob("*.yaml"))
 
 
@@ -104,6 +123,14 @@ ROWS: dict[str, dict[str, Any]] = {
 )
 def test_a_number_for_the_same_setup(settings: dict[str, Any], number: str) -> None:
     assert str(only_group(make_entry({**FEW, **settings})).paper_number) == number
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_runs_of_an_experiment_are_like_the_papers(name: str) -> None:
+    built = flatten(build_config([f"experiment=paper/{name}", "data.shots=16"]))
+    assert {key: built[key] for key in ROWS[name]} == ROWS[name]
+    group = only_group(*(make_entry({**FEW, **ROWS[name], "seed": seed}) for seed in SEEDS))
+    assert unlike_paper(group) == []
 
 
 @pytest.mark.parametrize(
