@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,17 @@ class OfflineRun:
 
 
 def read_offline_runs(folder: Path) -> list[OfflineRun]:
-    """Return the runs under RUN/wandb in the order in which they began; a resumed run has two."""
-    files = sorted(folder.glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_ctime_ns)
-    return [read_offline_run(path) for path in files]
+    """Return the finished runs under RUN/wandb in the order in which they began; a resumed run has two."""
+    files = sorted(folder.glob("offline-run-*/run-*.wandb"))  # the time of the start is in the folder's name
+    return [_read_finished(path) for path in files]
+
+
+def _read_finished(path: Path) -> OfflineRun:
+    """Return a run as soon as it has its exit code: W&B's own process may write after `finish` has returned."""
+    deadline = time.monotonic() + 30
+    while (run := read_offline_run(path)).exit_code is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return run
 
 
 def read_offline_run(path: Path) -> OfflineRun:
@@ -58,7 +67,7 @@ def read_offline_run(path: Path) -> OfflineRun:
 
 def _records(content: bytes) -> list[bytes]:
     """Return the records of a log: each is one chunk (type 1), or a first, middle and last one (2, 3, 4)."""
-    assert content[: len(MAGIC)] == MAGIC
+    assert content[: len(MAGIC)] == MAGIC[: len(content)]
     records, parts, at = [], b"", len(MAGIC)
     while at + HEADER.size <= len(content):
         left = BLOCK - at % BLOCK
@@ -66,6 +75,8 @@ def _records(content: bytes) -> list[bytes]:
             at += left
             continue
         _, length, kind = HEADER.unpack_from(content, at)
+        if at + HEADER.size + length > len(content):
+            break  # still being written
         parts += content[at + HEADER.size : at + HEADER.size + length]
         at += HEADER.size + length
         if kind in (1, 4):
