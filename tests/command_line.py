@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mezo_cli import cli
 
@@ -130,3 +132,13 @@ def small(model: Path, data: Path, run: Path, *more: str) -> list[str]:
     }
     given = {word.split("=")[0] for word in more}
     return [*(f"{key}={value}" for key, value in words.items() if key not in given), *more]
+
+
+def finished_runs(home: Path, model: Path, data: Path, cases: Mapping[str, Sequence[str]]) -> Path:
+    """Train a small run per case in `home`, eagerly, and return `home`: case -> further words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        for name, words in cases.items():
+            done = mezo("train", *small(model, data, home / name, *words))
+            assert done.code == 0, done
+    return home

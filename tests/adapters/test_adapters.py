@@ -31,7 +31,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import error_line, finished_runs, mezo, small
 from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -165,15 +165,10 @@ def plain(base: Path, objective: str, folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of one finished run per method."""
+    livelier = ["optimizer.eps=0.1", "optimizer.lr=0.1"]
+    cases = {kind: [f"peft={kind}", f"objective={objective}", *livelier] for kind, objective in RUNS.items()}
     home = tmp_path_factory.mktemp("runs")
-    movies = tiny.movie_folder(home / "movies")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        for kind, objective in RUNS.items():
-            words = (f"peft={kind}", f"objective={objective}", "optimizer.eps=0.1", "optimizer.lr=0.1")
-            done = mezo("train", *small(roberta, movies, home / kind, *words))
-            assert done.code == 0, done
-    return home
+    return finished_runs(home, roberta, tiny.movie_folder(home / "movies"), cases)
 
 
 @pytest.mark.parametrize("kind", RUNS)

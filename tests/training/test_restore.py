@@ -16,7 +16,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import error_line, finished_runs, mezo, small
 from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
@@ -29,12 +29,7 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One finished run per mode."""
     home = tmp_path_factory.mktemp("runs")
-    movies = tiny.movie_folder(home / "movies")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        for mode, words in MODES.items():
-            assert mezo("train", *small(roberta, movies, home / mode, *words)).code == 0
-    return home
+    return finished_runs(home, roberta, tiny.movie_folder(home / "movies"), MODES)
 
 
 def model_at(run: Path, name: str) -> dict[str, torch.Tensor]:
