@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
@@ -110,7 +110,7 @@ def prompt_section(encoder: InputEncoder) -> str:
 def read_terms(folder: Path) -> str:
     """Return the licence that the card in a model's folder names, "" if it names none or cannot be read."""
     try:
-        licence = ModelCard.load(folder / "README.md").data.get("license")
+        licence = (metadata_load(folder / "README.md") or {}).get("license")  # no warning for a card without metadata
     except Exception:  # whatever its YAML makes the library raise: the card is somebody else's
         return ""
     return licence if isinstance(licence, str) else ""
