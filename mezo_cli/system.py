@@ -155,12 +155,12 @@ def private_file_mappings() -> list[tuple[int, int]]:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    mappings = []
     for addresses, mode, _, _, inode, *_ in (line.split() for line in lines):
         if mode.endswith("p") and inode != "0":
             first, last = addresses.split("-")
-            found.append((int(first, 16), int(last, 16)))
-    return found
+            mappings.append((int(first, 16), int(last, 16)))
+    return mappings
 
 
 def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]]) -> None:

@@ -45,14 +45,14 @@ def model_of(layers: int, dtype: torch.dtype) -> Any:
 
 
 def measure(rows: int, layers: int) -> dict[str, dict[str, int]]:
-    """Return the counts of two plain forwards, a step, its update alone, and the same of weights in two bytes."""
+    """Return the counts of two plain forwards, a step, its update alone, and the same of weights in half precision."""
     model, small = model_of(layers, torch.float32), model_of(layers, torch.bfloat16)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     forward.paired_tokens = PAIRED_TOKENS
     objective = MaskedLabelScorer(model, forward, [6587, 372])
     examples = [TokenizedExample([7] * 32, [0] * 32, 29, number % 2) for number in range(rows)]
     batch = collate(examples, 1, DEVICE, False, objective.lay_out)
-    optimizer, in_two_bytes = Mezo(make_config("mezo"), seed=0, steps=9), Params(small, make_noise("gaussian"))
+    optimizer, in_half = Mezo(make_config("mezo"), seed=0, steps=9), Params(small, make_noise("gaussian"))
 
     def loss() -> Tensor:
         if objective.fits_paired_forward(batch):
@@ -65,10 +65,10 @@ def measure(rows: int, layers: int) -> dict[str, dict[str, int]]:
         "two plain forwards": lambda: [objective.logits(batch) for _ in range(2)],
         "a step": lambda: optimizer.step(forward, loss, 1),
         "its update": lambda: optimizer.apply_updates(forward.params, [(2, [1.0], 1e-6)]),
-        "its update in two bytes": lambda: optimizer.apply_updates(in_two_bytes, [(2, [1.0], 1e-6)]),
+        "its update in half precision": lambda: optimizer.apply_updates(in_half, [(2, [1.0], 1e-6)]),
     }
     count(partial(optimizer.step, forward, loss, 0))  # makes the keys of the tensors, once per run
-    optimizer.apply_updates(in_two_bytes, [(1, [1.0], 1e-6)])
+    optimizer.apply_updates(in_half, [(1, [1.0], 1e-6)])
     return {name: count(work) for name, work in works.items()}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mezo_cli import data
-from mezo_cli.commands.open_run import Opened, is_shared, open_run
+from mezo_cli.commands.open_run import Opened, is_trajectory_folder, open_run
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.schema import Config
 from mezo_cli.console import (
@@ -67,7 +67,7 @@ def evaluate(
     is_plain = _is_plain_folder(path)
     if is_plain:
         _check_plain(path, overrides, checkpoint, base)
-    elif overrides and not is_shared(path):
+    elif overrides and not is_trajectory_folder(path):
         raise UserError(f"'{overrides[0]}': only a plain model folder takes settings; a run has its own")
     import_torch()
     console = make_error_console() if as_json else make_console()
@@ -83,7 +83,7 @@ def evaluate(
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
     if as_json:
         opened = source.opened
-        run = path if opened is None or opened.shared is not None else opened.run.path
+        run = path if opened is None or opened.published is not None else opened.run.path
         which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
         document = {**which, "rows": rows, **result.scores(), "predicted": result.predicted}
         print_line(json.dumps(document, indent=2))
@@ -107,7 +107,7 @@ def _is_plain_folder(path: Path) -> bool:
     Raises:
         UserError: when there is no such folder, or it is a sweep.
     """
-    if is_shared(path):
+    if is_trajectory_folder(path):
         return False
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
@@ -132,7 +132,7 @@ def _open_plain(path: Path, overrides: Sequence[str], config_dir: str | None) ->
 
 
 def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
-    if opened.shared is not None:
+    if opened.published is not None:
         from mezo_cli.sharing.shared_run import with_own_data
 
         opened = replace(opened, config=with_own_data(opened.config, overrides))

@@ -135,7 +135,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
     best, test = summary["best"]["step"], summary["test"]
     rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
     rows += [("test before training", summary.get("test_before"), 0)]
-    rows += [(one.name, one.scores, 0) for one in untrained.baselines(summary)]
+    rows += [(baseline.name, baseline.scores, 0) for baseline in untrained.baselines(summary)]
     rows += [("test at best", test, best)]
     own = "" if metric == "accuracy" else f"{metric:>8}  "
     width = max(len(name) for name, scores, _ in rows if scores is not None)

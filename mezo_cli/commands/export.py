@@ -84,4 +84,4 @@ def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
 
 
 def _source(opened: Opened) -> str:
-    return str(opened.run.path) if opened.shared is None else opened.shared.name
+    return str(opened.run.path) if opened.published is None else opened.published.name

@@ -26,14 +26,14 @@ class Opened:
     Attributes:
         checkpoint: `best`, `last` or a step number.
         name: run and checkpoint, for messages.
-        shared: the trajectory folder that the run is; None for a run of this machine.
+        published: the trajectory folder that the run is; None for a run of this machine.
     """
 
     run: Run
     config: Config
     checkpoint: str
     name: str
-    shared: "SharedRun | None" = None
+    published: "SharedRun | None" = None
 
     def step(self) -> int:
         """Return the step of the weights.
@@ -44,8 +44,8 @@ class Opened:
         import_torch()
         from mezo_cli.training import restore
 
-        if self.shared is not None and self.checkpoint in self.shared.weights:
-            return int(self.shared.weights[self.checkpoint]["step"])
+        if self.published is not None and self.checkpoint in self.published.weights:
+            return int(self.published.weights[self.checkpoint]["step"])
         return restore.find_step(self.config, self.run, self.checkpoint)
 
     def load(self) -> "Session":
@@ -58,13 +58,13 @@ class Opened:
         from mezo_cli import models
         from mezo_cli.training import restore
 
-        if self.shared is None:
+        if self.published is None:
             return restore.load_checkpoint(self.config, self.run, self.checkpoint)
         from mezo_cli.sharing.shared_run import check_weights
 
         step = self.step()
         session = restore.replay_from_base(self.config, self.run, step)
-        check_weights(self.shared, step, models.fingerprint(session.loaded.model))
+        check_weights(self.published, step, models.fingerprint(session.loaded.model))
         return session
 
 
@@ -79,13 +79,13 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     Raises:
         UserError: for any other folder, and for one that is damaged.
     """
-    if is_shared(path):
+    if is_trajectory_folder(path):
         import_torch()
         from mezo_cli.sharing.shared_run import open_shared
 
-        shared = open_shared(path, base)
+        published = open_shared(path, base)
         wanted = checkpoint or "best"
-        return Opened(shared.run, shared.config, wanted, f"{shared.name} {wanted}", shared)
+        return Opened(published.run, published.config, wanted, f"{published.name} {wanted}", published)
     if base is not None:
         raise UserError(f"--base {base} needs a trajectory folder; a run has its own model.path")
     is_run = (path / "config.yaml").is_file() or not path.is_dir()
@@ -113,7 +113,7 @@ def open_stored(path: Path) -> tuple[Run, Config]:
     return run, config
 
 
-def is_shared(path: Path) -> bool:
+def is_trajectory_folder(path: Path) -> bool:
     """Return whether a path is `hub:USER/REPO` or a trajectory folder (sharing/trajectory_folder.py)."""
     return str(path).startswith("hub:") or (path / "export.json").is_file()
 

@@ -167,7 +167,7 @@ def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
 
 def _document(opened: Opened, predictions: Sequence["Prediction"]) -> dict[str, Any]:
     return {
-        "run": str(opened.run.path) if opened.shared is None else opened.shared.name,
+        "run": str(opened.run.path) if opened.published is None else opened.published.name,
         "checkpoint": opened.checkpoint,
         "cut": sum(prediction.cut for prediction in predictions),
         "rows": _numbered(predictions),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import is_shared, open_run, open_stored
+from mezo_cli.commands.open_run import is_trajectory_folder, open_run, open_stored
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.runs.output import check_new_folder, write_folder
 from mezo_cli.system import import_torch
@@ -23,7 +23,7 @@ def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
     from mezo_cli.training import restore
 
     with console_logging(make_console()):
-        if is_shared(path) or base is not None:
+        if is_trajectory_folder(path) or base is not None:
             session = open_run(path, str(step), base).load()
         else:
             run, config = open_stored(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
-from mezo_cli.commands.open_run import is_shared
+from mezo_cli.commands.open_run import is_trajectory_folder
 from mezo_cli.config.own_code import NOT_STORED, PYTHON, has_own_python, split_python, with_python
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
@@ -52,7 +52,7 @@ def resume(
         return sweep.resume(path, overrides, retry_failed, quiet)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
-    if is_shared(path):
+    if is_trajectory_folder(path):
         raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
     with joined() as ranks:
         resume_run(path, ranks, overrides, quiet)

@@ -66,9 +66,9 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
             raise UserError(f"'{word}': {key} is a group of keys; name one of them")
         values = tuple(value.strip("[]").split(","))
         value_type = allowed_values(key).value_type
-        for one in values:
-            if value_type in (int, float) and one != "null" and _number(one) is None:
-                raise UserError(f"'{word}': {key} is a number, not '{one}'")
+        for item in values:
+            if value_type in (int, float) and item != "null" and _number(item) is None:
+                raise UserError(f"'{word}': {key} is a number, not '{item}'")
         filters.append(Filter(word, key, values))
     return filters
 

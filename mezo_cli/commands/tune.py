@@ -78,11 +78,11 @@ def tune(
     folder, searched = plan.directory, parse_ranges(ranges, base)
     overrides, _ = split_python(overrides)
     for end in ("low", "high"):
-        values = [f"{one.key}={one.value_type(getattr(one, end))!r}" for one in searched]
+        values = [f"{item.key}={item.value_type(getattr(item, end))!r}" for item in searched]
         config = compose.build_config([*_settings(overrides), *values], config_dir)
         if not config.steps and config.init == "none":
             raise UserError("steps=0: every trial would be the model before training, which is no result of a trial")
-    search = {"ranges": [str(one) for one in searched], "trials": trials, "goal": goal}
+    search = {"ranges": [str(item) for item in searched], "trials": trials, "goal": goal}
     record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
@@ -225,10 +225,10 @@ def _next_trial(
     return record, number
 
 
-def _suggest(trial: "optuna.Trial", one: Range) -> float:
-    if one.value_type is int:
-        return trial.suggest_int(one.key, int(one.low), int(one.high), log=one.is_log)
-    return trial.suggest_float(one.key, one.low, one.high, log=one.is_log)
+def _suggest(trial: "optuna.Trial", searched: Range) -> float:
+    if searched.value_type is int:
+        return trial.suggest_int(searched.key, int(searched.low), int(searched.high), log=searched.is_log)
+    return trial.suggest_float(searched.key, searched.low, searched.high, log=searched.is_log)
 
 
 def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:

@@ -66,7 +66,7 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     plain = [override.text for override in parsed if not override.sweeps]
     experiments = [job for override in parsed if override.name == "experiment" for job in override.jobs]
     with compose.hydra_session():
-        nodes = [compose.compose_node([*plain, *one], config_dir) for one in ([[x] for x in experiments] or [[]])]
+        nodes = [compose.compose_node([*plain, *name], config_dir) for name in ([[x] for x in experiments] or [[]])]
     sweepers = [compose.sweeper_of(node) for node in nodes]
     if any(other != sweepers[0] for other in sweepers):
         raise UserError(f"{', '.join(experiments)}: their files sweep over unlike grids; run one experiment at a time")

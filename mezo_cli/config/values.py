@@ -111,10 +111,10 @@ def allowed(hint: Any) -> Allowed:
     hint, limits = plain_type(hint), dict[str, Any]()
     while typing.get_origin(hint) is Annotated:
         for mark in typing.get_args(hint)[1:]:
-            for one in mark.metadata if isinstance(mark, FieldInfo) else [mark]:
-                limits |= {"low": one.ge} if isinstance(one, Ge) else {}
-                limits |= {"above": one.gt} if isinstance(one, Gt) else {}
-                limits |= {"high": one.le} if isinstance(one, Le) else {}
+            for limit in mark.metadata if isinstance(mark, FieldInfo) else [mark]:
+                limits |= {"low": limit.ge} if isinstance(limit, Ge) else {}
+                limits |= {"above": limit.gt} if isinstance(limit, Gt) else {}
+                limits |= {"high": limit.le} if isinstance(limit, Le) else {}
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is Literal:
         return Allowed(str, optional, choices=typing.get_args(hint))
@@ -129,7 +129,7 @@ def is_optional(hint: Any) -> bool:
 def plain_type(hint: Any) -> Any:
     """Return an annotation without `| None`."""
     if is_optional(hint):
-        return next(one for one in typing.get_args(hint) if one is not type(None))
+        return next(member for member in typing.get_args(hint) if member is not type(None))
     return hint
 
 

@@ -27,7 +27,7 @@ def check_yaml(text: str, name: object) -> None:
     for event in events:
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
-            if any(anchor == one for one, _ in levels):
+            if any(anchor == open_anchor for open_anchor, _ in levels):
                 raise UserError(f"{_place(name, event)}: the alias *{anchor} stands inside its own value")
             total += sizes.get(anchor or "", 0)
         elif isinstance(event, yaml.CollectionStartEvent):

@@ -158,9 +158,9 @@ def _time_step(session: Session, rows: list[TokenizedExample], step: int) -> flo
 def judge_speed(section: Section, costs: Mapping[str, StepCost], config: Config) -> None:
     """Report the cost of a step in each dtype; doubt a dtype that is rounded and slower."""
     own = config.model.compute_dtype
-    steps = [f"{name} {one.seconds:.2g} s per step, peak {format_bytes(one.peak_bytes)}" for name, one in costs.items()]
+    steps = [f"{name} {c.seconds:.2g} s per step, peak {format_bytes(c.peak_bytes)}" for name, c in costs.items()]
     text = f"batch_size={config.batch_size}: {'; '.join(steps)}"
-    figures: dict[str, Any] = {"costs": {dtype: dataclasses.asdict(one) for dtype, one in costs.items()}}
+    figures: dict[str, Any] = {"costs": {dtype: dataclasses.asdict(cost) for dtype, cost in costs.items()}}
     verdict, advice = OK, ""
     if len(costs) > 1:
         faster = min(costs, key=lambda dtype: costs[dtype].seconds)

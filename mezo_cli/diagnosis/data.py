@@ -38,7 +38,7 @@ def check(
 
 def judge_balance(section: Section, splits: Splits, task: TaskConfig) -> None:
     """Report the rows per label of each split (as `mezo data` counts them); doubt a label with few or none."""
-    counts = {name: one["labels"] for name, one in describe(splits, task).items() if one is not None}
+    counts = {name: facts["labels"] for name, facts in describe(splits, task).items() if facts is not None}
     parts, small = [], []
     for split, labels in counts.items():
         rows = sum(labels.values())
@@ -89,20 +89,20 @@ def judge_rows_in_two_splits(section: Section, named: Named) -> None:
     """Report rows of dev and test that are also in train, or in dev."""
     keys = {split: {_key(example) for example in examples} for split, examples in named.items()}
     figures, parts, doubtful = {}, [], False
-    for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+    for first, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
         if other in named:
-            rows = sum(_key(example) in keys[one] for example in named[other])
+            rows = sum(_key(example) in keys[first] for example in named[other])
             fraction = rows / max(1, len(named[other]))
             doubtful |= fraction >= FEW
-            figures[f"{other}_in_{one}"] = {"rows": rows, "share": fraction}
-            parts.append(f"{rows:,} of {other}'s in {one} ({percent(fraction)})")
+            figures[f"{other}_in_{first}"] = {"rows": rows, "share": fraction}
+            parts.append(f"{rows:,} of {other}'s in {first} ({percent(fraction)})")
     advice = "remove these rows from train, or the scores on dev and test are too good"
     section.judge("shared_rows", doubtful, f"rows that are in two splits: {', '.join(parts)}", advice, splits=figures)
 
 
 def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
     """Report rows of which a text is empty or white space."""
-    empty = {split: [one for one in rows if not all(map(str.strip, one.texts))] for split, rows in named.items()}
+    empty = {split: [row for row in rows if not all(map(str.strip, row.texts))] for split, rows in named.items()}
     text = "no row has an empty text"
     if any(empty.values()):
         split, first = next((split, rows[0]) for split, rows in empty.items() if rows)
@@ -156,7 +156,7 @@ def judge_cut(section: Section, figures: dict[str, dict[str, int]], lengths: lis
     ordered, limit = sorted(lengths), encoder.max_length
     middle, longest = ordered[len(ordered) // 2], ordered[-1]
     covers = ordered[min(len(ordered) - 1, int(COVERED * len(ordered)))]
-    rows, of, cut, lost = (sum(one[key] for one in figures.values()) for key in ("rows", "of", "cut", "lose_text"))
+    rows, of, cut, lost = (sum(split[key] for split in figures.values()) for key in ("rows", "of", "cut", "lose_text"))
     fine, among = (OK, "") if rows == of else (UNKNOWN, f" among the {rows:,} of {of:,} that were looked at")
     lasts = f"{middle} tokens in the median, {longest} at most"
     text = f"no prompt is cut{among}: {lasts}; the limit is {limit}"
@@ -183,8 +183,8 @@ def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
 def end_tokens(encoder: InputEncoder) -> int:
     """Return the number of tokens of the template after the last sentence: two prompts end alike so far."""
     unlimited, columns = encoder.without_limits(), len(encoder.task.columns)
-    one, other = (list(unlimited.encode(Example((text,) * columns, 0)).input_ids)[::-1] for text in ("a", "b"))
-    return next((i for i, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), 0)
+    first, second = (list(unlimited.encode(Example((text,) * columns, 0)).input_ids)[::-1] for text in ("a", "b"))
+    return next((i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), 0)
 
 
 def loses_text(full: TokenizedExample, row: TokenizedExample, end: int) -> bool:

@@ -63,7 +63,7 @@ class Section:
 
     def record(self) -> dict[str, Any]:
         """Return the section as plain values; tables are for people, their numbers are in the figures."""
-        findings = [{k: _finite(v) for k, v in asdict(one).items() if k != "table"} for one in self.findings]
+        findings = [{k: _finite(v) for k, v in asdict(finding).items() if k != "table"} for finding in self.findings]
         return {"check": self.title, "findings": findings, "cut": self.cut}
 
 

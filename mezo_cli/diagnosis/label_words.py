@@ -126,7 +126,7 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     if not tokens:
         section.add(OK, "tokens", f"objective={session.config.objective.name} scores classes, not words")
         return
-    shown = [f"{' '.join(_show(session, one) for one in ids)} (token {', '.join(map(str, ids))})" for ids in tokens]
+    shown = [f"{' '.join(_show(session, token) for token in ids)} (token {', '.join(map(str, ids))})" for ids in tokens]
     text = "; ".join(f"{name} is {words}" for name, words in zip(names, shown, strict=True))
     section.add(OK, "tokens", text, tokens=dict(zip(names, tokens, strict=True)))
     if seen.words is None:

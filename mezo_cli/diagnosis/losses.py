@@ -122,7 +122,7 @@ def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float
         points = [point._replace(eps=e, dtype=d) for e, d in ways]
         is_first = (point.eps, point.dtype) == (eps, dtype) and 0 <= point.batch <= 2 * point.direction
         if is_first and all(point in losses for point in points):
-            for values, one in zip(grads, points, strict=True):
-                plus, minus = losses[one]
-                values.append((plus - minus) / (2 * one.eps))
+            for values, point in zip(grads, points, strict=True):
+                plus, minus = losses[point]
+                values.append((plus - minus) / (2 * point.eps))
     return grads

@@ -90,15 +90,15 @@ def compare(losses: Losses, eps: float) -> list[Row]:
     The slope is g in float32 at the smallest eps that float32 resolves. Its own error is what rounding may make of it.
     """
     known = sorted({*EPS, eps})
-    resolved = next((one for one in known if rounding(losses, one) < FLOAT32_NOISE), None)
+    resolved = next((size for size in known if rounding(losses, size) < FLOAT32_NOISE), None)
     rows = []
-    for one in known:
+    for size in known:
         for dtype in DTYPES:
-            g, exact, slope = projected_grads(losses, (one, dtype), (one, "float32"), (resolved or one, "float32"))
+            g, exact, slope = projected_grads(losses, (size, dtype), (size, "float32"), (resolved or size, "float32"))
             if g:
                 error = agreement(g, slope).relative_error if resolved else math.inf
-                error = max(error, rounding(losses, one)) if (one, dtype) == (resolved, "float32") else error
-                rows.append((one, dtype, agreement(g, exact), error))
+                error = max(error, rounding(losses, size)) if (size, dtype) == (resolved, "float32") else error
+                rows.append((size, dtype, agreement(g, exact), error))
     return rows
 
 
@@ -194,7 +194,7 @@ def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> 
     measured = len(projected_grads(losses, (eps, "float32"))[0])
     if measured < DIRECTIONS:
         section.cut.append(f"{DIRECTIONS - measured} of {DIRECTIONS} directions for the learning rate")
-    done = {one: min((row[2].directions for row in rows if row[0] == one), default=0) for one in sorted({*EPS, eps})}
-    short = [f"{one:g}" for one, directions in done.items() if directions < FIRST]
+    done = {size: min((row[2].directions for row in rows if row[0] == size), default=0) for size in sorted({*EPS, eps})}
+    short = [f"{size:g}" for size, directions in done.items() if directions < FIRST]
     if short:
         section.cut.append(f"some of {FIRST} directions for eps {', '.join(short)}")

@@ -58,7 +58,7 @@ class EngineScores(Objective):
         of_signs = self._score(prompts, self._next * len(batch.rows))
         count = len(self._starts)
         scores = torch.tensor(
-            [[self._of_row(one[i : i + count]) for i in range(0, len(one), count)] for one in of_signs]
+            [[self._of_row(rows[i : i + count]) for i in range(0, len(rows), count)] for rows in of_signs]
         ).to(batch.device)
         return scores if self.forward.num_signs == 2 else scores[0]
 

@@ -52,7 +52,7 @@ class VllmModel:
         if rank is None:
             options: dict[str, Any] = {"worker_extension_cls": "mezo_cli.engine.shards.Shards"}
         else:
-            allowed = next((one for one in MAX_RANKS if one >= rank), rank)
+            allowed = next((allowed for allowed in MAX_RANKS if allowed >= rank), rank)
             options = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "max_lora_rank": allowed}
         self._llm = vllm.LLM(
             folder,
@@ -100,10 +100,10 @@ class VllmModel:
         """
         if all("adapter" in entry for entry in weights):
             scores = self._generate(
-                [(p, t, self._adapter(one["adapter"])) for one in weights for p, t in zip(prompts, tokens, strict=True)]
+                [(p, t, self._adapter(own["adapter"])) for own in weights for p, t in zip(prompts, tokens, strict=True)]
             )
             return [scores[i * len(prompts) : (i + 1) * len(prompts)] for i in range(len(weights))]
-        return [self._score_with(prompts, tokens, one) for one in weights]
+        return [self._score_with(prompts, tokens, own) for own in weights]
 
     def _score_with(
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], weights: dict[str, Any]

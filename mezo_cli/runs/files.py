@@ -156,8 +156,8 @@ def sync(path: Path) -> None:
 
 def is_below(path: Path, folder: Path) -> bool:
     """Return whether a path lies in a folder, as it is written and with its links followed; neither needs to exist."""
-    written = [Path(os.path.abspath(one)) for one in (path, folder)]
-    return all(folder in path.parents for path, folder in (written, [one.resolve() for one in written]))
+    written = [Path(os.path.abspath(each)) for each in (path, folder)]
+    return all(folder in path.parents for path, folder in (written, [each.resolve() for each in written]))
 
 
 def file_sha256(path: Path) -> str:

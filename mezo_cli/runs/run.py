@@ -504,7 +504,7 @@ def _why_no_run(path: Path) -> str:
     listed = Path("outputs") / path
     if listed.is_dir():
         return f"{path}: no such run directory (did you mean '{listed}'?)"
-    near = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+    near = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return f"{path}: no such run directory{did_you_mean(path.name, near)}"
 
 

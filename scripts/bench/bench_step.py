@@ -1,4 +1,4 @@
-"""Time one MeZO step, the reference's step and plain forwards, interleaved in one process, on the same batch.
+"""Time one MeZO step, the published step and plain forwards, interleaved in one process, on the same batch.
 
     python scripts/bench/bench_step.py                                   16 rows of 32 tokens, RoBERTa-large's shape
     python scripts/bench/bench_step.py --batches 16x32 64x32 --memory    another batch; peaks, each in its own process
@@ -113,7 +113,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summary(taken: list[dict[str, float]]) -> list[dict[str, Any]]:
-    """Return a row per work: seconds, and the rounds' ratios to the reference and to the plain forwards."""
+    """Return a row per work: seconds, and the rounds' ratios to the published step and to the plain forwards."""
     rows = []
     for name in taken[0]:
         against = "reference" in taken[0]

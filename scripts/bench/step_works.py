@@ -1,4 +1,4 @@
-"""What bench_step.py times: a step of this project, the reference's step and plain forwards, on random models.
+"""What bench_step.py times: a step of this project, the published step and plain forwards, on random models.
 
 `reference` is the published step, written from its description: torch.normal for each tensor from a reseeded global
 generator, out of place, four passes over the weights, the original forward with the vocabulary head at the mask.

@@ -16,7 +16,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.distributed.test_sharing import EACH, files
+from tests.distributed.test_ranks import EACH, files
 from tests.ranks import run_ranks
 
 DIRECTIONS = (*EACH, "optimizer.samples=2")

@@ -44,7 +44,7 @@ def test_the_file_does_not_stay_in_memory_beside_the_converted_model(
         assert torch.equal(loaded.model.get_parameter(name), value.to(torch.bfloat16)), name
 
 
-def test_the_reference_of_two_bytes_is_computed_in_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_in_half_precision_is_in_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear layer by parts, with a remainder."""
     monkeypatch.setattr(plain_check, "COPIED", 100 * 768)
     config = ModelConfig(name="tiny", path=str(checkpoint), device="cpu", dtype="bfloat16")

@@ -21,7 +21,7 @@ from tests.large import LARGE, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST, MOST_OF_UPDATE = 1.3, 30
-PLAIN, STEP, UPDATE, TWO_BYTES = "two plain forwards", "a step", "its update", "its update in two bytes"
+PLAIN, STEP, UPDATE, HALF = "two plain forwards", "a step", "its update", "its update in half precision"
 
 if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch cannot register a device that is written in Python", allow_module_level=True)
@@ -38,9 +38,9 @@ def counts(*layers: int) -> dict[tuple[int, int], Any]:
 def check(works: dict[str, Any]) -> None:
     for what in ("operations", "launches"):
         assert works[STEP][what] <= MOST * works[PLAIN][what], (what, works)
-    for update in (UPDATE, TWO_BYTES):
+    for update in (UPDATE, HALF):
         assert 0 < works[update]["kernels"] <= works[update]["launches"] <= MOST_OF_UPDATE
-    assert works[TWO_BYTES]["kernels"] == works[UPDATE]["kernels"]
+    assert works[HALF]["kernels"] == works[UPDATE]["kernels"]
     assert 0 < works[STEP]["kernels"] < works[STEP]["launches"]
 
 
@@ -55,7 +55,7 @@ def test_a_step_of_24_layers_by_counts_of_one_and_two() -> None:
             for work in (PLAIN, STEP)
         }
         assert whole[PLAIN]["launches"] > 900
-        check({**whole, UPDATE: one[UPDATE], TWO_BYTES: one[TWO_BYTES]})
+        check({**whole, UPDATE: one[UPDATE], HALF: one[HALF]})
 
 
 @pytest.mark.slow
@@ -65,12 +65,12 @@ def test_a_step_of_the_whole_shape() -> None:
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
-@pytest.mark.parametrize("optimizer", ["mezo", "mezo in two bytes", "mezo_momentum", "mezo_adam"])
+@pytest.mark.parametrize("optimizer", ["mezo", "mezo in half precision", "mezo_momentum", "mezo_adam"])
 def test_the_update_of_roberta_large_goes_over_few_spans(optimizer: str, noise: str) -> None:
     """Counted on the device `meta`, where tensors have no memory: only on a CPU are there more spans."""
     with torch.device("meta"):
         model = RobertaForMaskedLM(RobertaConfig(**LARGE))
-    if "two bytes" in optimizer:
+    if "half precision" in optimizer:
         model.bfloat16()
     params, config = Params(model, make_noise(noise)), make_config(optimizer.split()[0], noise=noise)
     method = optimizer_class(config)(config, 0, 9)

@@ -131,7 +131,7 @@ def test_float32_runs_keep_writing_version_1(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [{"dtype": "bfloat16", "rounding": "stochastic"}, {"decay": "float64"}])
-def test_two_bytes_and_weight_decay_in_float64_are_version_2(more: dict[str, str], tmp_path: Path) -> None:
+def test_half_precision_and_weight_decay_in_float64_are_version_2(more: dict[str, str], tmp_path: Path) -> None:
     head = dataclasses.replace(header(), **more)  # type: ignore[arg-type]
     with open(tmp_path / "t", "wb") as file:
         trajectory.Writer(file, head).append(0, [1.5], 1e-6)

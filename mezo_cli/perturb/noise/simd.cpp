@@ -375,7 +375,7 @@ void perturb(const Call& call) {
   });
 }
 
-// theta <- update(theta, c z), rounded stochastically if it is stored in two bytes.
+// theta <- update(theta, c z), rounded stochastically if it is stored in half precision.
 template <class Theta, class Update>
 void update(const Call& call, const int64_t* rounding, const Update& update) {
   Theta* theta = call.array<Theta>(0);
@@ -389,7 +389,7 @@ void update(const Call& call, const int64_t* rounding, const Update& update) {
   });
 }
 
-// Round float32 values to those of a type of two bytes.
+// Round float32 values to those of a half-precision type.
 template <class Stored>
 void round_values(const Call& call) {
   float* values = call.array<float>(0);

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 @pytest.fixture(scope="module")
 def train(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Runs, one per mode, made on first use."""
-    home = tmp_path_factory.mktemp("two_bytes")
+    home = tmp_path_factory.mktemp("half")
     data = tiny.movie_folder(home / "movies")
 
     def run(mode: str) -> Path:
@@ -88,7 +88,7 @@ def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path],
         (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the published code, in float32"),
     ],
 )
-def test_what_cannot_be_stored_in_two_bytes_is_refused(
+def test_what_cannot_be_stored_in_half_precision_is_refused(
     words: list[str], said: str, roberta: Path, tmp_path: Path
 ) -> None:
     line = error_line(mezo("train", f"model.path={roberta}", "data=demo", "model.dtype=bfloat16", *words))
