@@ -46,8 +46,7 @@ class ForkServer:
             how: `watch`, the arguments of `file_operations.Watch`; `after`, a signal's number and the seconds from the
                 start at which it comes (at the earliest when the command begins); `ignore`, the numbers of ignored
                 signals; `copies`, how many children run the commands at once; `powerless`, True to run without root's
-                rights; `cwd_gone`, True to remove the working directory first; `env`, environment variables; `timeout`
-                in seconds.
+                rights; `env`, environment variables; `timeout` in seconds.
 
         Returns:
             Exit status (minus the signal's number when one ended it), output and errors of each; of each child in turn.
@@ -162,8 +161,6 @@ def _child(request: dict[str, Any], folder: Path) -> None:
     for number in request.get("ignore", ()):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(request["cwd"])
-    if request.get("cwd_gone"):
-        os.rmdir(request["cwd"])
     os.environ.update(request.get("env", {}))
     watch = Watch(**request["watch"]) if request.get("watch") else None
     if request.get("powerless"):
