@@ -71,13 +71,6 @@ def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
     assert f"torn/{file}" in line
 
 
-def test_a_config_alone_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "config.yaml").write_text("task:\n")
-    (tmp_path / "begun" / "train.log").write_text("")
-    assert mezo("runs", tmp_path).out == f"no runs under {tmp_path}\n"
-
-
 # --- filters, order, formats ---
 
 

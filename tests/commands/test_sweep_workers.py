@@ -368,13 +368,6 @@ def test_too_few_gpus(gpus: str, per_job: str, part: str, monkeypatch: pytest.Mo
     assert part in line
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm", "ray"])
-def test_a_launcher_that_is_not_installed(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "is_installed", lambda _: False)
-    line = error_line(mezo("train", "-m", "experiment=demo", f"hydra/launcher={launcher}"))
-    assert f"pip install hydra-{launcher.partition('_')[0]}-launcher" in line
-
-
 @joblib_is_there
 @pytest.mark.parametrize("setting", ["n_jobs=0", "n_jobs=many", "nosuch=1"])
 def test_settings_that_joblib_refuses(setting: str, roberta: Path, movies: Path, tmp_path: Path) -> None:

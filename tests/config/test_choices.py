@@ -5,18 +5,9 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.config.choices import conf_dir
-from mezo_cli.config.compose import build_config, compose_run
+from mezo_cli.config.compose import build_config
 from mezo_cli.config.sweep_plan import plan_sweep
-from mezo_cli.errors import UserError
-
-
-def error_of(*words: str, config_dir: Path | None = None) -> str:
-    """The line that refuses the overrides."""
-    with pytest.raises(UserError) as error:
-        compose_run(words, None if config_dir is None else str(config_dir))
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+from tests.config.refused import error_of
 
 
 @pytest.fixture

@@ -15,23 +15,13 @@ from hydra.core.global_hydra import GlobalHydra
 from mezo_cli.adapters.bias import BiasConfig
 from mezo_cli.adapters.lora import LoraConfig
 from mezo_cli.config import keys
-from mezo_cli.config.compose import build_config, compose_run
+from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.config.validation import build, check, class_defaults
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import UserError
-
-
-def error_of(*words: str, multirun: bool = False, config_dir: Path | None = None) -> str:
-    """The line that refuses the overrides."""
-    compose_them: Any = plan_sweep if multirun else compose_run
-    with pytest.raises(UserError) as error:
-        compose_them(words, None if config_dir is None else str(config_dir))
-    line = str(error.value)
-    assert "\n" not in line
-    return line
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -1,24 +1,13 @@
 """Overrides that are not valid are one line each, with what is allowed; a quoted value arrives unchanged."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezo_cli.config.compose import build_config, compose_run, parse
+from mezo_cli.config.compose import build_config, parse
 from mezo_cli.config.keys import REMOVED
 from mezo_cli.config.overrides import quote
-from mezo_cli.errors import UserError
-
-
-def error_of(*words: str, config_dir: Path | None = None) -> str:
-    """The line that refuses the overrides."""
-    with pytest.raises(UserError) as error:
-        compose_run(words, None if config_dir is None else str(config_dir))
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+from tests.config.refused import error_of
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,15 @@
 """The jobs of a sweep: counted, and composed and validated before the first one starts."""
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from mezo_cli.config import compose
 from mezo_cli.config.compose import Job, build_config
 from mezo_cli.config.sweep_plan import plan_sweep
-from mezo_cli.errors import UserError
+from tests.config import refused
 
-
-def error_of(*words: str, config_dir: Path | None = None) -> str:
-    """The line that refuses the overrides."""
-    with pytest.raises(UserError) as error:
-        plan_sweep(words, None if config_dir is None else str(config_dir))
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+error_of = partial(refused.error_of, compose=plan_sweep)
 
 
 def jobs_of(words: list[str], config_dir: str | None = None) -> list[Job]:
