@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
+from mezo_cli.perturb.member_weights import MemberWeights, swapped_data, swapped_forwards
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, graph_leaves
@@ -84,9 +85,14 @@ class PerturbedForward:
         self.scratch = ScratchBuffer()
         self.ranks: Ranks | None = None
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
+        self._patched: list[nn.Module] = []
         self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors
         self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
+        self._member: MemberWeights | None = None
+        self._member_of: Any = None  # the perturbation that it was written for
+        self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
+        self._materialized = False
         self._patch(model)
 
     # --- what to compute ---
@@ -104,6 +110,8 @@ class PerturbedForward:
         """
         if signs not in ((1, -1), (1,), (-1,)):
             raise ValueError(f"signs are (1, -1), (1,) or (-1,), not {signs}")
+        if self._materialized:
+            raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
         outside = {name: self.params.tensors[name].data for name in self._read_outside_module}
         before = self._perturbation
         try:
@@ -168,6 +176,75 @@ class PerturbedForward:
             yield
         finally:
             self.compute_dtype = before
+
+    @contextmanager
+    def materialized(self) -> Iterator[None]:
+        """Let forwards inside run without patches on weights that are made once: for the many forwards of a generation.
+
+        Inside `perturbed` with one sign these are theta + sign eps z, else theta, all in the compute dtype: the bits
+        that patched forwards see. theta is not written. A second copy of the trainable tensors is kept for the next
+        time, and one of frozen weights that are stored in another dtype than the compute dtype.
+        """
+        if self._materialized:  # by the caller, for more than one generation
+            yield
+            return
+        if self.num_signs != 1:
+            raise ValueError("a second copy of the weights is made for one sign: use `perturbed` with (1,) or (-1,)")
+        perturbation = self._perturbation
+        data = self._data_of_member()
+        forwards = self._forwards_of_member(data)
+        try:
+            self._materialized, self._perturbation = True, None
+            with swapped_data(data), swapped_forwards(forwards), torch.no_grad():
+                yield
+        finally:
+            self._materialized, self._perturbation = False, perturbation
+
+    def _data_of_member(self) -> dict[nn.Parameter, Tensor]:
+        """Return the data that forwards see now instead of each parameter's own."""
+        data: dict[nn.Parameter, Tensor] = {}
+        names = [name for name, p in self.params.tensors.items() if self._is_perturbed(p) or self._is_rounded(p)]
+        names = [name for name in names if name not in self._read_outside_module]
+        if names:
+            member = self._written_member(names)
+            data = {self.params.tensors[name]: member.tensors[name] for name in names}
+        for module in self._original_forwards:
+            for p in own_parameters(module).values():
+                name = self._names[id(p)]
+                if p in data or not self._is_rounded(p) or is_plain_embedding(module):
+                    continue  # an embedding keeps its patch, which rounds the rows that it looks up
+                if p.requires_grad or name in self._read_outside_module:
+                    data[p] = p.data.to(self.compute_dtype)
+                    continue
+                copy = self._rounded_copies.get(p)
+                if copy is None or copy.dtype != self.compute_dtype:
+                    self._rounded_copies[p] = copy = p.data.to(self.compute_dtype)
+                data[p] = copy
+        return data
+
+    def _forwards_of_member(self, data: Mapping[nn.Parameter, Tensor]) -> dict[nn.Module, Callable[..., Any]]:
+        """Return the forwards without patches; an embedding whose rows are still to be rounded keeps its own."""
+        forwards = {}
+        for module in self._patched:
+            forward = module.forward
+            while isinstance(forward, PatchedForward):  # twice in a layer with parameters of its own
+                forward = forward.__wrapped__
+            if not any(p not in data and self._is_rounded(p) for p in own_parameters(module).values()):
+                forwards[module] = forward
+        return forwards
+
+    def _written_member(self, names: list[str]) -> MemberWeights:
+        """Return a copy of these tensors as forwards see them now; it is written once inside one `perturbed`."""
+        member = self._member
+        if member is None or member.names != names or member.dtype != self.compute_dtype:
+            member = self._member = MemberWeights(self.params, names, self.compute_dtype)
+            self._member_of = None
+        if self._perturbation is None:
+            member.write(None, 0.0)
+        elif self._member_of is not self._perturbation:
+            member.write(self._perturbation.direction, self._perturbation.coefficient)
+        self._member_of = self._perturbation
+        return member
 
     # --- setup ---
 
@@ -295,6 +372,7 @@ class PerturbedForward:
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
                 layer.forward = PatchedForward(self._layer_forward, layer, layer.forward)
+        self._patched = [module for module in model.modules() if isinstance(module.forward, PatchedForward)]
 
     def _lookup_forward(self, module: nn.Module, original_forward: Callable[..., Tensor], input: Tensor) -> Tensor:
         """Run an embedding; only the rows that the batch looks up are perturbed."""

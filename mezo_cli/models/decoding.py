@@ -1,0 +1,191 @@
+"""Complete prompts with a decoder: a batch of rows, token by token, with a cache of keys and values."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mezo_cli.errors import UserError
+from mezo_cli.models.completion_text import CompletionText
+from mezo_cli.models.sampling import GumbelNoise
+
+# A prompt is padded to at most this many times its length, plus a few tokens.
+MAX_PADDING = 1.25
+FREE_PADDING = 8
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How prompts are completed.
+
+    Attributes:
+        max_new_tokens: the most tokens of a completion.
+        temperature: 0 for the likeliest token each time; else tokens are drawn from softmax(logits / temperature).
+        stop: a completion ends where one of these strings appears in its text.
+        keep_stop: whether the text keeps that string.
+        seed, step: with a temperature, of the random numbers.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    stop: tuple[str, ...]
+    keep_stop: bool
+    seed: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model says after a prompt.
+
+    Attributes:
+        ids: the tokens that were generated, with those of a stop string and the end token.
+        text: decoded without special tokens, a leading space kept, and without the stop string unless it is to be kept.
+        truncated: whether it ended at `max_new_tokens`.
+    """
+
+    ids: list[int]
+    text: str
+    truncated: bool
+
+
+class Decoder:
+    """Completes prompts. Completions are a function of the weights, the prompts, their keys and the settings alone.
+
+    Args:
+        model: a causal language model of transformers; it is run as it is, under whatever weights it has.
+        tokenizer: its tokenizer.
+
+    Raises:
+        UserError: for a model that keeps no keys and values.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        parameters = inspect.signature(model.forward).parameters
+        if "past_key_values" not in parameters:
+            raise UserError(f"{type(model).__name__} keeps no keys and values of earlier tokens: it cannot generate")
+        self._model, self._tokenizer = model, tokenizer
+        self._takes_positions = "position_ids" in parameters
+        ends = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if ends is None else ends
+        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+
+    @torch.no_grad()
+    def complete(
+        self, prompts: Sequence[Sequence[int]], keys: Sequence[tuple[int, int]], sampling: Sampling
+    ) -> list[Completion]:
+        """Complete each prompt.
+
+        Args:
+            prompts: token ids, at least one each. Prompts of similar lengths go through the model together.
+            keys: (row, sample) of each prompt. With a temperature its random numbers are a function of the seed, the
+                step, this key, the token's position in the completion and the word of the vocabulary.
+            sampling: the settings.
+
+        Returns:
+            One completion per prompt.
+        """
+        completions: dict[int, Completion] = {}
+        for group in length_classes([len(prompt) for prompt in prompts]):
+            of_group = [prompts[i] for i in group], [keys[i] for i in group]
+            completions |= zip(group, self._complete(*of_group, sampling), strict=True)
+        return [completions[i] for i in range(len(prompts))]
+
+    def _complete(
+        self, prompts: Sequence[Sequence[int]], keys: Sequence[tuple[int, int]], sampling: Sampling
+    ) -> list[Completion]:
+        """Complete prompts in one batch; rows that have ended leave it."""
+        text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
+        ids: list[list[int]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
+        rows = list(range(len(prompts)))  # those in the batch
+        state = _DecodingState(self._model, prompts, self._takes_positions)
+        device = state.logits.device
+        noise = GumbelNoise(sampling.seed, sampling.step, keys, device) if sampling.temperature else None
+        for position in range(sampling.max_new_tokens):
+            scores = state.logits.float()
+            if noise is not None:
+                scores = scores / sampling.temperature + noise.draw(position, scores.shape[1])
+            chosen = scores.argmax(-1)
+            for row, token in zip(rows, chosen.tolist(), strict=True):
+                ids[row].append(token)
+                ended[row] = token in self._ends or text.has_ended(ids[row])
+            left = [i for i, row in enumerate(rows) if not ended[row]]
+            if not left or position + 1 == sampling.max_new_tokens:
+                break
+            if len(left) < len(rows):
+                rows, index = [rows[i] for i in left], torch.tensor(left).to(device)
+                chosen = chosen[index]
+                state.select(index)
+                if noise is not None:
+                    noise.select(index)
+            state.advance(chosen)
+        return [
+            Completion(tokens, text.of(tokens[:-1] if tokens[-1] in self._ends else tokens), not done)
+            for tokens, done in zip(ids, ended, strict=True)
+        ]
+
+
+class _DecodingState:
+    """A batch of rows with the keys and values of their tokens so far.
+
+    Attributes:
+        logits: of each row's next token, [rows, words].
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], takes_positions: bool) -> None:
+        self._model, self._takes_positions = model, takes_positions
+        self._cache: Any = DynamicCache(config=model.config)
+        width = max(map(len, prompts))
+        distinct = list(dict.fromkeys(map(tuple, prompts)))  # several samples of one prompt: it is read once
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in distinct])
+        device = model.get_input_embeddings().weight.device
+        self._mask = None if bool(mask.all()) else mask.to(device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0).to(device)
+        self._positions = positions[:, -1:]
+        self.logits = self._forward(ids.to(device), positions)
+        if len(distinct) < len(prompts):
+            self.select(torch.tensor([distinct.index(tuple(prompt)) for prompt in prompts]).to(device))
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order."""
+        self._cache.batch_select_indices(rows)
+        self._positions, self.logits = self._positions[rows], self.logits[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+
+    def advance(self, tokens: Tensor) -> None:
+        """Append a token to each row, [rows]."""
+        self._positions = self._positions + 1
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        self.logits = self._forward(tokens[:, None], self._positions)
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        inputs = {"position_ids": positions} if self._takes_positions else {}
+        output = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **inputs,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+def length_classes(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of the prompts that go together, by their lengths alone."""
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if group and lengths[i] > MAX_PADDING * lengths[group[0]] + FREE_PADDING:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,100 @@
+"""Completions are those of transformers' own generation, with stop strings and the project's random numbers."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mezo_cli.models.decoding import Decoder, Sampling
+from tests import tiny
+
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0, stop=(), keep_stop=False)
+PROMPTS = [[5, 17, 33, 21], [9, 8, 7, 6], [40, 41], [12] * 30, [50, 51, 52, 53, 54]]
+KEYS = [(row, 0) for row in range(len(PROMPTS))]
+
+
+def load(folder: Path, kind: str, **shape: Any) -> tuple[Any, Any]:
+    tiny.decoder(folder, kind, **shape)
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    return load(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+def generated(model: Any, prompt: Sequence[int], new: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt", "qwen3", "mistral", "qwen2", "gpt_neox", "bloom", "gptj"])
+def test_greedy_completions_are_those_of_generate(kind: str, tmp_path: Path) -> None:
+    """Prompts of several lengths, padded together or not; a row of the batch ends earlier than others."""
+    model, tokenizer = load(tmp_path, kind)
+    model.generation_config.eos_token_id = [0, generated(model, PROMPTS[1], 12)[4]]
+    completions = Decoder(model, tokenizer).complete(PROMPTS, KEYS, GREEDY)
+    assert [c.ids for c in completions] == [generated(model, prompt, 12) for prompt in PROMPTS]
+    assert len(completions[1].ids) <= 5
+    ends = model.generation_config.eos_token_id
+    assert [c.truncated for c in completions] == [c.ids[-1] not in ends for c in completions]
+
+
+def sampled(step: int = 0, seed: int = 7, temperature: float = 1.0) -> Sampling:
+    return Sampling(max_new_tokens=8, temperature=temperature, stop=(), keep_stop=False, seed=seed, step=step)
+
+
+def test_random_numbers_depend_on_seed_step_row_and_sample_alone(gpt2: tuple[Any, Any]) -> None:
+    decoder = Decoder(*gpt2)
+    keys = [(3, 0), (3, 1), (4, 0), (5, 0), (6, 0)]
+    prompts = [PROMPTS[0], PROMPTS[0], *PROMPTS[1:4]]
+    whole = decoder.complete(prompts, keys, sampled())
+    assert decoder.complete(prompts, keys, sampled()) == whole
+    assert decoder.complete(prompts[::-1], keys[::-1], sampled()) == whole[::-1]
+    apart = [decoder.complete([prompt], [key], sampled())[0] for prompt, key in zip(prompts, keys, strict=True)]
+    assert apart == whole
+    for other in (sampled(step=1), sampled(seed=8)):
+        assert all(a.ids != b.ids for a, b in zip(decoder.complete(prompts, keys, other), whole, strict=True))
+    assert whole[0].ids != whole[1].ids
+
+
+def test_tokens_are_drawn_from_the_softmax(gpt2: tuple[Any, Any]) -> None:
+    model, tokenizer = gpt2
+    one_token = Sampling(max_new_tokens=1, temperature=0.7, stop=(), keep_stop=False)
+    n = 8000
+    drawn = Decoder(model, tokenizer).complete([PROMPTS[0]] * n, [(i, 0) for i in range(n)], one_token)
+    with torch.no_grad():
+        p = (model(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.7).softmax(-1)
+    counts = torch.bincount(torch.tensor([c.ids[0] for c in drawn]), minlength=len(p))
+    chi_square = ((counts - n * p) ** 2 / (n * p)).sum()
+    assert abs(chi_square - len(p)) < 4 * (2 * len(p)) ** 0.5
+
+
+def test_a_low_temperature_is_greedy(gpt2: tuple[Any, Any]) -> None:
+    decoder = Decoder(*gpt2)
+    greedy = decoder.complete(PROMPTS, KEYS, GREEDY)
+    cold = Sampling(max_new_tokens=12, temperature=1e-5, stop=(), keep_stop=False)
+    assert decoder.complete(PROMPTS, KEYS, cold) == greedy
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_stop_string_is_found_across_tokens(kind: str, tmp_path: Path) -> None:
+    model, tokenizer = load(tmp_path, kind)
+    decoder = Decoder(model, tokenizer)
+    (free,) = decoder.complete([PROMPTS[0]], [(0, 0)], sampled())
+    assert free.truncated
+    stop = re.findall("[^\N{REPLACEMENT CHARACTER}]{3}", free.text)[0]  # no part of a character
+    for keep in (False, True):
+        settings = Sampling(8, 1.0, ("never", stop), keep, seed=7)
+        (ended,) = decoder.complete([PROMPTS[0]], [(0, 0)], settings)
+        place = free.text.index(stop)
+        assert ended.text == free.text[: place + 3 * keep]
+        assert ended.ids == free.ids[: len(ended.ids)]
+        assert len(ended.ids) < len(free.ids)
+        assert not ended.truncated
