@@ -21,7 +21,7 @@ LAYERS = [
     {"console"},
     {"distributed"},
     {"runs", "data", "tasks"},
-    {"perturb"},
+    {"perturb", "rewards"},
     {"models"},
     {"adapters", "objectives", "optim"},
     {"engine"},
@@ -110,6 +110,11 @@ def test_a_library_is_known_only_where_it_is_needed() -> None:
             "from mezo_cli.perturb.noise import make_noise; make_noise('gaussian')",
             "transformers datasets peft typer rich hydra omegaconf sklearn matplotlib",
         ),
+        (  # what runs in the worker of rewards
+            "import mezo_cli.rewards.worker, mezo_cli.rewards.functions",
+            "torch numpy pydantic transformers hydra multiprocessing",
+        ),
+        ("import mezo_cli.rewards.built_in", "torch numpy transformers hydra"),
     ],
 )
 def test_what_is_imported_only_when_needed(statement: str, heavy: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Hydra instantiates what a config names: callbacks, log handlers, launchers. So a file may give settings of mezo's own
 groups and `hydra.sweeper.params`, the grid of an experiment; all else under `hydra` is for the command line alone,
-and so is `engine.python`, which names a program.
+and so are `engine.python`, which names a program, and a function as `objective.reward`.
 """
 
 import re
@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
-from mezo_cli.config.own_code import FROM_USER, PYTHON
+from mezo_cli.config.own_code import FROM_USER, PYTHON, REWARD, REWARD_FROM_USER, names_code
 from mezo_cli.errors import UserError, did_you_mean, join
 
 ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
@@ -68,8 +68,11 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
     if group == "task":
         _check_label_lists(path, text, content)
     for key, value in _leaves(content):
-        if PYTHON in (f"{_parent(text, group)}{key}", key.removeprefix("hydra.sweeper.params.")) and value is not None:
+        full = key.removeprefix("hydra.sweeper.params."), f"{_parent(text, group)}{key}"
+        if PYTHON in full and value is not None:
             raise UserError(f"{locate(path, text, 'python')}: {PYTHON}={value}: {FROM_USER}")
+        if REWARD in full and names_code(value):
+            raise UserError(f"{locate(path, text, 'reward')}: {REWARD}={value}: {REWARD_FROM_USER}")
         parts = key.split(".")
         if "_target_" in parts:
             raise UserError(

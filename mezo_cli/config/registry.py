@@ -100,6 +100,20 @@ METRICS = Registry(
     },
     "mezo.metrics",
 )
+REWARDS = Registry(
+    "objective.reward",
+    {
+        "exact": "mezo_cli.rewards.built_in:exact",
+        "em": "mezo_cli.rewards.built_in:em",
+        "f1": "mezo_cli.rewards.built_in:f1",
+        "contains": "mezo_cli.rewards.built_in:contains",
+        "number": "mezo_cli.rewards.built_in:number",
+        "format": "mezo_cli.rewards.built_in:Format",
+        "length": "mezo_cli.rewards.built_in:Length",
+        "countdown": "mezo_cli.rewards.built_in:Countdown",
+    },
+    "mezo.rewards",
+)
 PEFT = Registry(
     "peft",
     {

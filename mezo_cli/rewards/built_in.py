@@ -1,0 +1,197 @@
+"""The built-in rewards: a function, or a class of settings whose instance is the function.
+
+It is called with completions [n], rows [n] (columns by name) and golds [n] (texts, any of which is right). It returns n
+numbers. White space at the ends of completions and golds does not count, because decoding keeps a leading space.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from mezo_cli.config.schema import SettingError, Settings
+from mezo_cli.config.values import Number, Text
+from mezo_cli.rewards import arithmetic
+
+Texts = Sequence[str]
+Rows = Sequence[Mapping[str, Any]]
+Golds = Sequence[Sequence[str]]
+
+NO_ANSWER = ("cannotanswer", "no answer")  # a first gold that says that there is none: words in common count nothing
+
+
+def exact(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+    """Return 1 where the completion is a gold answer, else 0."""
+    return _best(lambda text, gold: text == gold, completions, golds)
+
+
+def em(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+    """Return 1 where the completion is a gold answer after SQuAD's normalization, else 0 (exact match)."""
+    return _best(_matches, completions, golds)
+
+
+def f1(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+    """Return the F1 of the words of completion and gold answer after SQuAD's normalization.
+
+    What MeZO trains SQuAD on without a gradient (Malladi et al. 2023, section 3.3).
+    """
+    unanswerable = [bool(answers) and answers[0].strip().lower() in NO_ANSWER for answers in golds]
+    by_words, whole = _best(word_f1, completions, golds), _best(_matches, completions, golds)
+    return [whole[i] if unanswerable[i] else by_words[i] for i in range(len(completions))]
+
+
+def contains(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+    """Return 1 where a gold answer stands in the completion, else 0."""
+    return _best(lambda text, gold: gold in text, completions, golds)
+
+
+def number(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+    """Return 1 where the completion's number (`answer_number`) equals that of a gold answer, else 0."""
+
+    def equal(text: str, gold: str) -> bool:
+        answer = answer_number(text)
+        return answer is not None and answer == answer_number(gold)
+
+    return _best(equal, completions, golds)
+
+
+@dataclass(frozen=True)
+class Format(Settings):
+    """1 where a regular expression is found in the completion as it was decoded, else 0.
+
+    Attributes:
+        pattern: of Python's `re`; `^` and `$` are the ends of the completion, `(?s)` lets a dot match a line break.
+    """
+
+    pattern: Text
+    reads_row: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            key = "objective.reward.format.pattern"
+            raise SettingError(key, f"{key}={self.pattern}: not a regular expression: {error}") from error
+
+    def __call__(self, completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+        """Return one number per completion."""
+        return [float(re.search(self.pattern, text) is not None) for text in completions]
+
+
+@dataclass(frozen=True)
+class Length(Settings):
+    """Minus the difference in characters between the completion and a reference (Qiu et al. 2025, conciseness).
+
+    Attributes:
+        column: the column of the reference, a text, or a whole number that is the length itself; null: the first gold.
+    """
+
+    column: Text | None = None
+
+    def __call__(self, completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+        """Return one number per completion."""
+        scores = []
+        for text, row, answers in zip(completions, rows, golds, strict=True):
+            if self.column is None and not answers:
+                raise ValueError("the row has no gold answer: give length a column")
+            value = answers[0] if self.column is None else _column(row, self.column)
+            length = value if isinstance(value, int) else len(str(value).strip())
+            scores.append(-float(abs(len(text.strip()) - length)))
+        return scores
+
+
+@dataclass(frozen=True)
+class Countdown(Settings):
+    """1 where the answer is an expression that uses each number of the row once and has the target as its value.
+
+    Qiu et al. 2025, arXiv 2509.24372: the task of its table 1. Allowed are whole numbers, + - * / and parentheses.
+
+    Attributes:
+        numbers: the column of the numbers, a list of whole numbers.
+        target: the column of the value to reach.
+        tag: the answer is the text in the last pair of these tags; null: the last expression in the completion.
+        numbers_used: added where the expression uses each number once, whatever its value.
+    """
+
+    numbers: Text = "numbers"
+    target: Text = "target"
+    tag: Text | None = "answer"
+    numbers_used: Number = 0.0
+
+    def __call__(self, completions: Texts, rows: Rows, golds: Golds) -> list[float]:
+        """Return one number per completion."""
+        return [self._score(text, row) for text, row in zip(completions, rows, strict=True)]
+
+    def _score(self, text: str, row: Mapping[str, Any]) -> float:
+        numbers = sorted(int(entry) for entry in _column(row, self.numbers))
+        target = Fraction(str(_column(row, self.target)))
+        expression = arithmetic.find_expression(text, self.tag)
+        if expression is None or arithmetic.numbers_in(expression) != numbers:
+            return 0.0
+        value = arithmetic.value(expression)
+        if value is None:
+            return 0.0
+        return self.numbers_used + float(abs(value - target) <= Fraction(1, 100_000))
+
+
+# --- what they share ---
+
+
+def _column(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        raise ValueError(f"the row has no column '{column}'; it has {', '.join(map(str, row))}")
+    return row[column]
+
+
+def normalize(text: str) -> str:
+    """Return a text in lower case, without punctuation, without a, an, the, and with single spaces (SQuAD)."""
+    kept = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def word_f1(text: str, gold: str) -> float:
+    """Return the F1 of the words that two normalized texts have in common, counted with repetition."""
+    words, gold_words = normalize(text).split(), normalize(gold).split()
+    common = sum((Counter(words) & Counter(gold_words)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(words), common / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+# A minus sign belongs to a number unless it stands after a word, a number or a closing parenthesis: 5-3 ends in 3.
+_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+def answer_number(text: str) -> Fraction | None:
+    r"""Return the number that a text gives as its answer; None without one.
+
+    It is the content of the last `\boxed{}` if there is one, which has to be a single number; else the first number
+    after the last `####`; else the last number. Commas between thousands, $ and % are left out.
+    """
+    _, boxed, content = text.rpartition("\\boxed")
+    if boxed:
+        inside = re.match(r"\s*\{([^{}]*)\}", content)
+        answer = re.sub(r"[\s$%\\,!]", "", inside[1]) if inside else ""
+        return _fraction(answer) if _NUMBER.fullmatch(answer) else None
+    _, marker, after = text.rpartition("####")
+    numbers = _NUMBER.findall(after)
+    return _fraction(numbers[0 if marker else -1]) if numbers else None
+
+
+def _fraction(digits: str) -> Fraction | None:
+    """Return a number exactly; None for one that is longer than any answer, and that Python may refuse to read."""
+    return Fraction(digits.replace(",", "").replace("\u2212", "-")) if len(digits) <= 1000 else None
+
+
+def _best(score: Callable[[str, str], float], completions: Texts, golds: Golds) -> list[float]:
+    """Return the best score of each completion over its gold answers; 0 without any."""
+    pairs = zip(completions, golds, strict=True)
+    return [float(max((score(text.strip(), gold.strip()) for gold in answers), default=0.0)) for text, answers in pairs]
+
+
+def _matches(text: str, gold: str) -> bool:
+    return normalize(text) == normalize(gold)

@@ -1,0 +1,203 @@
+"""What `objective.reward` says: built-in rewards with their weights and settings, or one function of the user's own."""
+
+import dataclasses
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config.keys import type_hints
+from mezo_cli.config.own_code import SHUFFLED, names_code
+from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.schema import SettingError, Settings
+from mezo_cli.config.validation import check
+from mezo_cli.config.values import Number
+from mezo_cli.errors import UserError, did_you_mean, join
+
+KEY = REWARDS.key
+FORMS = "a name, {NAME: WEIGHT}, shuffled:NAME, FILE.py:function or package.module:function"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One reward.
+
+    Attributes:
+        name: as the user gave it.
+        target: `FILE.py:function` or `package.module:attribute`, for the worker, or a callable.
+        weight: in the sum of a mixture.
+        settings: of a class of settings, what makes its instance; null: the target is the function itself.
+    """
+
+    name: str
+    target: str | Callable[..., Any]
+    weight: float = 1.0
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """A reward that can be opened (`scoring.open_reward`).
+
+    Attributes:
+        parts: the rewards that are summed; a function of the user's own is the only one.
+        shuffled: each completion is scored against another row of its batch, the null control.
+        sha256: of the file of a function of the user's own; of the source of a callable, if it has one; None for names.
+    """
+
+    parts: tuple[Part, ...]
+    shuffled: bool = False
+    sha256: str | None = None
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it is a callable, which runs in this process and without a timeout."""
+        return callable(self.parts[0].target)
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether it runs a function that comes from the user alone, never from a file."""
+        return self.in_process or names_code(self.parts[0].name)
+
+    def describe(self) -> str:
+        """Return it as one text: `countdown + 0.1 format`."""
+        weights = ["" if part.weight == 1 else f"{part.weight:g} " for part in self.parts]
+        text = " + ".join(f"{weight}{part.name}" for weight, part in zip(weights, self.parts, strict=True))
+        return f"{SHUFFLED}{text}" if self.shuffled else text
+
+    def record(self) -> dict[str, Any]:
+        """Return what `run.json` keeps of it."""
+        return {"name": self.describe(), "sha256": self.sha256, "in_process": self.in_process}
+
+
+@dataclass(frozen=True)
+class _Weight(Settings):
+    weight: Number = 1.0
+
+
+def parse(setting: Any) -> RewardSpec:
+    """Return the reward that a value of `objective.reward`, or a callable, stands for.
+
+    Args:
+        setting: a text (`FORMS`); a mapping name -> weight, or name -> {weight: ..., settings}; or a callable
+            `function(completions, rows)`.
+
+    Raises:
+        SettingError: for an unknown name or setting, a file that is not there, a weight that is no number.
+    """
+    if callable(setting):
+        name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"
+        return RewardSpec((Part(name, setting),), sha256=_source_sha256(setting))
+    if isinstance(setting, Mapping) and setting:
+        parts = tuple(_weighted(str(name), value) for name, value in setting.items())
+        if all(part.weight == 0 for part in parts):
+            raise SettingError(KEY, f"{KEY}={_shown(setting)}: all weights are 0")
+        return RewardSpec(parts)
+    if not isinstance(setting, str) or not setting:
+        raise SettingError(KEY, f"{KEY}={_shown(setting)}: expected {FORMS}")
+    name = setting.removeprefix(SHUFFLED)
+    part, sha256 = _own_code(name) if names_code(setting) else (_registered(name, {}), None)
+    shuffled = name != setting
+    if shuffled and not getattr(_load(name) if sha256 is None else None, "reads_row", True):
+        raise SettingError(KEY, f"{KEY}={setting}: {name} reads the completion alone: another row changes nothing")
+    return RewardSpec((part,), shuffled, sha256)
+
+
+def check_unchanged(spec: RewardSpec, recorded: str | None, new_reward: bool = False) -> None:
+    """Check that a run which is resumed gets the function that it was trained on.
+
+    Args:
+        spec: the reward that this process was given.
+        recorded: the sha256 in `run.json`.
+        new_reward: accept another function (`--new-reward`).
+
+    Raises:
+        UserError: when the function's file is another one.
+    """
+    if spec.sha256 != recorded and not new_reward:
+        was, now = (value[:12] if value else "none" for value in (recorded, spec.sha256))
+        why = f"its code is not what the run was trained on (sha256 {was}, now {now})"
+        raise UserError(f"{KEY}={spec.describe()}: {why}; --new-reward goes on with it")
+
+
+# --- registered names ---
+
+
+def _weighted(name: str, value: Any) -> Part:
+    """Return a part of a mixture: a weight, or a mapping with the weight and the settings."""
+    if ":" in name:
+        why = "weights are for built-in names and plug-ins; a function stands by itself and returns its parts as a dict"
+        raise SettingError(KEY, f"{KEY}={{{name}: ...}}: {why}")
+    settings = dict(value) if isinstance(value, Mapping) else {"weight": value}
+    return _registered(name, settings)
+
+
+def _registered(name: str, settings: dict[str, Any]) -> Part:
+    """Return a built-in reward or a plug-in with its settings, which are checked against its class."""
+    target, parent = _load(name), f"{KEY}.{name}."
+    weight = check(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
+    known = list(type_hints(target)) if dataclasses.is_dataclass(target) else []
+    for key in settings:
+        if key not in known:
+            near, allowed = did_you_mean(str(key), known), join(["weight", *known])
+            raise SettingError(f"{parent}{key}", f"unknown key '{parent}{key}'{near}; known: {allowed}")
+    if not dataclasses.is_dataclass(target):
+        return Part(name, REWARDS.targets[name], weight)
+    made = check(target, settings, parent)  # type: ignore[arg-type]
+    return Part(name, REWARDS.targets[name], weight, dataclasses.asdict(made))
+
+
+def _load(name: str) -> Any:
+    try:
+        return REWARDS.load(name)
+    except UserError as error:
+        raise SettingError(KEY, str(error)) from error
+
+
+# --- functions of the user's own ---
+
+
+def _own_code(name: str) -> tuple[Part, str]:
+    """Return the part of `FILE.py:function` or `package.module:function`, and the sha256 of the file."""
+    place, _, function = name.rpartition(":")
+    is_file = place.endswith(".py")
+    if not function.isidentifier() or not (is_file or re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", place)):
+        raise SettingError(KEY, f"{KEY}={name}: expected {FORMS}")
+    file = Path(place).expanduser().absolute() if is_file else module_file(place)
+    if file is None:
+        raise SettingError(KEY, f"{KEY}={name}: mezo's environment has no module '{place}' with a file")
+    try:
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise SettingError(KEY, f"{KEY}={name}: {file}: {error.strerror}") from error
+    return Part(name, f"{file}:{function}" if is_file else name), sha256
+
+
+def module_file(name: str) -> Path | None:
+    """Return the file of a module without importing it or its package; None if there is none."""
+    path: Any = None
+    spec = None
+    for depth in range(1, name.count(".") + 2):
+        full = ".".join(name.split(".")[:depth])
+        specs = (finder.find_spec(full, path) for finder in sys.meta_path)
+        spec = next((one for one in specs if one is not None), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations or []
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _source_sha256(function: Any) -> str | None:
+    """Return the sha256 of a callable's source; None where there is none (a builtin, an instance)."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
+
+
+def _shown(setting: Any) -> str:
+    return "null" if setting is None else str(setting)
