@@ -37,18 +37,28 @@ class PrefixInput:
         body.register_forward_pre_hook(self._add_prefix, with_kwargs=True)
 
     def _add_prefix(self, body: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        layers, heads, width = self._shape
         length = len(self._rows)
         inputs = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        signs = len(inputs["input_ids"]) if "packed_layout" in inputs else 1  # a packed batch may hold both signs
-        values = self._table(self._rows.expand(signs, -1)).view(signs, length, layers, 2, heads, width)
-        changed: dict[str, Any] = {"past_key_values": FixedPrefixCache(list(values.permute(2, 3, 0, 4, 1, 5)))}
+        rows = len(inputs["input_ids"])
+        changed: dict[str, Any] = {}
+        cache = inputs.get("past_key_values")
+        if cache is None:  # a packed batch may hold both signs, one per row
+            changed["past_key_values"] = FixedPrefixCache(self._key_values(rows if "packed_layout" in inputs else 1))
+        elif cache.get_seq_length() == 0:  # of a generation: the text's keys and values follow the prefix's
+            for index, (keys, values) in enumerate(self._key_values(rows)):
+                cache.update(keys, values, index)
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         if mask is not None and mask.dim() == 2:
             changed["attention_mask"] = F.pad(mask, (length, 0), value=1)
         if positions is not None:
             changed["position_ids"] = positions + length
         return (), {**inputs, **changed}
+
+    def _key_values(self, rows: int) -> list[Any]:
+        """Return the prefix's keys and values in each layer, [2, rows, heads, length, width]."""
+        layers, heads, width = self._shape
+        values = self._table(self._rows.expand(rows, -1)).view(rows, len(self._rows), layers, 2, heads, width)
+        return list(values.permute(2, 3, 0, 4, 1, 5))
 
 
 def find_cached_forward(model: nn.Module) -> nn.Module | None:

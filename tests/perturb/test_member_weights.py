@@ -2,13 +2,15 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import ModelConfig
-from mezo_cli.models import CAUSAL_LM, load
+from mezo_cli.models import CAUSAL_LM, load, load_tokenizer
+from mezo_cli.models.decoding import Decoder, Sampling
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
@@ -62,3 +64,65 @@ def test_logits_have_the_bits_of_patched_forwards(peft: str, theta: str, compute
     assert all(
         torch.equal(before[name], p) and p.dtype == before[name].dtype for name, p in forward.params.tensors.items()
     )
+
+
+def greedy(model: Any, prompt: list[int], new: int) -> list[int]:
+    """Complete a prompt by whole forwards."""
+    ids = list(prompt)
+    for _ in range(new):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("peft", ["none", "lora", "prefix", "head"])
+def test_completions_of_a_member_are_those_of_patched_forwards(peft: str, folder: Path) -> None:
+    model, forward = patched(folder, peft)
+    decoder = Decoder(model, load_tokenizer(ModelConfig("tiny", str(folder)), CAUSAL_LM))
+    prompts, settings = [[5, 17, 33, 21], [9, 8, 7], [40] * 20], Sampling(6, 0.0, (), False)
+    model.generation_config.eos_token_id = [len(model.get_input_embeddings().weight)]  # never
+    completions = []
+    for member in range(2):
+        with forward.perturbed(Direction(1, 0, member), 2.0, (1,)):
+            expected = [greedy(model, prompt, 6) for prompt in prompts]
+            with forward.materialized():
+                found = decoder.complete(prompts, [(i, 0) for i in range(3)], settings)
+            assert [c.ids for c in found] == expected
+        completions.append(found)
+    assert completions[0] != completions[1]
+
+
+def test_theta_and_the_patches_are_back_after_an_error(folder: Path) -> None:
+    model, forward = patched(folder)
+    memory = {name: p.data_ptr() for name, p in model.named_parameters()}
+    expected = model(IDS).logits
+    with forward.perturbed(Z, 0.05, (1,)):
+        with pytest.raises(ValueError, match="stopped"), forward.materialized():
+            raise ValueError("stopped")
+        with pytest.raises(IndexError), forward.materialized():
+            model(torch.tensor([[10**6]]))
+        perturbed = model(IDS).logits
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == memory
+    assert torch.equal(model(IDS).logits, expected)
+    assert not torch.equal(perturbed, expected)
+
+
+def test_a_member_is_made_once_in_memory_that_the_next_one_uses(folder: Path) -> None:
+    model, forward = patched(folder)
+    addresses = set()
+    with mock.patch.object(forward.params.noise, "perturb", wraps=forward.params.noise.perturb) as perturb:
+        for member in range(3):
+            with forward.perturbed(Direction(1, 0, member), 0.1, (1,)):
+                for _ in range(2):  # two batches of one step
+                    with forward.materialized():
+                        model(IDS)
+                        addresses.add(model.get_input_embeddings().weight.data_ptr())
+    assert perturb.call_count == 3 * len(forward.params.spans(forward.params.tensors))
+    assert len(addresses) == 1
+
+
+def test_what_cannot_be_materialized_is_refused(folder: Path) -> None:
+    _, forward = patched(folder)
+    with forward.perturbed(Z, 0.05), pytest.raises(ValueError, match="one sign"), forward.materialized():
+        pass
+    with forward.materialized(), pytest.raises(RuntimeError, match="goes around"), forward.perturbed(Z, 0.05, (1,)):
+        pass
