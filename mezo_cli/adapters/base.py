@@ -22,6 +22,7 @@ class PeftMethod:
         size_setting: the setting to lower where memory runs out; empty: none.
         trains_output_layer: whether the layer over the vocabulary is trained and saved too, so that a linear probe may
             be written into it. A classification head always is.
+        merges: whether its tensors can be added to the model's own weights, which `transformers.pipeline` then runs.
 
     Args:
         config: of the class `settings`.
@@ -32,6 +33,7 @@ class PeftMethod:
     library: ClassVar[str] = ""
     size_setting: ClassVar[str] = ""
     trains_output_layer: ClassVar[bool] = False
+    merges: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         self.config = config

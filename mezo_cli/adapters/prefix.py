@@ -32,6 +32,7 @@ class Prefix(PeftMethod):
 
     settings = PrefixConfig
     size_setting = "length"
+    merges = False
     config: PrefixConfig
 
     def insert(self, loaded: "LoadedModel", name: str) -> Any:

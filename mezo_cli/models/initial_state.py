@@ -1,12 +1,13 @@
 """Save and fingerprint the initial weights that the base checkpoint does not contain: a new head, an adapter.
 
-A new tensor is stored whole. When a linear probe has set the label words' rows of a decoder over the vocabulary, only
-these rows are stored.
+A new tensor is stored whole, unless it is a copy of one of the base's, as the trained head of peft=head is: then its
+name is stored. When a linear probe has set the label words' rows of a decoder over the vocabulary, only these rows are
+stored.
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,32 @@ def save_initial_state(
 
     Args:
         model: has the tensors in its state dict.
-        names: of tensors that are saved whole.
+        names: of tensors that are saved: whole, or as the name of a tensor of the base that has the same bits.
         path: the file.
         rows: name -> row numbers, of tensors of which only these rows are saved.
     """
     state, rows = model.state_dict(), rows or {}
-    tensors = {name: state[name] for name in names} | {name: state[name][chosen] for name, chosen in rows.items()}
-    if tensors:
+    copies = _find_copies({name: tensor for name, tensor in state.items() if name not in rows}, names)
+    tensors = {name: state[name] for name in names if name not in copies}
+    tensors |= {name: state[name][chosen] for name, chosen in rows.items()}
+    if tensors or copies:
         on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps(dict(rows))})
+        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps(dict(rows)), "copies": json.dumps(copies)})
+
+
+def _find_copies(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
+    """Return, for each named tensor with the bits of one that is not named, the name of the latter."""
+    originals: dict[torch.Size, list[str]] = {}
+    for name in state.keys() - set(names):
+        originals.setdefault(state[name].shape, []).append(name)
+    pairs = {name: _find_equal(state, name, sorted(originals.get(state[name].shape, []))) for name in names}
+    return {name: original for name, original in pairs.items() if original is not None}
+
+
+def _find_equal(state: Mapping[str, Tensor], name: str, originals: Iterable[str]) -> str | None:
+    bits = state[name].contiguous().view(torch.uint8)
+    same = (other for other in originals if torch.equal(bits, state[other].contiguous().view(torch.uint8)))
+    return next(same, None)
 
 
 def load_initial_state(model: Any, path: Path) -> None:
@@ -73,7 +91,11 @@ def load_initial_state(model: Any, path: Path) -> None:
     if not path.exists():
         return
     state = model.state_dict()
-    tensors, rows = _read(path)
+    tensors, rows, copies = _read(path)
+    for name, original in copies.items():
+        if not {name, original} <= state.keys() or state[name].shape != state[original].shape:
+            raise UserError(f"{path} is damaged: the model has no tensors {name} and {original} of one shape")
+        state[name][:] = state[original]
     for name, value in tensors.items():
         chosen = rows.get(name, slice(None))
         if name not in state or not _fits(state[name], chosen, value):
@@ -89,13 +111,14 @@ def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
     return inside and value.shape == (len(chosen), *tensor.shape[1:])
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """Return the tensors of the file, and the row numbers of those that are only rows."""
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]], dict[str, str]]:
+    """Return the tensors of the file, the row numbers of those that are only rows, and the originals of copies."""
     tensors, metadata = read_tensors(path)
-    try:
-        rows = json.loads(metadata.get("rows", "{}"))
+    try:  # files of earlier versions have no copies
+        rows, copies = (json.loads(metadata.get(name, "{}")) for name in ("rows", "copies"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(rows, dict) or not all(isinstance(chosen, list) for chosen in rows.values()):
-        raise UserError(f"{path} is damaged: its list of rows is not valid")
-    return tensors, rows
+    for values, kind, what in ((rows, list, "rows"), (copies, str, "copies")):
+        if not isinstance(values, dict) or not all(isinstance(value, kind) for value in values.values()):
+            raise UserError(f"{path} is damaged: its list of {what} is not valid")
+    return tensors, rows, copies

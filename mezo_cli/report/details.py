@@ -15,9 +15,10 @@ from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.report import untrained
-from mezo_cli.report.read import Entry, metrics_of
+from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import is_zero_shot, method_name
 from mezo_cli.runs import completeness, sweep_record, trajectory
+from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK, NOTE
 
 EXAMPLES = 10  # right and wrong test rows each

@@ -23,6 +23,7 @@ from mezo_cli.report.settings import (
     unused,
 )
 from mezo_cli.runs import Run, find_runs, trajectory
+from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
@@ -177,13 +178,3 @@ def _scores(path: Path, summary: Mapping[str, Any], metric: str) -> dict[str, di
     if summary and "dev" not in scores:
         raise UserError(f"{path} is damaged: it lacks dev")
     return scores
-
-
-def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics and the loss among the fields of an evaluation, as metrics.jsonl or summary.json has them."""
-    others = ("step", "seconds", "rows")
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if name not in others and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }

@@ -5,6 +5,7 @@ that were not synced yet; `read_valid` and `truncate` are for the process that r
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,13 @@ def _looks_valid(raw: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(line, dict) and {"kind", "step", "crc"} <= set(line)
+
+
+def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics and the loss among the fields of an evaluation, as metrics.jsonl or summary.json has them."""
+    others = ("step", "seconds", "rows")
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if name not in others and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

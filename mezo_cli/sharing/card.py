@@ -15,8 +15,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
+from mezo_cli.objectives import METRICS
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.optim import optimizer_class
+from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.tasks import InputEncoder
 
 
@@ -37,6 +39,7 @@ class Card:
         adapter: whether an adapter is exported alone.
         base_card: the file beside the card that is the base model's own card; "" if there is none.
         library: what loads it; "" for transformers, or peft for an adapter.
+        pipeline: the task of the `transformers.pipeline` that loads it; None if none does.
     """
 
     title: str
@@ -52,6 +55,7 @@ class Card:
     adapter: bool = False
     base_card: str = ""
     library: str = ""
+    pipeline: str | None = None
 
 
 def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
@@ -68,7 +72,7 @@ def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
         task=card.config.task,
         optimizer=optimizer_class(card.config.optimizer),
         sections=sections,
-        metrics=_metrics(card.config, "loss"),
+        metrics=_metrics(card),
         training=_training(card),
         plain=plain,
         code=code,
@@ -121,25 +125,26 @@ def _metadata(card: Card) -> ModelCardData:
     on_hub = config.data.name == "hub"
     results = [
         EvalResult(
-            task_type="text-classification",
+            task_type=card.pipeline or "text-classification",
             dataset_type=str(task.hub.path) if on_hub else f"{task.name}-{config.data.name}",
             dataset_name=task.name if on_hub else f"{task.name} (data={config.data.name})",
             dataset_config=task.hub.name if on_hub else None,
             dataset_split=_split_name(config, line["split"]),
             dataset_revision=card.info.get("data_revision"),
-            metric_type=find_metric(name).hub_name or name,
+            metric_type=_hub_name(name),
             metric_name=f"{line['split']} {name}",
             metric_value=round(float(line[name]), 6),
         )
         for line in card.evaluations
         if line["step"] == card.step and line["split"] in ("dev", "test")
-        for name in _metrics(config)
+        for name in _metrics(card)
+        if name != "loss" and name in line
     ]
     return ModelCardData(
         base_model=card.base if card.base_on_hub else None,
         license=card.base_terms or None,
         library_name=card.library or ("peft" if card.adapter else "transformers"),
-        pipeline_tag="text-classification",
+        pipeline_tag=card.pipeline,
         tags=["mezo", "zeroth-order-optimization"],
         datasets=[str(task.hub.path)] if on_hub else None,
         model_name=card.title,
@@ -147,8 +152,14 @@ def _metadata(card: Card) -> ModelCardData:
     )
 
 
-def _metrics(config: Config, *more: str) -> list[str]:
-    return list(dict.fromkeys(("accuracy", config.task.metric, *more)))
+def _metrics(card: Card) -> list[str]:
+    """Return the names of the metrics that the evaluations have, the loss last."""
+    names = dict.fromkeys(name for line in card.evaluations for name in metrics_of(line))
+    return sorted(names, key=lambda name: name == "loss")
+
+
+def _hub_name(metric: str) -> str:
+    return (find_metric(metric).hub_name if metric in METRICS.names else "") or metric
 
 
 def _split_name(config: Config, split: str) -> str:

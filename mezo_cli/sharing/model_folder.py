@@ -12,7 +12,7 @@ from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.files import write_atomically
 from mezo_cli.sharing.card import Card, prompt_section, read_terms, write_card
-from mezo_cli.sharing.snippet import write_snippet
+from mezo_cli.sharing.snippet import pipeline_task, write_pipeline, write_snippet
 from mezo_cli.training.session import Session
 
 CARD, BASE, BASE_CARD = "README.md", "base", "BASE_MODEL.md"
@@ -39,18 +39,34 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
         _name_base(folder, base_id, loaded.revision)
         if base_id is None:
             _copy_base(base, folder / BASE)
+            _name_classes(folder / BASE / download.CONFIG, loaded)
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
-    snippet = write_snippet(session, repo or ".", base_id)
-    how = f"With the packages `transformers` and `torch`{', and `peft`' if loaded.adapter is not None else ''}"
-    where = "" if repo else ", in this folder"
     sections = [("Prompt and labels", prompt_section(session.encoder))]
-    if snippet is not None:
-        sections.insert(0, ("Use", f"{how}{where}:\n\n```python\n{snippet}```"))
+    if use := _use(session, repo, base_id):
+        sections.insert(0, ("Use", use))
     write_atomically(folder / CARD, write_card(card, sections))
     for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
         file.chmod(0o644)
+
+
+def _use(session: Session, repo: str | None, base_id: str | None) -> str:
+    """Return the programs that use the folder, each under what it does; empty where none can be told."""
+    where, longest = (repo or ".", base_id), session.encoder.max_length
+    by_pipeline, exact, task = write_pipeline(session, *where), write_snippet(session, *where), pipeline_task(session)
+    packages = "`transformers` and `torch`" + (", and `peft`" if session.loaded.adapter is not None else "")
+    parts = [f"With the packages {packages}{'' if repo else ', in this folder'}."]
+    if by_pipeline is not None:
+        what = "it continues the prompt" if task == "text-generation" else "the probability of each label"
+        parts.append(f"With a pipeline, {what}, for rows of at most {longest} tokens:\n\n```python\n{by_pipeline}```")
+    elif task is None:
+        parts.append("`transformers.pipeline` cannot load this folder: this adapter cannot be merged into the model.")
+    else:
+        parts.append("`transformers.pipeline` tokenizes this prompt in another way, so its probabilities differ.")
+    if exact is not None:
+        parts.append(f"Without a pipeline, the probability of each label for any row:\n\n```python\n{exact}```")
+    return "\n\n".join(parts) if by_pipeline or exact else ""
 
 
 def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
@@ -76,6 +92,7 @@ def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
         summary=summary,
         base_terms=read_terms(download.fetch(config.model, weights=False)),
         adapter=loaded.adapter is not None,
+        pipeline=pipeline_task(session),
     )
 
 
@@ -96,6 +113,14 @@ def _name_base(folder: Path, base_id: str | None, revision: str | None) -> None:
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     values |= {"base_model_name_or_path": base_id or BASE, "revision": revision if base_id else None}
     write_atomically(path, json.dumps(values, indent=2) + "\n")
+
+
+def _name_classes(path: Path, loaded: models.LoadedModel) -> None:
+    """Write the classes of a classification head into the base's config.json, where a pipeline looks for them."""
+    if loaded.model_kind.has_classifier:
+        values, own = json.loads(path.read_text(encoding="utf-8")), loaded.model.config
+        values |= {"id2label": own.id2label, "label2id": own.label2id}
+        write_atomically(path, json.dumps(values, indent=2) + "\n")
 
 
 def _copy_base(base: Path, to: Path) -> None:

@@ -111,7 +111,7 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
         "sha256": {path.name: file_sha256(path) for path in sorted(folder.iterdir())},
     }
     write_atomically(folder / MANIFEST, json.dumps(add_checksum(manifest), indent=2) + "\n")
-    card = dataclasses.replace(make_card(run, last, steps["best"], repo), adapter=False, library="mezo")
+    card = dataclasses.replace(make_card(run, last, steps["best"], repo), adapter=False, library="mezo", pipeline=None)
     write_atomically(folder / CARD, write_card(card, [("Use", _use(config, repo, weights))]))
 
 

@@ -112,6 +112,13 @@ class InputEncoder:
         """
         return None
 
+    def write_pipeline(self, variables: Sequence[str]) -> str | None:
+        """Return such code for the variable `pipe`, the `transformers.pipeline` of the objective's model.
+
+        None where a pipeline would give the model other tokens. What a pipeline of text generation prints is the text.
+        """
+        return None
+
     def decode(self, row: TokenizedExample) -> str:
         """Return the input as the model sees it, special tokens included."""
         return str(

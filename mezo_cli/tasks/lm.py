@@ -74,13 +74,9 @@ class LmEncoder(InputEncoder):
 
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that tokenizes the prompt with the first word, and scores every word after it."""
-        code = (
-            snippet.quote(part.text) if isinstance(part, Literal) else snippet.sentence_code(part, variables)
-            for part in self._parts
-        )
         word, cut = self.label_ids[0], f"[-{self._max_prompt}:]" if self._max_prompt < _SHOWN else ""
         lines = [
-            f"prompt = {' + '.join(code)}",
+            f"prompt = {self._prompt_code(variables)}",
             f"prompt_ids = {self._start} + ids(prompt + {snippet.quote(self.continuation(0))})[:-{len(word)}]{cut}",
             "scores = []",
             f"for word in {self.label_ids}:  # after the prompt: {snippet.words_in_line(self)}",
@@ -91,6 +87,11 @@ class LmEncoder(InputEncoder):
             snippet.print_probabilities(self),
         ]
         return snippet.IDS + "\n".join(lines)
+
+    def write_pipeline(self, variables: Sequence[str]) -> str:
+        """Return code that prints how the model continues the prompt."""
+        options = f"max_new_tokens={max(map(len, self.label_ids))}, do_sample=False, return_full_text=False"
+        return f'found = pipe({self._prompt_code(variables)}, {options})\nprint(found[0]["generated_text"])\n'
 
     def continuation(self, index: int) -> str:
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
@@ -125,6 +126,12 @@ class LmEncoder(InputEncoder):
         other = super().without_limits()
         other._max_prompt = UNBOUNDED
         return other
+
+    def _prompt_code(self, variables: Sequence[str]) -> str:
+        return " + ".join(
+            snippet.quote(part.text) if isinstance(part, Literal) else snippet.sentence_code(part, variables)
+            for part in self._parts
+        )
 
     def _word_ids(self, index: int) -> list[int]:
         """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""

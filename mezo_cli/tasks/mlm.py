@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Self
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import InputEncoder, check_one_per_label, describe_row, describe_tokenizer, tokenize
-from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+from mezo_cli.tasks.encoder import (
+    InputEncoder,
+    check_one_per_label,
+    describe_row,
+    describe_tokenizer,
+    restored_options,
+    tokenize,
+)
+from mezo_cli.tasks.template import Literal, Part, Sentence, Special, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
 
+_BARE = tuple("<[.,")  # a label word that starts with one of them takes no space
+_PROBES = ("A text of your own.", "so good", "Not bad, is it?")
 _BERT_SEGMENTS = 2  # a BERT has embeddings for segment ids 0 and 1
 
 
@@ -128,6 +137,49 @@ class MlmEncoder(InputEncoder):
         ]
         return snippet.IDS + "\n".join(lines)
 
+    def write_pipeline(self, variables: Sequence[str]) -> str | None:
+        """Return code that lets the pipeline fill the mask with the label words.
+
+        None where the tokens of the prompt as one text are not those of its parts: in templates with segments, with
+        limits of sentences, and for tokenizers that add other special tokens than the template.
+        """
+        parts = list(self.template.parts)
+        first, last = parts[0] == Special("cls"), parts[-1] in (Special("sep"), Special("sep+"))
+        parts = parts[first : len(parts) - last]
+        if not all(self._is_read_alike(parts, text) for text in _PROBES):
+            return None
+        code = " + ".join(
+            snippet.sentence_code(part, variables)
+            if isinstance(part, Sentence)
+            else snippet.quote(self._part_text(part, ""))
+            for part in parts
+        )
+        words = (word if word[:1] in _BARE else f" {word}" for word in self.label_words)
+        targets, names = ", ".join(map(snippet.quote, words)), map(snippet.quote, self.task.labels)
+        labels = ", ".join(f"{token}: {name}" for token, name in zip(self.label_ids, names, strict=True))
+        lines = [
+            f"labels = {{{labels}}}  # by the token of the label word",
+            f"found = pipe({code}, targets=[{targets}], top_k={len(self.label_ids)})",
+            'total = sum(one["score"] for one in found)',
+            'print({labels[one["token"]]: one["score"] / total for one in found})\n',
+        ]
+        return "\n".join(lines)
+
+    def _is_read_alike(self, parts: Sequence[Part], text: str) -> bool:
+        """Return whether the tokenizer's own call on the prompt of a text gives the tokens and segments of its row."""
+        row = self.encode(Example((text,) * len(self.task.columns), 0))
+        with restored_options(self.tokenizer):
+            whole = self.tokenizer("".join(self._part_text(part, text) for part in parts))
+        segments = whole.get("token_type_ids", list(row.token_type_ids))
+        return (whole["input_ids"], segments) == (list(row.input_ids), list(row.token_type_ids))
+
+    def _part_text(self, part: Part, text: str) -> str:
+        if isinstance(part, Sentence):
+            return part.render(text)
+        return (
+            part.text if isinstance(part, Literal) else str(getattr(self.tokenizer, f"{part.name.rstrip('+')}_token"))
+        )
+
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
         if self._keeps_mask:
             parts = self._fit(parts)
@@ -189,7 +241,7 @@ def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
 
 
 def _label_word_id(word: str, label: str, task: TaskConfig, tokenizer: "Tokenizer") -> int:
-    bare = word[:1] in tuple("<[.,")
+    bare = word[:1] in _BARE
     ids = _lookup(word, tokenizer) if bare else tokenize([" " + word], tokenizer)[0]
     which = f"task '{task.name}': the label word '{word}' (label '{label}')"
     if len(ids) != 1 or not word.strip():

@@ -8,6 +8,7 @@ from mezo_cli.tasks.encoder import InputEncoder
 from mezo_cli.tasks.template import FILTERS, Sentence
 
 _TAKEN = {"torch", "tokenizer", "model", "folder", "base", "ids", "parts", "input_ids", "segments", "logits", "scores"}
+_TAKEN |= {"pipeline", "pipe", "labels", "found", "one", "total", "sum"}
 _TAKEN |= {"inputs", "prompt", "prompt_ids", "word", "part", "i", "s", "text", "print", "dict", "zip", "range", "len"}
 
 IDS = """

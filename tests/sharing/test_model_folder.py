@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 
 from mezo_cli import load
@@ -23,9 +24,10 @@ from mezo_cli.config.schema import Example
 from mezo_cli.runs import Run
 from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.model_folder import write_model_folder
-from mezo_cli.sharing.snippet import EXAMPLE
+from mezo_cli.sharing.snippet import EXAMPLE, pipeline_task
 from mezo_cli.training.load import load_session
 from mezo_cli.training.prediction import predict
+from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import environment, error_line, mezo
 from tests.hub_server import Hub
@@ -57,9 +59,35 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
 
 
-def code_of(card: str) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
-    return str(code)
+# What a pipeline opens: the demo's tokenizer adds the special tokens that the templates have, the tiny ones' do not.
+PIPELINES = {
+    "mlm": ("fill-mask", []),
+    "mlm head": ("fill-mask", ["peft=head"]),
+    "mlm lora": ("fill-mask", ["peft=lora"]),
+    "cls": ("text-classification", ["objective=cls"]),
+    "cls pair lora of three classes": ("text-classification", ["objective=cls", "peft=lora", "task=mnli"]),
+}
+
+
+def codes_of(folder: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+
+
+def exported(folder: Path, base: str, *words: str) -> Session:
+    """Export the weights of a session that differ from the base's, and return it."""
+    session = load_session(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
+    with torch.no_grad():
+        for number, tensor in enumerate(session.params.tensors.values()):
+            tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
+    name = pipeline_task(session)
+    card = Card("tiny", session.config, 3, Path(base).name, False, None, {}, [], {}, pipeline=name)
+    write_model_folder(folder, session, card, None)
+    return session
+
+
+def probabilities(session: Session) -> dict[str, float]:
+    (one,) = predict(session, [Example((EXAMPLE,) * len(session.config.task.columns), 0)])
+    return one.probabilities
 
 
 def run_code(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
@@ -86,18 +114,53 @@ def test_the_code_of_the_card_gives_our_probabilities(
 ) -> None:
     family, words = CASES[case]
     base: Path = request.getfixturevalue(family)
-    session = load_session(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
-    with torch.no_grad():
-        for number, tensor in enumerate(session.params.tensors.values()):
-            tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
-    card = Card("tiny", session.config, 3, base.name, False, None, {}, [], {})
-    write_model_folder(tmp_path / "out", session, card, None)
-    (one,) = predict(session, [Example((EXAMPLE,) * len(session.config.task.columns), 0)])
-    found = run_code(code_of((tmp_path / "out" / "README.md").read_text()), tmp_path / "out", monkeypatch)
-    assert found == pytest.approx(one.probabilities, abs=1e-5)
-    assert abs(one.probabilities["positive"] - 0.5) > 1e-4  # it can fail: other weights give other numbers
+    expected = probabilities(exported(tmp_path / "out", str(base), *words))
+    found = run_code(codes_of(tmp_path / "out")[-1], tmp_path / "out", monkeypatch)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert abs(expected["positive"] - 0.5) > 1e-4  # it can fail: other weights give other numbers
     assert_nothing_of_this_machine(tmp_path / "out", base, tmp_path)
     assert (tmp_path / "out" / "base").exists() == ("peft" in " ".join(words))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", PIPELINES)
+def test_the_pipeline_of_the_card_gives_our_probabilities(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card names the pipeline's task; `pipeline(task, model=".")` opens the folder with the task's label names."""
+    task, words = PIPELINES[case]
+    session = exported(tmp_path / "out", "demo", *words)
+    expected = probabilities(session)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == task
+    for code in codes_of(tmp_path / "out"):
+        assert run_code(code, tmp_path / "out", monkeypatch) == pytest.approx(expected, abs=1e-5)
+    pipe = transformers.pipeline(task, model=".")
+    if task == "fill-mask":
+        found = pipe(f"{EXAMPLE} It was<mask>.", targets=[" terrible", " great"])
+        scores = {one["token_str"]: one["score"] / sum(other["score"] for other in found) for one in found}
+        assert scores == pytest.approx({" terrible": expected["negative"], " great": expected["positive"]}, abs=1e-5)
+    else:
+        texts = EXAMPLE if len(session.config.task.columns) == 1 else {"text": EXAMPLE, "text_pair": EXAMPLE}
+        assert {one["label"]: one["score"] for one in pipe(texts, top_k=None)} == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_pipeline_of_a_decoder_and_of_a_prefix(
+    gpt2: Path, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(tmp_path / "lm", str(gpt2), "objective=lm")
+    monkeypatch.chdir(tmp_path / "lm")
+    by_pipeline, _ = codes_of(tmp_path / "lm")
+    scope: dict[str, Any] = {"__name__": "card"}
+    exec(compile(by_pipeline, "README.md", "exec"), scope)
+    pipe = transformers.pipeline("text-generation", model=".")
+    text = f"{EXAMPLE} It was"
+    assert scope["found"] == pipe(text, max_new_tokens=1, do_sample=False, return_full_text=False)
+    exported(tmp_path / "prefix", str(roberta), "peft=prefix")
+    card = (tmp_path / "prefix" / "README.md").read_text()
+    assert "`transformers.pipeline` cannot load this folder" in card
+    assert "pipeline_tag" not in yaml.safe_load(card.split("---")[1])
+    assert len(codes_of(tmp_path / "prefix")) == 1
 
 
 @pytest.mark.slow  # a process of its own
@@ -114,7 +177,7 @@ def test_a_pushed_run_in_a_process_without_mezo(run: Path, hub: Hub, tmp_path: P
     assert f"step 3 of {run} written to {out}\n" in result.out
     assert hub.private == {"me/first"}
     card = (stored / "README.md").read_text()
-    code = code_of(card) + "import sys\nassert not [name for name in sys.modules if name.startswith('mezo')]\n"
+    code = codes_of(stored)[-1] + "import sys\nassert not [name for name in sys.modules if name.startswith('mezo')]\n"
     env = {key: value for key, value in environment().items() if key not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
     env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(

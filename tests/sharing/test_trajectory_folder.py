@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import yaml
 
 from mezo_cli import load
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.trajectory import _FIXED
 from mezo_cli.sharing.trajectory_folder import FILES, START, check_rebuildable
+from mezo_cli.training.load import load_session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.hub_server import COMMIT, Hub
@@ -94,6 +97,29 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, tm
 
 
 # --- the way back ---
+
+
+def test_a_copy_of_the_bases_own_head_is_referred_to(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """And a folder of before, which has the copy, gives the same."""
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    assert mezo("train", *small(roberta, movies, run, "peft=head", "optimizer.lr=0.1")).code == 0
+    assert mezo("export", run, "--trajectory", "--out", folder).code == 0
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 50_000
+    with safetensors.safe_open(folder / START, "pt") as file:
+        names, copies = list(file.keys()), json.loads(file.metadata()["copies"])
+    assert copies
+    assert not names
+    expected = predictions(run)
+    assert predictions(folder, base=roberta) == expected
+    state = load_session(read_config(run / "config.yaml")).loaded.model.state_dict()
+    whole = {name: state[name].clone() for name in copies}
+    safetensors.torch.save_file(whole, folder / START, {"rows": "{}"})
+    change(folder)
+    assert predictions(folder, base=roberta) == expected
+    safetensors.torch.save_file({}, folder / START, {"copies": json.dumps({next(iter(copies)): "no.such.tensor"})})
+    change(folder)
+    with pytest.raises(UserError, match=r"has no tensors .* and no\.such\.tensor of one shape"):
+        predictions(folder, base=roberta)
 
 
 def test_it_gives_the_bits_of_the_run(run: Path, roberta: Path, shared: Path, tmp_path: Path) -> None:
