@@ -282,7 +282,7 @@ class RunDetails:
 
         They are spread evenly over all right and all wrong rows, ordered by the probability of the predicted label.
         """
-        rows = self.run.predictions()
+        rows = self.run.predictions(self.evaluations)
         if not rows:
             done = "There is no test split." if self.entry.score("test") is None else NO_PREDICTIONS
             return Examples(message=done if self.entry.finished else OPEN_END)

@@ -26,6 +26,18 @@ def verify_checksum(values: Any, before: int = 0) -> int | None:
     return crc if values.get("crc") == f"{crc:08x}" else None
 
 
+def verify_line(raw: bytes, before: int = 0) -> int | None:
+    """Return the crc of an object as `json.dumps` has written it, its `seconds` and `crc` last; None for any other text.
+
+    Several times as fast as `verify_checksum`, which an object needs where this returns None: nothing is written again.
+    """
+    body, _, end = raw.rpartition(b', "crc": "')
+    kept, key, seconds = body.rpartition(b', "seconds": ')
+    is_number = key and not seconds.strip(b"0123456789.e+-")
+    crc = zlib.crc32(b"}", zlib.crc32(kept if is_number else body, before))
+    return crc if end == b'%08x"}' % crc else None
+
+
 def _crc(values: dict[str, Any], before: int) -> int:
     kept = {key: value for key, value in values.items() if key != "seconds"}
     return zlib.crc32(json.dumps(kept, allow_nan=False).encode(), before)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import UserError
-from mezo_cli.runs.checksums import add_checksum, verify_checksum
+from mezo_cli.runs.checksums import add_checksum, verify_checksum, verify_line
 from mezo_cli.runs.files import name_in_errors, open_to_write, read_bytes, sync, write_atomically
 
 
@@ -85,7 +85,7 @@ class MetricsLog:
             line, crc, problem = None, None, "it, or a line before it, was changed"
             try:
                 line = json.loads(raw)
-                crc = verify_checksum(line, self._last_crc)
+                crc = verify_line(raw, self._last_crc) or verify_checksum(line, self._last_crc)
             except (ValueError, RecursionError) as error:
                 problem = str(error)
             if crc is None:

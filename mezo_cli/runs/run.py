@@ -441,11 +441,14 @@ class Run:
         """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""
         predictions.write(self.path / "predictions.jsonl", rows)
 
-    def predictions(self) -> list[dict[str, Any]] | None:
+    def predictions(self, lines: list[dict[str, Any]] | None = None) -> list[dict[str, Any]] | None:
         """Return the predictions for the test rows at the best checkpoint, in order.
 
         Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None if there is no such file: the run has
         not finished, has no test split, or was made before there were predictions.
+
+        Args:
+            lines: of metrics.jsonl, if they were read already: the evaluations.
 
         Raises:
             UserError: when predictions.jsonl or metrics.jsonl is damaged.
@@ -453,8 +456,8 @@ class Run:
         path = self.path / "predictions.jsonl"
         if not path.is_file() or not (self.path / "summary.json").is_file():
             return None
-        evaluations = self.evaluations("test")
-        return predictions.read(path, evaluations[-1]["predicted"] if evaluations else {})
+        tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
+        return predictions.read(path, tests[-1]["predicted"] if tests else {})
 
     def save_rows(self, split: str, lines: list[str]) -> None:
         """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""
