@@ -219,7 +219,7 @@ def _show(listed: Sequence[Listed]) -> None:
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
     """Yield the lines of a table: numbers to the right, texts to the left, directories folded if `width` is too small.
 
-    With rich's table a list of 1,000 runs takes twice the time (scripts/bench/bench_runs.py).
+    With rich's table a list of 1,000 runs takes twice the time (scripts/bench/bench_reports.py).
     """
     columns = list(rows[0])
     cells = [[printable(row.get(name, "")) for name in columns] for row in rows]

@@ -32,7 +32,9 @@ def main() -> None:
         for number in range(args.count):
             copy(args.run, many / f"run{number}", number)
         lengthen(copy(args.run, long, 0), args.lines)
-        print(f"{args.count:,} runs, a run of {args.lines:,} lines; load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        print(
+            f"{args.count:,} runs, a run of {args.lines:,} lines; load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores"
+        )
         for words in (["runs", many], ["compare", many], ["report", many, "--out", page], ["show", long]):
             times = [time_process("-m", "mezo_cli", *map(str, words)) for _ in range(args.repeats)]
             walls, cpus = zip(*times, strict=True)
@@ -44,7 +46,10 @@ def copy(run: Path, to: Path, number: int) -> Path:
     """Copy a run with another seed and learning rate: five seeds at each of the learning rates."""
     shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoints", "train.log"))
     text = (run / "config.yaml").read_text()
-    info, stored = Run(run).info(), [line.split()[1] for line in text.splitlines() if line.startswith(("  lr:", "seed:"))]
+    info, stored = (
+        Run(run).info(),
+        [line.split()[1] for line in text.splitlines() if line.startswith(("  lr:", "seed:"))],
+    )
     lr, seed = f"  lr: {1e-6 * (1 + number // 5):.6g}\n", number % 5
     text = text.replace(f"  lr: {stored[0]}\n", lr).replace(f"seed: {stored[1]}\n", f"seed: {seed}\n")
     (to / "config.yaml").write_text(text)
