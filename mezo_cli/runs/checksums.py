@@ -27,7 +27,7 @@ def verify_checksum(values: Any, before: int = 0) -> int | None:
 
 
 def verify_line(raw: bytes, before: int = 0) -> int | None:
-    """Return the crc of an object as `json.dumps` has written it, its `seconds` and `crc` last; None for any other text.
+    """Return the crc of an object as `json.dumps` wrote it, its `seconds` and `crc` last; None for any other text.
 
     Several times as fast as `verify_checksum`, which an object needs where this returns None: nothing is written again.
     """
