@@ -3,47 +3,36 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import OptimizerConfig, Seed
-from mezo_cli.config.validation import check
 from mezo_cli.errors import UserError, join
+from mezo_cli.library.first_step import Closure, loss_with_graph, saying_what_takes_long, to_tensor
 from mezo_cli.library.groups import ParamsArgument, to_groups
-from mezo_cli.library.trajectory import apply_records, make_header, open_writer
+from mezo_cli.library.settings import METHOD, StepSettings, check_group, check_settings
+from mezo_cli.library.trajectory import make_header, open_writer
 from mezo_cli.library.uncovered import find_uncovered
+from mezo_cli.library.updates import Updates
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
-from mezo_cli.optim.settings import NotNegativeNumber, PositiveNumber, Samples
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
-from mezo_cli.runs.trajectory import Writer
+from mezo_cli.runs.trajectory import ROUNDINGS, Writer
 
 log = logging.getLogger("mezo")
 
-Closure = Callable[[], Tensor | float]
-SAVED = ("steps", "seed", "eps", "samples", "noise")
+SAVED = ("seed", "eps", "samples", "noise")  # of the settings, in a state dict
 RATIO_TOLERANCE = 1e-6  # of a group's lr to that of the group that the trajectory stores
 NAMES_SHOWN = 8  # of tensors in one log line
-
-
-@dataclass(frozen=True)
-class StepSettings(OptimizerConfig):
-    """What `MezoOptimizer` is given."""
-
-    eps: PositiveNumber = 1e-3
-    weight_decay: NotNegativeNumber = 0.0
-    samples: Samples = 1
-    noise: Literal["gaussian", "rademacher"] = "gaussian"
-    seed: Seed = 0
+DTYPES = [getattr(torch, name) for name in ROUNDINGS]  # of tensors that can be tuned
 
 
 class MezoOptimizer(torch.optim.Optimizer):
@@ -61,6 +50,9 @@ class MezoOptimizer(torch.optim.Optimizer):
     another one. The latter are perturbed in place for each sign, and their exact bits are put back. What only a later
     closure uses is not found.
 
+    Weights in half precision are rounded once per step, stochastically (docs/concepts/methods.md), so that small
+    updates are not lost.
+
     Args:
         model: any module. Its own `named_parameters()` give the names, by which z is drawn.
         params: what is tuned: None for every tensor with requires_grad; a function that is true for the names to
@@ -69,7 +61,11 @@ class MezoOptimizer(torch.optim.Optimizer):
         eps: perturbation scale, > 0.
         weight_decay: theta <- (1 - lr weight_decay) theta at each step, for all tensors of a group. A step whose
             projected gradients are all 0 leaves its decay to the next one that has others.
+        momentum: decay of a momentum buffer, float32, of the size of the tuned tensors; 0 for none.
+        betas: MeZO-Adam with these decays of its two moments, e.g. (0.9, 0.999); None for no Adam.
         samples: directions per step (n-SPSA).
+        sample_schedule: "constant", or "linear": from 1 to `samples` over `total_steps`.
+        total_steps: the length of a linear `sample_schedule`.
         noise: "gaussian" or "rademacher".
         seed: of z. Two trainings with one seed draw the same z.
         trajectory: a file that is to have the steps' scalars (16 bytes per step), for `mezo_cli.replay`.
@@ -93,20 +89,26 @@ class MezoOptimizer(torch.optim.Optimizer):
         lr: float = 1e-6,
         eps: float = 1e-3,
         weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        betas: tuple[float, float] | None = None,
         samples: int = 1,
+        sample_schedule: str = "constant",
+        total_steps: int | None = None,
         noise: str = "gaussian",
         seed: int = 0,
         trajectory: str | os.PathLike[str] | None = None,
     ) -> None:
         groups = to_groups(model, params)
-        values = _check_settings(
-            groups, lr=lr, eps=eps, weight_decay=weight_decay, samples=samples, noise=noise, seed=seed
-        )
-        super().__init__(groups, {name: values[name] for name in ("lr", "weight_decay")})
+        settings = check_settings(
+            lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum, betas=betas, samples=samples,
+            sample_schedule=sample_schedule, total_steps=total_steps, noise=noise, seed=seed,
+        )  # fmt: skip
+        _check_groups(groups)
+        super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         base_lr = _base_lr(self.param_groups)
         for group in self.param_groups:
             group["lr_ratio"] = group["lr"] / base_lr if base_lr else 1.0
-        self.eps, self.samples, self.noise, self.seed = (values[name] for name in ("eps", "samples", "noise", "seed"))
+        self.settings = settings
         self.steps = 0
         self.result: MezoResult | None = None
         self.unreachable: list[str] = []
@@ -114,10 +116,10 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._model, self._path = model, None if trajectory is None else Path(trajectory)
         self._writer: Writer | None = None
         self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
-        self._deferred = [1.0] * len(groups)  # see `apply_records`
         self._started = False
         names = {name for group in groups for name in group["names"]}
-        self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds_frozen=False)
+        self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds=False)
+        self._updates = Updates(self.forward.params, [group["names"] for group in groups], settings)
         self._places = _places(model, names)
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
@@ -132,7 +134,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Closure, paired: bool = False) -> float:  # type: ignore[override]  # torch's is optional
+    def step(self, closure: Closure | None = None, paired: bool = False) -> float:  # type: ignore[override]
         """Take one step, with the model in eval mode, and return the mean of the losses.
 
         Args:
@@ -143,52 +145,84 @@ class MezoOptimizer(torch.optim.Optimizer):
             FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
             UserError: when the closure returns no loss, or the weights are not where the optimizer has put them.
         """
+        if closure is None:
+            raise UserError(
+                "step() needs a closure that returns the loss of one batch: optimizer.step(lambda: loss_of(model, "
+                "batch)); in the Trainer of transformers use mezo_cli.MezoTrainer"
+            )
+        loss = self.estimate(closure, paired)
+        self.update()
+        return loss
+
+    @torch.no_grad()
+    def estimate(self, closure: Closure, paired: bool = False) -> float:
+        """Compute the losses and projected gradients of a step: its first half, which leaves the weights as they are.
+
+        Args, errors and result are those of `step`.
+        """
         self._check_addresses()
         with in_eval_mode(self._model):
             if not self._started:
-                self._start(closure)
-            directions = [Direction(self.seed, self.steps, sample) for sample in range(self.samples)]
-            results = spsa_per_direction(self.forward, partial(self._losses, closure, paired), directions, self.eps)
+                with saying_what_takes_long(self.forward.params.noise.describe_kernels()[0] != "eager"):
+                    self._start(closure)
+            n, seed = self._updates.samples(self.steps), self.settings.seed
+            directions = [Direction(seed, self.steps, sample) for sample in range(n)]
+            losses = partial(self._losses, closure, paired)
+            results = spsa_per_direction(self.forward, losses, directions, self.settings.eps)
         plus, minus, grads = zip(*results, strict=True)
-        n, rounded = self.samples, [to_float32(grad) for grad in grads]
+        rounded = [to_float32(grad) for grad in grads]
         if not all(map(math.isfinite, rounded)):
             raise FloatingPointError(f"step {self.steps + 1}: the losses are {plus[0]} and {minus[0]}, not finite")
-        base_lr = _base_lr(self.param_groups)
-        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, to_float32(base_lr))
-        groups = self._groups_at(base_lr)
-        if self._path is not None:
-            self._record(self.result, groups)
-        apply_records(self.forward.params, groups, self.seed, [(self.steps, rounded, self.result.lr)], self._deferred)
-        self.steps += 1
+        lr = to_float32(_base_lr(self.param_groups))
+        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, lr)
         return self.result.loss
 
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the weights by what `estimate` has computed: the second half of a step."""
+        assert self.result is not None
+        groups = self._groups_at(_base_lr(self.param_groups))
+        if self._path is not None:
+            self._record(self.result, groups)
+        self._updates.apply(groups, [(self.steps, self.result.projected_grads, self.result.lr)])
+        self.steps += 1
+
+    def __repr__(self) -> str:
+        lines = [f"MezoOptimizer({self.settings.describe()}, {self.steps} steps taken)"]
+        for group in self.param_groups:
+            count = sum(p.numel() for p in group["params"])
+            rates = f"lr={group['lr']:.6g}, weight_decay={group['weight_decay']:.6g}"
+            lines.append(f"  {count:,} parameters in {len(group['params'])} tensors: {rates}")
+        return "\n".join(lines)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state dict with the step number and the settings. The weights are the model's to save."""
-        decay = {"decay": "float64", "deferred": list(self._deferred)} if self.forward.params.decay.in_float64 else {}
-        return super().state_dict() | {name: getattr(self, name) for name in SAVED} | decay
+        """Return torch's state dict with the step number, the settings and the moments; the model's weights are not."""
+        own = {"steps": self.steps} | {name: getattr(self.settings, name) for name in SAVED}
+        return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the step of a state dict; the model must have the weights of that step.
 
         Raises:
-            UserError: when it is of another noise or of other tensors, or lacks a field.
+            UserError: when it is of another noise or method or of other tensors, or lacks a field.
         """
-        for name in SAVED:
+        for name in ("steps", *SAVED):
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
-        if state_dict["noise"] != self.noise:
-            raise UserError(f"state_dict: its noise is {state_dict['noise']}, this optimizer's is {self.noise}")
+        for name in ("noise", *METHOD):
+            value, other = getattr(self.settings, name), state_dict.get(name, getattr(StepSettings, name))
+            if (tuple(other) if isinstance(other, list) else other) != value:
+                raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
         saved, own = (
             [group["names"] for group in groups] for groups in (state_dict["param_groups"], self.param_groups)
         )
         if saved != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
+        settings = replace(self.settings, **{name: state_dict[name] for name in SAVED})
+        updates = Updates(self.forward.params, own, settings)
+        updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        for name in SAVED:
-            setattr(self, name, state_dict[name])
-        # One of before weight decay was computed in float64 has neither: the training continues as it began.
-        self.forward.params.decay.in_float64 = "decay" in state_dict
-        self._deferred = list(state_dict.get("deferred", [1.0] * len(self.param_groups)))
+        self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]
         self.close()
 
     def close(self) -> None:
@@ -200,12 +234,17 @@ class MezoOptimizer(torch.optim.Optimizer):
 
     def _start(self, closure: Closure) -> None:
         """Find which tensors the loss depends on, and which of them a module reads from another one."""
-        loss = loss_with_graph(closure)
+        loss = loss_with_graph(closure, self.forward.params.tensors.values())
+        if loss.dtype.itemsize == 2:
+            log.warning("MezoOptimizer: the loss is %s, too coarse for a difference: return it in float32", loss.dtype)
         if loss.grad_fn is not None:
             self.unreachable = self.forward.params.select_reachable(loss)
         del loss  # and its graph
-        self.uncovered = find_uncovered(self.forward, closure, Direction(self.seed, self.steps), self.eps)
+        self.uncovered = find_uncovered(
+            self.forward, closure, Direction(self.settings.seed, self.steps), self.settings.eps
+        )
         self.forward.perturb_whole(self.uncovered)
+        self._updates.keep(self.forward.params.tensors)
         if self.unreachable:
             log.warning("MezoOptimizer: not in the graph of the loss, so not tuned: %s", _in_short(self.unreachable))
         if self.uncovered:
@@ -229,7 +268,8 @@ class MezoOptimizer(torch.optim.Optimizer):
         """
         for name, p in self.forward.params.tensors.items():
             owner, key = self._places[name]
-            if owner.get(key) is not p or p.data_ptr() != self._addresses[name] or p.dtype != torch.float32:
+            stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
+            if owner.get(key) is not p or not stays:
                 raise UserError(
                     f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
                     "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
@@ -251,49 +291,11 @@ class MezoOptimizer(torch.optim.Optimizer):
         """Append the step to the trajectory file."""
         assert self._path is not None
         if self._writer is None:
-            header = make_header(self._model, self.forward.params, groups, self.seed, self.samples)
+            header = make_header(self._model, self.forward.params, groups, self.settings, self._updates.in_float64)
             self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
         if groups != self._recorded:
             raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
         self._writer.append(self.steps, result.projected_grads, result.lr)
-
-
-def to_tensor(loss: Tensor | float) -> Tensor:
-    """Return a closure's loss as a tensor of shape [].
-
-    Raises:
-        UserError: for a tensor of several elements, or what is no number.
-    """
-    if isinstance(loss, Tensor):
-        if loss.numel() != 1:
-            raise UserError(f"the closure returned a tensor of shape {list(loss.shape)}; it must return one loss")
-        return loss.reshape(())
-    try:
-        return torch.tensor(float(loss), dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the closure returned {type(loss).__name__}; it must return a number or a tensor") from error
-
-
-def loss_with_graph(closure: Closure) -> Tensor:
-    """Return a closure's loss with its autograd graph, [], without the activations that a backward would need.
-
-    So the memory is that of a forward without gradients. A closure that itself takes a gradient needs them: it is
-    called again, and they are kept.
-    """
-    with torch.enable_grad():
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _refuse_activation):
-                return to_tensor(closure())
-        except _ActivationNeededError:
-            return to_tensor(closure())
-
-
-class _ActivationNeededError(Exception):
-    """A backward needs an activation that was not kept."""
-
-
-def _refuse_activation(packed: None) -> Tensor:
-    raise _ActivationNeededError
 
 
 @contextmanager
@@ -326,24 +328,23 @@ def _in_short(names: list[str]) -> str:
     return join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
 
 
-def _check_settings(groups: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
-    """Refuse values out of the ranges of optimizer=mezo, and tensors of several dtypes.
-
-    Returns:
-        The values as Python's own numbers, which the groups get too: NumPy's cannot be written as JSON.
+def _check_groups(groups: list[dict[str, Any]]) -> None:
+    """Check the groups' settings, and that their tensors have one dtype, in which they can be tuned.
 
     Raises:
         UserError: naming the setting, or the tensor.
     """
-    for group in [{}, *groups]:
-        own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-        settings = check(StepSettings, {"name": "mezo", **values, **own})
-        group |= {name: getattr(settings, name) for name in own}
-    checked = asdict(check(StepSettings, {"name": "mezo", **values}))
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
+    first = next(iter(tensors))
     for name, p in tensors.items():
         if nn.parameter.is_lazy(p):
             raise UserError(f"params: {name} has no shape yet: run the model once before the optimizer is made")
-        if p.dtype != torch.float32:
-            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of torch.float32")
-    return checked
+        if p.dtype not in DTYPES:
+            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
+        if p.dtype != tensors[first].dtype:
+            raise UserError(
+                f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; one optimizer tunes tensors of "
+                "one dtype: convert the model, or tune a part of it"
+            )
+    for group in groups:
+        check_group(group)

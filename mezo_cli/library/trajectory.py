@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
+from mezo_cli.library.settings import StepSettings, check_settings
+from mezo_cli.library.updates import Updates
 from mezo_cli.models.initial_state import check_fingerprint, fingerprint
-from mezo_cli.optim.mezo import gradient_estimate
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.trajectory import Header, Trajectory, Writer
@@ -21,48 +21,23 @@ from mezo_cli.runs.trajectory import Header, Trajectory, Writer
 OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the name of a choice there
 
 
-def apply_records(
-    params: Params,
-    groups: Sequence[Mapping[str, Any]],
-    seed: int,
-    records: Sequence[StepRecord],
-    deferred: list[float],
-) -> None:
-    """Update theta by each record in order: theta <- (1 - lr wd) theta - lr sum_i g_i z_i / n, group by group.
-
-    Args:
-        params: the tuned tensors.
-        groups: each with `names`, `weight_decay`, and `lr_ratio`, its learning rate's ratio to the record's.
-        seed: of the run.
-        records: (step, the n projected gradients, the learning rate of the first group where it is not 0).
-        deferred: the weight decay of each group that steps without a gradient have left to the next one, a factor (see
-            perturb/decay.py); it is brought up to date.
-    """
-    for i, group in enumerate(groups):
-        names = tuple(group["names"])
-        params.decay.deferred[names] = deferred[i]
-        terms: list[tuple[Direction, float]] = []
-        decays: list[float] = []
-        for step, grads, lr in records:
-            rate = lr * group["lr_ratio"]
-            terms += gradient_estimate(seed, step, grads, -rate)
-            decays += [1.0 - rate * group["weight_decay"], *[1.0] * (len(grads) - 1)]
-        params.update(terms, decays, names)
-        deferred[i] = params.decay.deferred.pop(names, 1.0)
-
-
-def make_header(model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], seed: int, n: int) -> Header:
+def make_header(
+    model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], settings: StepSettings, in_float64: bool
+) -> Header:
     """Return the header of the trajectory that starts from the model's weights as they are now."""
-    decays = params.decay.in_float64 and any(group["weight_decay"] for group in groups)
+    decays = in_float64 and any(group["weight_decay"] for group in groups)
+    dtype, method = str(params.dtype).removeprefix("torch."), settings.method_settings()
     return Header(
         fingerprint=fingerprint(model),
         optimizer=OPTIMIZER,
         noise=params.noise.name,
-        seed=seed,
-        samples=n,
+        seed=settings.seed,
+        samples=settings.samples,
         weight_decay=float(groups[0]["weight_decay"]),
         tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
-        settings={"groups": [dict(group) for group in groups]},
+        settings={"groups": [dict(group) for group in groups]} | ({"method": method} if method else {}),
+        dtype=dtype,
+        rounding=trajectory.ROUNDINGS[dtype],
         decay="float64" if decays else None,
     )
 
@@ -120,15 +95,21 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
         raise UserError(f"step={step}: {path} holds steps 0 to {len(recorded)}")
     params = _params_of(model, recorded, path)
     check_fingerprint(model, recorded.header.fingerprint, path)
-    params.decay.in_float64, groups = recorded.header.decay is not None, recorded.header.settings["groups"]
-    apply_records(params, groups, recorded.header.seed, recorded.records(0, step), [1.0] * len(groups))
+    header, groups = recorded.header, recorded.header.settings["groups"]
+    method = header.settings.get("method", {})
+    settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
+    updates = Updates(params, [group["names"] for group in groups], settings)
+    updates.in_float64 = header.decay is not None
+    updates.apply(groups, recorded.records(0, step))
     return step
 
 
 def _params_of(model: nn.Module, recorded: Trajectory, path: Path) -> Params:
     """Return the tensors that the trajectory names."""
-    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    tensors, dtype = dict(model.named_parameters()), recorded.header.dtype
     for name, shape in recorded.header.tensors:
-        if shapes.get(name) != shape:
+        if name not in tensors or list(tensors[name].shape) != shape:
             raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
+        if tensors[name].dtype != getattr(torch, dtype):
+            raise UserError(f"{path}: {name} was trained in {dtype}; the model has it in {tensors[name].dtype}")
     return Params(model, make_noise(recorded.header.noise), names={name for name, _ in recorded.header.tensors})

@@ -103,7 +103,7 @@ class Mezo(ReplayableOptimizer):
     def samples(self, step: int) -> int:
         """Return n_t, the number of directions that step `step` draws."""
         n = self.config.samples
-        return n if self.config.sample_schedule == "constant" else 1 + n * step // self.steps
+        return n if self.config.sample_schedule == "constant" else min(n, 1 + n * step // self.steps)
 
     def count_forwards(self, steps: int) -> dict[str, int]:
         """Return two forwards per sample and no backward."""

@@ -28,6 +28,8 @@ from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mezo_cli.perturb.params import Params
 
 
@@ -147,9 +149,13 @@ class WithMoment(Mezo):
                 params.round_(span, theta, update.terms[0][0])
             params.store(span, theta)
 
-    def save_state(self, path: Path) -> None:
-        """Write moments and scalars as safetensors named `m:PARAMETER`. With a window there is nothing to write."""
-        import safetensors.torch
+    def share_moments(self, other: "WithMoment") -> None:
+        """Keep the moments in the buffers of `other`, which updates other tensors of the same storage."""
+        for moment in self.moments:
+            setattr(self, moment, getattr(other, moment))
+
+    def state_tensors(self) -> "dict[str, Tensor]":
+        """Return moments, named `m:PARAMETER`, and `scalars`. With a window there are none."""
         import torch
 
         tensors = {
@@ -159,6 +165,30 @@ class WithMoment(Mezo):
         }
         if tensors:
             tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
+        return tensors
+
+    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
+        """Take over what `state_tensors` returned after `step` steps.
+
+        Raises:
+            ValueError: when it is of another optimizer or another step.
+        """
+        values = tensors["scalars"].tolist() if "scalars" in tensors else []
+        if len(values) != len(self.scalars) or values[0] != step:
+            raise ValueError(f"it does not hold the state of {self.config.name} at step {step}")
+        for name, value in zip(self.scalars, values, strict=True):
+            setattr(self, name, type(getattr(self, name))(value))
+        for moment in self.moments:
+            start = f"{moment.strip('_')}:"
+            averages = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            getattr(self, moment).load(averages)
+
+    def save_state(self, path: Path) -> None:
+        """Write `state_tensors` as safetensors; no file where there are none."""
+        import safetensors.torch
+
+        tensors = self.state_tensors()
+        if tensors:
             safetensors.torch.save_file(tensors, path)
 
     def load_state(self, path: Path, step: int) -> None:
@@ -170,15 +200,10 @@ class WithMoment(Mezo):
         from mezo_cli.models.stored_tensors import read_tensors
 
         tensors, _ = read_tensors(path)
-        values = tensors.pop("scalars").tolist() if "scalars" in tensors else []
-        if len(values) != len(self.scalars) or values[0] != step:
-            raise UserError(f"{path} is damaged: it does not hold the state of {self.config.name} at step {step}")
-        for name, value in zip(self.scalars, values, strict=True):
-            setattr(self, name, type(getattr(self, name))(value))
-        for moment in self.moments:
-            start = f"{moment.strip('_')}:"
-            averages = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-            getattr(self, moment).load(averages)
+        try:
+            self.load_tensors(tensors, step)
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}") from error
 
 
 class MezoMomentum(WithMoment):

@@ -14,7 +14,6 @@ from mezo_cli.config.schema import StepRecord
 from mezo_cli.perturb.noise import Direction
 
 Term = tuple[Direction, float]
-Names = tuple[str, ...] | None  # of the tensors that decay together; None: all
 
 
 class WeightDecay:
@@ -23,38 +22,34 @@ class WeightDecay:
     Attributes:
         in_float64: False for a run that was begun before weight decay was computed so: decay is rounded to float32, and
             nothing is deferred.
-        deferred: the product of the deferred decays, by the tensors' names; none where it is 1.
+        deferred: the product of the deferred decays.
     """
 
     def __init__(self) -> None:
         self.in_float64 = True
-        self.deferred: dict[Names, float] = {}
+        self.deferred = 1.0
 
-    def take(self, decay: float, moves: bool, names: Names = None) -> float:
+    def take(self, decay: float, moves: bool) -> float:
         """Return the decay to apply in the next step: with what the steps before deferred, or 1 if it is deferred, too.
 
         Args:
             decay: the step's own, e.g. 1 - lr weight_decay.
             moves: whether a projected gradient of the step is not 0.
-            names: of the tensors.
         """
         if not self.in_float64:
             return decay
-        decay *= self.deferred.pop(names, 1.0)
-        if moves:
-            return decay
-        if decay != 1.0:
-            self.deferred[names] = decay
-        return 1.0
+        decay *= self.deferred
+        self.deferred = 1.0 if moves else decay
+        return decay if moves else 1.0
 
-    def take_each(self, terms: Sequence[Term], decays: Sequence[float], names: Names = None) -> Sequence[float]:
+    def take_each(self, terms: Sequence[Term], decays: Sequence[float]) -> Sequence[float]:
         """Return the decays to apply with these terms: those of a step all with its first term that is not 0."""
-        if not self.in_float64 or (not self.deferred and all(decay == 1.0 for decay in decays)):
+        if not self.in_float64 or (self.deferred == 1.0 and all(decay == 1.0 for decay in decays)):
             return decays
         due: list[float] = []
         for of_step, with_decays in split_steps(terms, decays):
             moving = [len(due) + i for i, (_, coefficient) in enumerate(of_step) if coefficient]
-            decay = self.take(math.prod(with_decays), bool(moving), names)
+            decay = self.take(math.prod(with_decays), bool(moving))
             due += [1.0] * len(of_step)
             if moving:
                 due[moving[0]] = decay
@@ -67,7 +62,7 @@ class WeightDecay:
             records: (step, projected gradients, lr), in order.
             weight_decay: the decay of a step is 1 - lr weight_decay.
         """
-        self.deferred.clear()
+        self.deferred = 1.0
         for _, grads, lr in records:
             self.take(1.0 - lr * weight_decay, moves=lr != 0 and any(grads))
 

@@ -59,7 +59,7 @@ class PerturbedForward:
     Args:
         model: a transformers model; the forwards of its modules are replaced for good.
         params: its trainable tensors. Only these are perturbed.
-        rounds_frozen: whether modules see frozen weights in the compute dtype too, and not as they are stored.
+        rounds: whether modules see all weights in the compute dtype, and not in the one that each is stored in.
 
     Attributes:
         params: as given.
@@ -70,9 +70,9 @@ class PerturbedForward:
         ranks: those that share the directions of a step; None if this process computes all of them.
     """
 
-    def __init__(self, model: nn.Module, params: Params, rounds_frozen: bool = True) -> None:
-        self.params, self._rounds_frozen = params, rounds_frozen
-        self.compute_dtype = torch.float32
+    def __init__(self, model: nn.Module, params: Params, rounds: bool = True) -> None:
+        self.params, self._rounds = params, rounds
+        self.compute_dtype = torch.float32 if rounds else params.dtype
         device = next(model.parameters()).device.type
         self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
         self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
@@ -509,7 +509,7 @@ class PerturbedForward:
 
     def _is_rounded(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter in another dtype than it is stored in."""
-        return p.dtype != self.compute_dtype and (self._rounds_frozen or p.requires_grad)
+        return self._rounds and p.dtype != self.compute_dtype
 
 
 class PatchedForward(partial[Any]):

@@ -4,8 +4,9 @@ Where theta is stored in half precision, the update of a step is computed in flo
 see noise/rounding.py. It is the same rounding whether one step is applied or, in a replay, many to one part of theta.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Params:
         }
         self._copy: Tensor | None = None  # of a span of theta
         self._wide: Tensor | None = None  # likewise, in float64
-        self._spans: dict[Any, list[Span]] = {}  # of the tensors, and cut to a size
+        self._spans: dict[int | None, list[Span]] = {}  # of the tensors, by the size that they are cut to
         self._span_by_name: dict[str, Span] = {}  # of all tensors, in the order of the storage
         for segment in move_to_flat_storage(self._tensors, noise.tile):
             ends = segment.ends.tolist()
@@ -94,6 +95,13 @@ class Params:
         self.tensors = reachable
         return unreachable
 
+    def subset(self, names: Collection[str]) -> Self:
+        """Return these tensors, where they are in the storage, with a weight decay of their own."""
+        part = copy.copy(self)
+        part.tensors = {name: p for name, p in self.tensors.items() if name in names}
+        part.decay = WeightDecay()
+        return part
+
     def span_of(self, name: str) -> Span:
         """Return where a tensor is in the storage."""
         return self._span_by_name[name]
@@ -109,35 +117,33 @@ class Params:
             joined.append(span)
         return joined
 
-    def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
+    def update(self, terms: Sequence[Term], decays: Sequence[float]) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
         Args:
             terms: (direction, coefficient), in order. The directions of a step have its number: where theta has two
                 bytes, it is rounded when the number changes.
             decays: one per term, e.g. 1 - lr weight_decay with the first one of a step and 1 with the others.
-            names: of the tensors; None for all.
         """
-        chosen = None if names is None else tuple(names)
-        decays = self.decay.take_each(terms, decays, chosen)
+        decays = self.decay.take_each(terms, decays)
         if self.dtype != torch.float32:
-            self._update_and_round(terms, decays, chosen)
+            self._update_and_round(terms, decays)
             return
-        if chosen not in self._spans:
-            self._spans[chosen] = self.spans(self.tensors if chosen is None else chosen)
+        if None not in self._spans:
+            self._spans[None] = self.spans(self.tensors)
         for first in range(0, len(terms), TERMS_PER_PASS):
             some = slice(first, first + TERMS_PER_PASS)
             self.noise.begin_pass()
-            for span in self._spans[chosen]:
+            for span in self._spans[None]:
                 self.noise.update_(span, span.theta, terms[some], decays[some], self.decay.in_float64)
 
-    def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float], names: tuple[str, ...] | None) -> None:
+    def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float]) -> None:
         """Do the same for theta in half precision, with one rounding per step."""
         size = call_size(MAX_ELEMENTS, self._device)
         for steps in _passes(terms, decays):
             self._begin_pass()
             one_term = self.fuses and all(len(of_step) == 1 for of_step, _ in steps)
-            for span in self._split(size, names):
+            for span in self._split(size):
                 if one_term and isinstance(self.noise, CounterNoise):
                     first = [of_step[0] for of_step, _ in steps]
                     self.noise.update_and_round_(span, first, [d for _, (d,) in steps], self.decay.in_float64)
@@ -157,12 +163,11 @@ class Params:
         self._begin_pass()
         return self._split(self.noise.block_size(self._device))
 
-    def _split(self, size: int, names: tuple[str, ...] | None = None) -> list[Span]:
-        """Return the storage of these tensors, or of all, in spans of about `size` elements."""
-        if (size, names) not in self._spans:
-            whole = self.spans(self.tensors if names is None else names)
-            self._spans[size, names] = [part for span in whole for _, part in span.split(size)]
-        return self._spans[size, names]
+    def _split(self, size: int) -> list[Span]:
+        """Return the storage of the tensors in spans of about `size` elements."""
+        if size not in self._spans:
+            self._spans[size] = [part for span in self.spans(self.tensors) for _, part in span.split(size)]
+        return self._spans[size]
 
     def _begin_pass(self) -> None:
         self.noise.begin_pass()

@@ -1,0 +1,201 @@
+"""Weights in half precision, momentum, Adam and schedules of samples: by the runner's classes, to the same bits."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mezo_cli import MezoOptimizer, replay
+from mezo_cli.errors import UserError
+from mezo_cli.library import first_step
+from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.params import Params
+from mezo_cli.runs.trajectory import read
+from tests.library.test_optimizer import X, Y, make
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+STEPS = 6
+METHODS: dict[str, tuple[dict[str, Any], Any]] = {
+    "mezo": ({}, make_config("mezo")),
+    "momentum": ({"momentum": 0.9}, make_config("mezo_momentum", momentum=0.9)),
+    "adam": ({"betas": (0.8, 0.95)}, make_config("mezo_adam", beta1=0.8, beta2=0.95)),
+    "samples": (
+        {"samples": 3, "sample_schedule": "linear", "total_steps": STEPS},
+        make_config("mezo", samples=3, sample_schedule="linear"),
+    ),
+    "adam, samples": (
+        {"betas": (0.9, 0.999), "samples": 3, "sample_schedule": "linear", "total_steps": STEPS},
+        make_config("mezo_adam", samples=3, sample_schedule="linear"),
+    ),
+    "rademacher": (
+        {"betas": (0.9, 0.9), "noise": "rademacher"},
+        make_config("mezo_adam", beta2=0.9, noise="rademacher"),
+    ),
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+GROUPS = [{"params": ["0.weight", "4.bias"], "weight_decay": 0.3}, {"params": ["4.weight", "0.bias"], "lr": 0.02}]
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    """Return a loss in float32 of a model in any dtype."""
+    return F.cross_entropy(model(X.to(next(model.parameters()).dtype)).float(), Y)
+
+
+def bits(model: nn.Module) -> list[bytes]:
+    return [p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_is_the_runners(name: str, dtype: torch.dtype) -> None:
+    ours, theirs = make().to(dtype), make().to(dtype).eval()
+    values, config = METHODS[name]
+    config = replace(config, lr=0.01, weight_decay=0.1)
+    optimizer = MezoOptimizer(ours, lr=0.01, weight_decay=0.1, seed=3, **values)
+    forward = PerturbedForward(theirs, Params(theirs, make_noise(config.noise)))
+    forward.compute_dtype = dtype
+    runner = optimizer_class(config)(config, 3, STEPS)
+    for step in range(STEPS):
+        loss = optimizer.step(lambda: loss_of(ours))
+        with torch.no_grad():
+            expected = runner.step(forward, lambda: forward.forward_per_sign(lambda: loss_of(theirs)), step)
+        assert optimizer.result == expected
+        assert loss == expected.loss
+    assert bits(ours) == bits(theirs)
+    assert ours[0].weight.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_replayed_and_continued_to_the_same_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """With two groups, whose rates and weight decays differ, from a state dict that was saved and read by torch."""
+
+    def optimizer_of(model: nn.Module, path: str) -> MezoOptimizer:
+        return MezoOptimizer(model, GROUPS, lr=0.01, weight_decay=0.1, trajectory=tmp_path / path, **METHODS[name][0])
+
+    whole, half, again, fresh = (make().to(dtype) for _ in range(4))
+    first, second = optimizer_of(whole, "whole.bin"), optimizer_of(half, "run.bin")
+    for step in range(STEPS):
+        first.step(lambda: loss_of(whole))
+        if step < 3:
+            second.step(lambda: loss_of(half))
+    torch.save(second.state_dict(), tmp_path / "state.pt")
+    again.load_state_dict(half.state_dict())
+    third = optimizer_of(again, "run.bin")
+    second.close()
+    third.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for _ in range(3):
+        third.step(lambda: loss_of(again))
+    first.close()
+    third.close()
+    assert bits(again) == bits(whole)
+    assert (tmp_path / "run.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
+    assert replay(fresh, tmp_path / "whole.bin") == STEPS
+    assert bits(fresh) == bits(whole)
+    assert read(tmp_path / "whole.bin").header.dtype == str(dtype).removeprefix("torch.")
+
+
+def test_a_loss_in_half_precision_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = make().bfloat16()
+    MezoOptimizer(model).step(lambda: loss_of(model).bfloat16())
+    assert "the loss is torch.bfloat16" in caplog.text
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"betas": (0.9, 2)}, "betas=(0.9, 2): allowed are two numbers"),
+    ({"betas": 0.9}, "betas=0.9: allowed are two numbers"),
+    ({"momentum": 1.0}, "momentum=1.0"),
+    ({"momentum": 0.9, "betas": (0.9, 0.99)}, "leave momentum out"),
+    ({"sample_schedule": "linear"}, "give both or neither"),
+    ({"total_steps": 5}, "give both or neither"),
+    ({"sample_schedule": "lin"}, "did you mean 'linear'?"),
+]
+
+
+@pytest.mark.parametrize(("values", "text"), MISTAKES, ids=[text for _, text in MISTAKES])
+def test_a_mistake_is_one_line(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        MezoOptimizer(make(), **values)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model = make()
+    optimizer = MezoOptimizer(model, momentum=0.5, trajectory=tmp_path / "run.bin")
+    optimizer.step(lambda: loss_of(model))
+    state = optimizer.state_dict()
+    with pytest.raises(UserError, match=r"state_dict: its momentum is 0\.5, this optimizer's is 0\.0"):
+        MezoOptimizer(make()).load_state_dict(state)
+    with pytest.raises(UserError, match=r"state_dict: its betas is None, this optimizer's is \(0\.9, 0\.99\)"):
+        MezoOptimizer(make(), betas=(0.9, 0.99)).load_state_dict(MezoOptimizer(make()).state_dict())
+    with pytest.raises(UserError, match=r"state_dict: it does not hold the state of mezo_momentum at step 2"):
+        MezoOptimizer(make(), momentum=0.5).load_state_dict({**state, "steps": 2})
+    with pytest.raises(UserError, match=r"0\.weight was trained in float32; the model has it in torch\.bfloat16"):
+        replay(make().bfloat16(), tmp_path / "run.bin")
+    mixed = make()
+    mixed[4].bfloat16()
+    with pytest.raises(UserError, match=r"4\.weight is torch\.bfloat16 and 0\.weight is torch\.float32"):
+        MezoOptimizer(mixed)
+    with pytest.raises(UserError, match=r"0\.weight is torch\.float64; MezoOptimizer tunes tensors of torch\.float32,"):
+        MezoOptimizer(make().double())
+
+
+def test_a_step_without_a_closure_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"step\(\) needs a closure .* in the Trainer .* use mezo_cli\.MezoTrainer"):
+        MezoOptimizer(make()).step()
+
+
+def test_a_backward_in_the_closure_is_one_line() -> None:
+    model = make()
+    optimizer = MezoOptimizer(model)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    before = bits(model)
+    with pytest.raises(UserError, match=r"the closure calls backward\(\): MeZO needs no gradient"):
+        optimizer.step(closure)
+    assert bits(model) == before
+    assert all(p.grad is None for p in model.parameters())
+    optimizer.step(lambda: loss_of(model))  # it is as it was
+    loss_of(model).backward()  # outside, all may
+
+
+def test_its_text_is_short() -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(50)])
+    groups = [{"params": lambda name: "bias" in name, "weight_decay": 0.0}, {"params": lambda name: "weight" in name}]
+    optimizer = MezoOptimizer(model, groups, lr=1e-6, weight_decay=0.1, betas=(0.9, 0.999))
+    assert repr(optimizer).splitlines() == [
+        "MezoOptimizer(eps=0.001, betas=(0.9, 0.999), samples=1, seed=0, 0 steps taken)",
+        "  100 parameters in 50 tensors: lr=1e-06, weight_decay=0",
+        "  200 parameters in 50 tensors: lr=1e-06, weight_decay=0.1",
+    ]
+
+
+def test_a_first_step_that_takes_long_says_what_it_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_step, "LONG", 0.05)
+    model = make()
+    optimizer = MezoOptimizer(model)
+
+    def closure() -> Tensor:
+        time.sleep(0.2)
+        return loss_of(model)
+
+    optimizer.step(closure)
+    assert [message for message in caplog.messages if "still running" in message] == caplog.messages[:1]
+    optimizer.step(closure)
+    assert len(caplog.messages) == 1
