@@ -20,15 +20,21 @@ class RunLock:
 
     A reader that asks whether it is held takes it shared for a moment, so a writer that finds it taken tries again as
     long as no other writer holds it. On a file system without locks it can always be acquired, and whether it is held
-    cannot be known. The file is created when the lock is first acquired.
+    cannot be known.
+
+    Args:
+        path: the file; it is created when the lock is first acquired.
+        earlier: the file that earlier versions locked; a process of theirs may hold it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, earlier: Path) -> None:
+        self.path, self._earlier = path, earlier
         self._locked: BinaryIO | sqlite3.Connection | None = None
 
     def acquire(self) -> bool:
         """Lock the file, creating it if needed; return False if another process holds the lock."""
+        if _is_held(self._earlier):
+            return False
         open_to_write(self.path, "ab").close()
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
@@ -50,7 +56,8 @@ class RunLock:
 
     def is_held(self) -> bool | None:
         """Return whether a process holds the lock for writing; None if that cannot be known."""
-        return _is_held(self.path)
+        is_held = _is_held(self.path)
+        return _is_held(self._earlier) if is_held is False and fcntl is not None else is_held
 
 
 def lock_file(path: Path, shared: bool = False) -> BinaryIO | sqlite3.Connection:
