@@ -4,7 +4,6 @@ import os
 import pty
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -132,19 +131,6 @@ def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
     assert Run(run).info()["status"] == "interrupted"
     assert "interrupted; resume with: mezo resume" in (run / "train.log").read_text()
     assert "Traceback" not in (run / "train.log").read_text()
-
-
-@pytest.mark.slow
-def test_under_nohup_a_lost_terminal_does_not_end_a_run(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["train", *small(roberta, movies, run, "steps=40")]
-    command = ["nohup", sys.executable, "-m", "mezo_cli", *words]
-    with open(tmp_path / "out", "w") as out:
-        running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=out, stderr=out)
-    wait_for_step(run)
-    running.send_signal(signal.SIGHUP)
-    assert running.wait(timeout=120) == 0
-    assert Run(run).status() == "finished"
 
 
 def wait_for_step(run: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,13 +71,6 @@ def test_a_folder_for_compiled_code_that_cannot_be_made(
     system.import_torch()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     assert "file/x cannot be made (Not a directory): compiled code goes to torch's own folder" in caplog.text
-
-
-def test_sigterm_interrupts_inside_the_block_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), system.termination_as_keyboard_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

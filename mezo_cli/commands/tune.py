@@ -69,7 +69,10 @@ def tune(
     Raises:
         UserError: for a setting or a range that is not valid; nothing is started then.
     """
-    _check_installed()
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError("mezo tune needs Optuna: pip install optuna") from error
     if trials < 1:
         raise UserError(f"--trials {trials}: give 1 or more")
     if goal not in GOALS:
@@ -98,13 +101,6 @@ def resume(record: SweepRecord, overrides: Sequence[str], quiet: bool) -> int:
 
 
 # --- what is searched for ---
-
-
-def _check_installed() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError("mezo tune needs Optuna: pip install optuna") from error
 
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
@@ -213,9 +209,10 @@ def _next_trial(
     number = len(study.get_trials(deepcopy=False)) if begun is None else begun.number
     study.sampler = optuna.samplers.TPESampler(seed=number)
     trial = study.ask() if begun is None else optuna.trial.Trial(study, begun._trial_id)
-    params = {
-        searched.key: _suggest(trial, searched) for searched in ranges
-    }  # those that are stored already, for an open trial
+    params = {}  # for an open trial those that are stored already
+    for item in ranges:
+        suggest: Any = trial.suggest_int if item.value_type is int else trial.suggest_float
+        params[item.key] = suggest(item.key, item.value_type(item.low), item.value_type(item.high), log=item.is_log)
     jobs = list(record.jobs or ())
     if number == len(jobs):
         values = [f"{key}={value!r}" for key, value in params.items()]
@@ -223,12 +220,6 @@ def _next_trial(
         record = dataclasses.replace(record, jobs=jobs)
         record.write(folder)
     return record, number
-
-
-def _suggest(trial: "optuna.Trial", searched: Range) -> float:
-    if searched.value_type is int:
-        return trial.suggest_int(searched.key, int(searched.low), int(searched.high), log=searched.is_log)
-    return trial.suggest_float(searched.key, searched.low, searched.high, log=searched.is_log)
 
 
 def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:

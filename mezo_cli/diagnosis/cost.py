@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,7 +78,9 @@ def check(
     own = costs.get(session.config.model.compute_dtype)
     counts = {name: len(some) for name, some in rows.items()}
     _report_jobs(section, counts, jobs, own, loading, _row_seconds(session, rows["dev"]))
-    judge_disk(section, jobs, checkpoint_bytes(session, own.state_bytes if own else 0), _free_disk(jobs.directory))
+    disk = next(folder for folder in (jobs.directory, *jobs.directory.parents) if folder.is_dir())
+    free = shutil.disk_usage(disk).free
+    judge_disk(section, jobs, checkpoint_bytes(session, own.state_bytes if own else 0), free)
     if session.config.steps and session.optimizer.replayable:
         judge_kernels(section, *session.params.noise.describe_kernels())
     return section
@@ -283,11 +284,6 @@ def tensor_bytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(tensor_bytes, value))
     return tensor_bytes(value.state) if isinstance(value, torch.optim.Optimizer) else 0
-
-
-def _free_disk(path: Path) -> int:
-    """Return the free bytes of the disk that a path is on; it need not exist."""
-    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
 
 
 def format_bytes(size: float) -> str:

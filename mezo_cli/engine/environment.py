@@ -94,15 +94,12 @@ def install(report: Callable[[str], None]) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_clean_environment())
+    # without what would let another interpreter find mezo's packages
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         last = ((done.stderr or done.stdout).strip() or "no message").splitlines()[-1]
         raise UserError(f"{COMMAND}: {' '.join(command[1:6])} failed: {last}")
-
-
-def _clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would let another interpreter find mezo's packages."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
 def _fingerprint() -> str:

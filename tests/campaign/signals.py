@@ -1,41 +1,24 @@
 """Send SIGINT, SIGTERM or SIGHUP to a training: one line, status 130, and the resumed run is bitwise identical."""
 
-import contextlib
 import json
-import os
 import random
 import signal
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.campaign.cases import Job, Lab, Outcome, complaint, go_on
 from tests.campaign.server import ForkServer
-from tests.command_line import Result, start
+from tests.command_line import Result
 
 KIND = "signals"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-START = 2.5  # seconds: start-up
 
 
-def jobs(
-    lab: Lab, seed: int, count: int, real: int | None = None, signums: Sequence[signal.Signals] = SIGNALS
-) -> list[Job]:
-    """Return `count` signals: before a file operation, at a random moment, or to a process just started.
-
-    Args:
-        lab: the runs.
-        seed: of the moments.
-        count: how many.
-        real: how many of them go to processes of their own, from the moment of their start. None: a quarter.
-        signums: which signals.
-    """
+def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
+    """Return `count` signals: three of four before a file operation, the others at a random moment."""
     rng = random.Random(f"{KIND} {seed}")
-    cases = sorted(lab.count)
-    real = count // 4 if real is None else real
-    made = [_to_process(lab, cases[0], signums[i % len(signums)], rng.uniform(0.0, START)) for i in range(real)]
-    for number in range(count - real):
-        case, signum = cases[number % len(cases)], signums[(number + number // len(cases)) % len(signums)]
+    cases, made = sorted(lab.count), []
+    for number in range(count):
+        case, signum = cases[number % len(cases)], SIGNALS[(number + number // len(cases)) % len(SIGNALS)]
         if number % 4 == 3:
             made.append(_forked(lab, case, signum, {"after": [int(signum), rng.uniform(0.05, 1.0)]}))
         else:
@@ -74,27 +57,6 @@ def _forked(lab: Lab, case: str, signum: signal.Signals, when: dict[str, object]
             name = f"{case}: {signum.name} {when['after']}"
         wrong = _judge(lab, case, run, ended, server)
         return Outcome(KIND, name, not wrong, wrong or f"status {ended.code}, then bitwise identical")
-
-    return job
-
-
-def _to_process(lab: Lab, case: str, signum: signal.Signals, seconds: float) -> Job:
-    def job(server: ForkServer, folder: Path) -> Outcome:
-        run = folder / "run"
-        running = start(*lab.train(case, run), cwd=folder, OMP_NUM_THREADS="1")
-        time.sleep(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(running.pid, signum)
-        out, err = running.communicate(timeout=120)
-        ended = Result(running.returncode, out, err)
-        name = f"a process: {signum.name} {seconds:.2f} s after its start"
-        # before Python could ask for it, or while it shuts down; then before the first line of this package
-        outside = ended.code == -signum and not err
-        outside = outside or ("Traceback" in err and "mezo_cli" not in err)
-        unjudged = outside and _status(run) in ("", "finished")
-        wrong = "" if unjudged else _judge(lab, case, run, ended, server)
-        what = "ended outside of the command" if unjudged else f"status {ended.code}, then bitwise identical"
-        return Outcome(KIND, name, not wrong, wrong or what)
 
     return job
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.commands.evaluate import _table
-from mezo_cli.console import plain_text
 from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
 
@@ -43,13 +41,3 @@ def test_json_and_quiet(run: Path) -> None:
     assert values.split() == [f"{document[name]:.4f}" for name in ("accuracy", "loss")] + [
         str(number) for number in document["predicted"].values()
     ]
-
-
-def test_a_table_that_is_too_wide_is_turned() -> None:
-    labels = dict.fromkeys(("Description", "Entity", "Expression", "Human", "Location", "Number"), 5)
-    table = _table({"accuracy": 0.5, "loss": 1.0}, labels, 80)
-    assert [len(table.columns), table.row_count] == [2, 8]
-    assert list(table.columns[0].cells)[:3] == [
-        plain_text(name) for name in ("accuracy", "loss", "predicted Description")
-    ]
-    assert len(_table({"accuracy": 0.5, "loss": 1.0}, labels, 1000).columns) == 9

@@ -63,19 +63,3 @@ def test_a_run_of_the_users_own_task_needs_their_folder_no_more(roberta: Path, m
     shutil.rmtree(folder)
     assert mezo("eval", tmp_path / "run").code == 0
     assert "mine" in mezo("runs", tmp_path).out
-
-
-@pytest.mark.parametrize("text", [None, ""])
-def test_a_directory_that_was_killed_before_its_run_json_is_free(
-    text: str | None, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    words = small(roberta, movies, tmp_path / "run", "steps=1")
-    assert mezo("train", *words).code == 0
-    for path in (tmp_path / "run").iterdir():
-        if path.name not in ("config.yaml", "train.log"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if text is not None:  # killed while it was written
-        (tmp_path / "run" / "config.yaml").write_text(text)
-    assert mezo("train", *words).code == 0
-    assert Run(tmp_path / "run").info()["status"] == "finished"
-    assert "already holds a run" in error_line(mezo("train", *words))

@@ -144,22 +144,6 @@ def test_a_rank_that_hangs_ends_all_within_the_timeout(roberta: Path, movies: Pa
 
 
 @pytest.mark.slow
-def test_rows_agree_over_a_hundred_steps(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    import json
-
-    words = [*EACH, "steps=100", "eval_every=0", "optimizer.lr=1e-4", "batch_size=16"]
-    assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
-    two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
-    assert [result.code for result in run_ranks(two, two)] == [0, 0]
-    found = [
-        [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert len(found[0]) > 100
-    assert found[1] == pytest.approx(found[0], rel=1e-6)
-
-
-@pytest.mark.slow
 def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run")]
     for more, part in (
