@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from mezo_cli.config.schema import SettingError, Settings
 from mezo_cli.config.values import Number, Text
@@ -67,7 +67,6 @@ class Format(Settings):
     """
 
     pattern: Text
-    reads_row: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         try:

@@ -13,39 +13,23 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 REWARD = "reward"  # the key of a dict that is optimized
 Scores = dict[str, float] | str  # of one row: numbers by name, REWARD among them; or what is wrong with them
+Function = Callable[..., Any]  # of completions, rows, golds and seeds
 
 
 class RewardError(Exception):
     """A reward cannot be loaded, or fails on a batch. The text is one line."""
 
 
-@dataclass(frozen=True)
-class Function:
-    """A reward that is loaded.
-
-    Attributes:
-        name: as the user gave it.
-        call: the function.
-        extras: the parameters of `golds` and `seed` that it has.
-    """
-
-    name: str
-    call: Callable[..., Any]
-    extras: frozenset[str]
-
-
-def load(name: str, target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
+def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
     """Import what a reward stands for.
 
     Args:
-        name: as the user gave it.
         target: `FILE.py:function` or `package.module:attribute`.
         settings: what makes an instance of the attribute, a class; None: it is the function itself.
         sha256: what the file has to have; None: any.
@@ -58,17 +42,17 @@ def load(name: str, target: str, settings: Mapping[str, Any] | None, sha256: str
         module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise RewardError(f"cannot be imported: {describe(error)}") from error
-    file = getattr(module, "__file__", None)
-    if sha256 is not None and (file is None or hashlib.sha256(Path(file).read_bytes()).hexdigest() != sha256):
+    file = module.__file__ or ""
+    if sha256 is not None and hashlib.sha256(Path(file).read_bytes()).hexdigest() != sha256:
         raise RewardError(f"{file} has changed since the start of this run")
     function = getattr(module, attribute, None)
     if function is None:
         raise RewardError(f"{file} has no function '{attribute}'")
-    return prepare(name, function if settings is None else function(**settings))
+    return prepare(function if settings is None else function(**settings))
 
 
-def prepare(name: str, function: Any) -> Function:
-    """Return a function after a check of its parameters.
+def prepare(function: Any) -> Function:
+    """Return a function of completions, rows, golds and seeds that gives another one those that it has parameters for.
 
     Raises:
         RewardError: when it cannot be called with completions and rows.
@@ -77,38 +61,36 @@ def prepare(name: str, function: Any) -> Function:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise RewardError("is not a function, or one whose parameters cannot be read") from error
-    extras = frozenset(("golds", "seed")) & signature.parameters.keys()
+    extras = {"golds", "seed"} & signature.parameters.keys()
     try:
         signature.bind([], [], **dict.fromkeys(extras))
     except TypeError as error:
         expected = "expected (completions, rows), and if wanted the parameters seed and golds"
         raise RewardError(f"takes {signature}: {expected} ({error})") from error
-    return Function(name, function, extras)
+
+    def call(completions: Any, rows: Any, golds: Any, seeds: Any) -> Any:
+        values = {"golds": golds, "seed": seeds}
+        return function(completions, rows, **{name: values[name] for name in extras})
+
+    return call
 
 
-def score(
-    functions: Sequence[Function],
-    completions: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
-    golds: Sequence[Sequence[str]],
-    seeds: Sequence[int],
-) -> list[list[Scores]]:
-    """Return the scores of each function for each row.
+def score(functions: Sequence[Function], *batch: Sequence[Any]) -> list[list[Scores]]:
+    """Return the scores of each function for each row of a batch: completions, rows, golds, seeds.
 
     Raises:
         RewardError: when a function raises, or returns something else than a list with one entry per row.
     """
     scores: list[list[Scores]] = []
     for function in functions:
-        given = {"golds": golds, "seed": seeds}
         try:
-            values = function.call(completions, rows, **{name: given[name] for name in function.extras})
+            values = function(*batch)
         except (Exception, SystemExit) as error:
             raise RewardError(f"raised {describe(error)}") from error
-        expected = f"for {len(completions)} completions: expected a list with one number or dict for each"
+        expected = f"for {len(batch[0])} completions: expected a list with one number or dict for each"
         if isinstance(values, (str, Mapping)) or not hasattr(values, "__len__"):
             raise RewardError(f"returned a {type(values).__name__} {expected}")
-        if len(values) != len(completions):
+        if len(values) != len(batch[0]):
             raise RewardError(f"returned {len(values)} values {expected}")
         scores.append([_numbers(entry) for entry in values])
     return scores

@@ -22,16 +22,16 @@ class Worker:
     """The process in which rewards are called. It starts with the first call and is killed at the end of the block.
 
     Args:
-        parts: what `functions.load` takes, one per reward.
+        parts: the arguments of `functions.load` for each reward.
         timeout: seconds for a call.
     """
 
-    def __init__(self, parts: list[dict[str, Any]], timeout: float) -> None:
+    def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
 
-    def score(self, **batch: Any) -> Any:
+    def score(self, *batch: Any) -> Any:
         """Return what `functions.score` returns for a batch.
 
         Raises:
@@ -39,7 +39,7 @@ class Worker:
                 call starts another one.
         """
         self.start()
-        return self._call({"method": "score", **batch}, self._timeout, "objective.reward_timeout")
+        return self._call({"method": "score", "batch": batch}, self._timeout, "objective.reward_timeout")
 
     def start(self) -> None:
         """Start the process and let it load the rewards; nothing if it runs already.

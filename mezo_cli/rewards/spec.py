@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.keys import type_hints
 from mezo_cli.config.own_code import SHUFFLED, names_code
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import SettingError, Settings
@@ -93,18 +92,15 @@ def parse(setting: Any) -> RewardSpec:
         name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"
         return RewardSpec((Part(name, setting),), sha256=_source_sha256(setting))
     if isinstance(setting, Mapping) and setting:
-        parts = tuple(_weighted(str(name), value) for name, value in setting.items())
+        parts = tuple(_registered(str(name), value) for name, value in setting.items())
         if all(part.weight == 0 for part in parts):
             raise SettingError(KEY, f"{KEY}={_shown(setting)}: all weights are 0")
         return RewardSpec(parts)
     if not isinstance(setting, str) or not setting:
         raise SettingError(KEY, f"{KEY}={_shown(setting)}: expected {FORMS}")
     name = setting.removeprefix(SHUFFLED)
-    part, sha256 = _own_code(name) if names_code(setting) else (_registered(name, {}), None)
-    shuffled = name != setting
-    if shuffled and not getattr(_load(name) if sha256 is None else None, "reads_row", True):
-        raise SettingError(KEY, f"{KEY}={setting}: {name} reads the completion alone: another row changes nothing")
-    return RewardSpec((part,), shuffled, sha256)
+    part, sha256 = _own_code(name) if names_code(setting) else (_registered(name, 1), None)
+    return RewardSpec((part,), name != setting, sha256)
 
 
 def check_unchanged(spec: RewardSpec, recorded: str | None, new_reward: bool = False) -> None:
@@ -127,35 +123,30 @@ def check_unchanged(spec: RewardSpec, recorded: str | None, new_reward: bool = F
 # --- registered names ---
 
 
-def _weighted(name: str, value: Any) -> Part:
-    """Return a part of a mixture: a weight, or a mapping with the weight and the settings."""
+def _registered(name: str, value: Any) -> Part:
+    """Return a built-in reward or a plug-in: `value` is its weight, or a mapping of weight and settings."""
     if ":" in name:
         why = "weights are for built-in names and plug-ins; a function stands by itself and returns its parts as a dict"
         raise SettingError(KEY, f"{KEY}={{{name}: ...}}: {why}")
-    settings = dict(value) if isinstance(value, Mapping) else {"weight": value}
-    return _registered(name, settings)
-
-
-def _registered(name: str, settings: dict[str, Any]) -> Part:
-    """Return a built-in reward or a plug-in with its settings, which are checked against its class."""
-    target, parent = _load(name), f"{KEY}.{name}."
-    weight = check(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
-    known = list(type_hints(target)) if dataclasses.is_dataclass(target) else []
-    for key in settings:
-        if key not in known:
-            near, allowed = did_you_mean(str(key), known), join(["weight", *known])
-            raise SettingError(f"{parent}{key}", f"unknown key '{parent}{key}'{near}; known: {allowed}")
-    if not dataclasses.is_dataclass(target):
-        return Part(name, REWARDS.targets[name], weight)
-    made = check(target, settings, parent)  # type: ignore[arg-type]
-    return Part(name, REWARDS.targets[name], weight, dataclasses.asdict(made))
-
-
-def _load(name: str) -> Any:
     try:
-        return REWARDS.load(name)
+        target = REWARDS.load(name)
     except UserError as error:
         raise SettingError(KEY, str(error)) from error
+    parent = f"{KEY}.{name}."
+    settings = dict(value) if isinstance(value, Mapping) else {"weight": value}
+    weight = check(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
+    fields = {item.name: item for item in dataclasses.fields(target)} if dataclasses.is_dataclass(target) else {}
+    for key in settings:
+        if key not in fields:
+            near, allowed = did_you_mean(str(key), fields), join(["weight", *fields])
+            raise SettingError(f"{parent}{key}", f"unknown key '{parent}{key}'{near}; known: {allowed}")
+    for key, item in fields.items():
+        if key not in settings and item.default is item.default_factory is dataclasses.MISSING:
+            raise SettingError(KEY, f"{parent}{key} is not set: give {KEY}={{{name}: {{{key}: ...}}}}")
+    if not dataclasses.is_dataclass(target):
+        return Part(name, REWARDS.targets[name], weight)
+    checked: Any = check(target, settings, parent)  # type: ignore[arg-type]
+    return Part(name, REWARDS.targets[name], weight, dataclasses.asdict(checked))
 
 
 # --- functions of the user's own ---
@@ -179,16 +170,12 @@ def _own_code(name: str) -> tuple[Part, str]:
 
 def module_file(name: str) -> Path | None:
     """Return the file of a module without importing it or its package; None if there is none."""
-    path: Any = None
-    spec = None
-    for depth in range(1, name.count(".") + 2):
-        full = ".".join(name.split(".")[:depth])
-        specs = (finder.find_spec(full, path) for finder in sys.meta_path)
-        spec = next((one for one in specs if one is not None), None)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations or []
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    path, spec, full = None, None, ""
+    for part in name.split("."):
+        full = f"{full}.{part}" if full else part
+        spec = next(filter(None, (finder.find_spec(full, path) for finder in sys.meta_path)), None)
+        path = spec.submodule_search_locations or [] if spec else []
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
 
 
 def _source_sha256(function: Any) -> str | None:

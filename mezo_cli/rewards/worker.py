@@ -1,7 +1,7 @@
 """The program that calls rewards: read requests from stdin, one JSON document per line, and answer them on stdout.
 
     -> {"method": "load", "parts": [...], "path": [...], "pythonpath": null}    <- {"result": null}
-    -> {"method": "score", "completions": [...], "rows": [...], ...}            <- {"result": ...} or {"error": "..."}
+    -> {"method": "score", "batch": [completions, rows, golds, seeds]}          <- {"result": ...} or {"error": "..."}
 
 It ends with its group of processes when stdin is closed, also in the middle of a call: mezo has gone then. What rewards
 print goes to stderr. Nothing outside the standard library is imported before mezo's own `sys.path` is here.
@@ -57,9 +57,9 @@ def _answer(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
 
     try:
         if method == "load":
-            parts += [functions.load(**part) for part in message["parts"]]
+            parts += [functions.load(*part) for part in message["parts"]]
             return {"result": None}
-        return {"result": functions.score(parts, **message)}
+        return {"result": functions.score(parts, *message["batch"])}
     except functions.RewardError as error:
         return {"error": str(error)}
 

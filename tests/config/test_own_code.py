@@ -1,0 +1,58 @@
+"""A function as `objective.reward` comes from the command line, the API or the environment, never from a file."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mezo_cli.config import own_code
+from mezo_cli.config.file_rules import check_file
+from mezo_cli.errors import UserError
+
+
+def test_a_function_is_taken_out_of_the_overrides_with_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for word in ("reward.py:f", "'reward.py:f'", '"reward.py:f"'):
+        overrides, reward = own_code.split_reward(["lr=1", f"objective.reward={word}", "seed=2"])
+        assert (overrides, reward) == (["lr=1", "seed=2"], f"{tmp_path}/reward.py:f")
+    assert own_code.split_reward(["objective.reward=shuffled:a/b.py:f"]) == ([], f"shuffled:{tmp_path}/a/b.py:f")
+    assert own_code.split_reward(["objective.reward=package.module:f"]) == ([], "package.module:f")
+    assert own_code.split_reward(["objective.reward=a.py:f", "objective.reward=f1"]) == (["objective.reward=f1"], None)
+
+
+@pytest.mark.parametrize("value", ["f1", "exact,f1", "{format: {pattern: 'a:b'}}", " {a: 1}", "shuffled:f1", "null"])
+def test_registered_names_stay_among_the_overrides(value: str) -> None:
+    assert own_code.split_reward([f"objective.reward={value}"]) == ([f"objective.reward={value}"], None)
+
+
+@pytest.mark.parametrize("value", ["a.py:f,b.py:f", "${oc.env:X}"])
+def test_one_function_is_given(value: str) -> None:
+    with pytest.raises(UserError, match="expected one function"):
+        own_code.split_reward([f"objective.reward={value}"])
+
+
+@pytest.mark.parametrize(
+    ("group", "content"),
+    [
+        ("objective", "reward: reward.py:score"),
+        ("objective", "reward: shuffled:package:score"),
+        ("experiment", "# @package _global_\nobjective:\n  reward: reward.py:score"),
+        ("experiment", "# @package _global_\nhydra:\n  sweeper:\n    params:\n      objective.reward: reward.py:score"),
+    ],
+)
+def test_a_file_names_no_function(group: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / "choice.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"choice\.yaml.*only the command line"):
+        check_file(path, group, yaml.safe_load(content), {})
+    path.write_text("reward: {format: {weight: 0.1, pattern: 'a:b'}, f1: 1}")
+    check_file(path, "objective", yaml.safe_load(path.read_text()), {})
+
+
+def test_a_sweeps_record_names_no_function(tmp_path: Path) -> None:
+    own_code.check_stored(["objective.reward={format: {pattern: 'a:b'}}", "objective.reward=f1"], tmp_path)
+    for word in ("objective.reward=reward.py:f", "++objective.reward='reward.py:f'"):
+        with pytest.raises(UserError, match="only the command line"):
+            own_code.check_stored([word], tmp_path)

@@ -1,0 +1,119 @@
+"""What `objective.reward` may be, and the one line for what it may not."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.schema import SettingError
+from mezo_cli.errors import UserError
+from mezo_cli.rewards.scoring import open_reward
+from mezo_cli.rewards.spec import check_unchanged, parse
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("f1", "f1"),
+        ("shuffled:number", "shuffled:number"),
+        ({"countdown": 1, "format": {"weight": 0.1, "pattern": "a:b"}}, "countdown + 0.1 format"),
+        ({"length": {"column": "summary"}}, "length"),
+    ],
+)
+def test_names_are_registered_and_have_no_code_of_the_user(setting: Any, text: str) -> None:
+    spec = parse(setting)
+    assert spec.describe() == text
+    assert (spec.is_own_code, spec.in_process, spec.sha256) == (False, False, None)
+
+
+@pytest.mark.parametrize("name", ["reward.py:score", "shuffled:reward.py:score"])
+def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reward.py").write_text("raise SystemExit\n")  # it is not run here
+    spec = parse(name)
+    assert spec.is_own_code
+    sha256 = hashlib.sha256(b"raise SystemExit\n").hexdigest()
+    assert spec.record() == {"name": name, "sha256": sha256, "in_process": False}
+    check_unchanged(spec, sha256)
+    Path("reward.py").write_text("raise SystemExit(1)\n")
+    changed = parse(name)
+    with pytest.raises(UserError, match=f"{sha256[:12]}.*--new-reward"):
+        check_unchanged(changed, sha256)
+    check_unchanged(changed, sha256, new_reward=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (None, "objective.reward=null: expected a name"),
+        ("", "expected a name"),
+        ({}, "expected a name"),
+        (3, "objective.reward=3: expected"),
+        ("extact", "did you mean 'exact'?"),
+        ("shuffled:extact", "did you mean 'exact'?"),
+        ("format", "objective.reward.format.pattern is not set: give objective.reward={format: {pattern: ...}}"),
+        ("shuffled:format", "objective.reward={format: {pattern: ...}}"),
+        ("shuffled:length:x", "no module 'length'"),
+        ({"format": {"pattern": "("}}, "objective.reward.format.pattern=(: not a regular expression"),
+        ({"format": {"patern": "x"}}, "unknown key 'objective.reward.format.patern' (did you mean 'pattern'?)"),
+        ({"exact": {"pattern": "x"}}, "unknown key 'objective.reward.exact.pattern'; known: weight"),
+        ({"exact": "much"}, "objective.reward.exact.weight=much"),
+        ({"exact": True}, "objective.reward.exact.weight=True"),
+        ({"exact": float("inf")}, "objective.reward.exact.weight=inf"),
+        ({"exact": 0, "f1": 0.0}, "all weights are 0"),
+        ({"reward.py:score": 1}, "stands by itself"),
+        ({"shuffled:exact": 1}, "stands by itself"),
+        ("nosuch.py:score", "nosuch.py: No such file"),
+        ("nosuch.module:score", "no module 'nosuch.module'"),
+        ("reward.py:", "expected a name"),
+        ("not a module:score", "expected a name"),
+        ("sys:exit", "no module 'sys' with a file"),
+        ({"countdown": {"numbers_used": "a"}}, "objective.reward.countdown.numbers_used=a"),
+    ],
+)
+def test_a_mistake_is_one_line(setting: Any, words: str) -> None:
+    with pytest.raises(SettingError) as error:
+        parse(setting)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.schema import Settings
+from mezo_cli.config.values import Number
+
+@dataclass(frozen=True)
+class Scaled(Settings):
+    column: str
+    factor: Number = 2.0
+
+    def __call__(self, completions, rows):
+        return [row[self.column] * self.factor for row in rows]
+
+def constant(completions, rows):
+    return [0.5] * len(rows)
+"""
+
+
+def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "reward_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: reward-plugin\nVersion: 1\n")
+    points = "[mezo.rewards]\nscaled = reward_plugin:Scaled\nconstant = reward_plugin:constant\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    vars(REWARDS).pop("targets", None)
+    try:
+        spec = parse({"scaled": {"column": "x", "weight": 3}, "constant": 1})
+        assert not spec.is_own_code
+        with open_reward(spec) as reward:
+            assert reward.score(["a"], [{"x": 4}], [[]], [0], ["row"]).values.tolist() == [24.5]
+        with pytest.raises(SettingError, match="objective.reward.scaled.column is not set"):
+            parse("scaled")
+    finally:
+        vars(REWARDS).pop("targets", None)
