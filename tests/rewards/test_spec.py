@@ -113,7 +113,7 @@ def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytes
         assert not spec.is_own_code
         with open_reward(spec) as reward:
             assert reward.score(["a"], [{"x": 4}], [[]], [0], ["row"]).values.tolist() == [24.5]
-        with pytest.raises(SettingError, match="objective.reward.scaled.column is not set"):
+        with pytest.raises(SettingError, match=r"objective\.reward\.scaled\.column is not set"):
             parse("scaled")
     finally:
         vars(REWARDS).pop("targets", None)
