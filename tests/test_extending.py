@@ -18,7 +18,7 @@ from mezo_cli.config import choices, registry
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.runs import Run
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from tests.command_line import environment, error_line, mezo
 from tests.doc_blocks import files
 from tests.interruption import interrupt_at
@@ -92,7 +92,7 @@ def page(run: Path, out: Path) -> str:
 
 def test_all_that_a_plug_in_may_define_is_on_the_page() -> None:
     text = PAGE.read_text()
-    names = [name for kind in (Objective, InputEncoder) for name in vars(kind) if not name.startswith("_")]
+    names = [name for kind in (Objective, ClassificationEncoder) for name in vars(kind) if not name.startswith("_")]
     assert {"lay_out", "write_snippet"} <= set(names)
     shown = {"encode", "encode_all", "encode_to_fit", "without_limits", "decode"}  # which no plug-in has to define
     assert [name for name in names if f"`{name}" not in text and f" {name}(" not in text and name not in shown] == []

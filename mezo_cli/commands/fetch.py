@@ -26,7 +26,7 @@ def fetch(overrides: Sequence[str], config_dir: str | None) -> None:
     folder = download.fetch(config.model)
     where = download.hub_commit(folder) or ("part of mezo" if config.model.path == "demo" else "a local folder")
     print_line(f"model  {config.model.path}  {where}  {_size(folder.iterdir())}  {folder}")
-    splits = data.load(config.task, config.data, config.data_seed)
+    splits = data.load(config.data_task, config.data, config.data_seed)
     counts = f"{len(splits.train)} train, {len(splits.dev)} dev, {len(splits.test or [])} test"
     if config.data.name == "hub":
         from mezo_cli.data.hub import cached_files

@@ -9,9 +9,9 @@ A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base c
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -103,14 +103,44 @@ class LmPrompt(Settings):
 
 
 @dataclass(frozen=True)
+class GeneratePrompt(Settings):
+    """What a decoder continues, and what it should say (objective generate).
+
+    Attributes:
+        prompt: the prompt: `{column}` is a text, a number or a list of numbers, `{answers.text[0]}` a part of a record
+            or list. Empty: the model learns the answers as plain text. null: the task has none.
+        answer: the text that `objective.loss=lm` learns, after the prompt; its leading space and its line end count.
+            null: none.
+        gold: the column (`answers.text`: a part of it) with the right text or texts; null: the answer.
+        stop: texts that end a completion.
+        keep_stop: whether a completion keeps the text that ended it.
+        chat: the prompt is the user's message in the tokenizer's chat template; or, if it is the name of a column, that
+            column's list of messages (a last one of the assistant's is left out).
+        system: the chat's system message; null: none.
+        max_length: tokens of a prompt and its answer or completion; null: the model's limit.
+        too_long: a longer row is refused, or cut: its prompt loses its start.
+    """
+
+    prompt: Entry | None = None
+    answer: Text | None = None
+    gold: Text | None = None
+    stop: list[Text] = field(default_factory=list)
+    keep_stop: Flag = False
+    chat: Flag = False
+    system: Text | None = None
+    max_length: Annotated[Whole, Field(ge=8)] | None = None
+    too_long: Literal["refuse", "cut"] = "refuse"
+
+
+@dataclass(frozen=True)
 class TaskConfig(Settings):
-    """A classification task: its template, its labels and their words, its columns, and its data sources.
+    """A task: its template, its labels and their words, its prompts, its columns, and its data sources.
 
     Attributes:
         name: the task's name in tables and run directories.
         version: recorded in run.json. Raise it when the template, the label words or the splits change.
-        template: the prompt of objective mlm: `{column}` is a text, `{mask}` the mask.
-        labels: the names of the labels.
+        template: the prompt of objective mlm: `{column}` is a text, `{mask}` the mask. null: the task has no labels.
+        labels: the names of the labels; empty for a task with `task.generate` alone.
         label_words: one word per label, each one token, in the order of `task.labels`.
         columns: the texts of a row, in order (`sent_0`, `sent_1` of an LM-BFF template).
         rename: column name in the source -> name used in `task.columns`.
@@ -124,7 +154,7 @@ class TaskConfig(Settings):
 
     name: Text = MISSING
     version: Positive = 1
-    template: Text = MISSING
+    template: Text | None = None
     labels: list[Entry] = field(default_factory=list)
     label_words: list[Entry] = field(default_factory=list)
     columns: list[Entry] = field(default_factory=list)
@@ -136,6 +166,7 @@ class TaskConfig(Settings):
     other_limit: Positive | None = None
     metric: Text = "accuracy"
     lm: LmPrompt = field(default_factory=LmPrompt)
+    generate: GeneratePrompt = field(default_factory=GeneratePrompt)
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)
 
@@ -144,11 +175,16 @@ class TaskConfig(Settings):
 class ObjectiveConfig(Settings):
     """The objective, which scores the labels, and the loss of its scores. An objective may have a class of its own.
 
+    Class attributes:
+        needs_labels: whether rows are read with their labels. If not, a row is all of its columns, for the task's
+            `generate`.
+
     Attributes:
         name: how labels are scored (`registry.OBJECTIVES`); chosen by `objective=`.
         loss: the loss that is minimised (`registry.LOSSES`). accuracy and f1 have no gradient.
     """
 
+    needs_labels: ClassVar[bool] = True
     name: Text = MISSING
     loss: Text = "cross_entropy"
 
@@ -366,6 +402,11 @@ class Config(Settings):
     stop_on_divergence: Flag | None = None
 
     @property
+    def data_task(self) -> TaskConfig:
+        """The task as its rows are read: without labels where the objective needs none."""
+        return self.task if self.objective.needs_labels else replace(self.task, labels=[])
+
+    @property
     def data_seed(self) -> int:
         """The seed that rows are drawn with: `data.seed`, or the run's seed if that is null."""
         return self.seed if self.data.seed is None else self.data.seed
@@ -400,11 +441,19 @@ StepRecord = tuple[int, list[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row: its texts in the order of `task.columns`, the index of its label, and its file and line."""
+    """One row.
+
+    Attributes:
+        texts: in the order of `task.columns`; empty for a row without a label.
+        label: the index of its label; -1 for a row of a task without labels.
+        where: its file and line, for error lines: "train.tsv:17".
+        columns: all columns of a row of a task without labels, lists and records included; None for every other row.
+    """
 
     texts: tuple[str, ...]
     label: int
-    where: str = ""  # "train.tsv:17", for error lines
+    where: str = ""
+    columns: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -414,7 +463,7 @@ class Splits:
     train: list[Example]
     dev: list[Example]
     test: list[Example] | None
-    fingerprint: str = ""  # sha256 over all texts and labels
+    fingerprint: str = ""  # sha256 over all texts and labels, or over all columns of rows without labels
     notes: list[str] = field(default_factory=list)
     revision: str | None = None  # the commit of a data set on the hub
 

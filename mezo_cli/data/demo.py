@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import files
-from mezo_cli.data.table import LabelledRows, Source, label_rows
+from mezo_cli.data.table import Source, TaskRows, task_rows
 from mezo_cli.errors import UserError, join
 
 LABELS = ("negative", "positive")
@@ -29,8 +29,8 @@ def open_source(task: TaskConfig) -> Source:
     return Source(train, dev, test)
 
 
-def _rows(path: Path, task: TaskConfig) -> LabelledRows:
+def _rows(path: Path, task: TaskConfig) -> TaskRows:
     """Read one file. Its column `sentence` becomes the task's only text column."""
     table = files.read_table([path], task)
     columns = [{"sentence": task.columns[0], "label": task.label_column}[name] for name in table.columns]
-    return label_rows(replace(table, columns=columns, label_spellings=(LABELS,)), task)
+    return task_rows(replace(table, columns=columns, label_spellings=(LABELS,)), task)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
-from mezo_cli.data.table import ABSENT, Table, csv_line
+from mezo_cli.data.table import ABSENT, Table, csv_line, read_columns
 from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
@@ -125,7 +125,7 @@ def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str],
 
     It is one if it names the task's columns, or if the task has no format without a header (`task.files.columns`).
     """
-    needed = {*task.columns, task.label_column}
+    needed = {*read_columns(task)}
     renamed = {*first, *(task.rename[name] for name in first if name in task.rename)}
     if not task.files.columns or needed <= renamed:
         return first, True

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from mezo_cli.config.schema import FilesConfig, TaskConfig
 from mezo_cli.data import files
-from mezo_cli.data.table import LabelledRows, Source, label_rows, label_texts
+from mezo_cli.data.table import Source, TaskRows, label_texts, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
 def open_source(task: TaskConfig, data: FilesConfig) -> Source:
-    """Return the labelled rows of `data.dir`: a folder with train, dev (or validation) and test files, or one file.
+    """Return the rows of `data.dir`: a folder with train, dev (or validation) and test files, or one file.
 
     Without `data.shots`, a test file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official
     dev file of a .tsv task is the test set, as in the published code, and the test file is not opened. If the folder
@@ -46,8 +46,8 @@ def _task_folder(root: Path, task: TaskConfig) -> Path:
     return own if own is not None and own.is_dir() and not _find(root, ["train"]) else root
 
 
-def _open_rows(paths: list[Path], task: TaskConfig) -> LabelledRows:
-    return label_rows(files.read_table(paths, task), task)
+def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
+    return task_rows(files.read_table(paths, task), task)
 
 
 def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
@@ -71,7 +71,7 @@ def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
     return Source(train, dev, test, notes)
 
 
-def open_other_tests(task: TaskConfig, official: LabelledRows) -> dict[str, LabelledRows]:
+def open_other_tests(task: TaskConfig, official: TaskRows) -> dict[str, TaskRows]:
     """Return the other test sets in the folder of the official one: `dev_mismatched.tsv` for `dev_matched.tsv`.
 
     The keys are what follows `dev_` or `test_` in the file names.
@@ -89,9 +89,17 @@ def _dev_stems(task: TaskConfig) -> list[str]:
     return list(dict.fromkeys([stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]))
 
 
-def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> LabelledRows | None:
-    """Return the rows of a test file; None, with a note, if it has no labels."""
+def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> TaskRows | None:
+    """Return the rows of a test file; None, with a note, if it has no labels, or not what a task without them reads."""
     table = files.read_table(paths, task)
+    if not task.labels:
+        missing = [name for name in read_columns(task) if table.find_column(name, task.rename) is None]
+        if missing:
+            notes.append(
+                f"{table.name} has no column '{missing[0]}', which task '{task.name}' reads: it is no test set"
+            )
+            return None
+        return task_rows(table, task)
     column = table.find_column(task.label_column, task.rename)
     if column is None:
         notes.append(f"{table.name} has no column '{task.label_column}': without labels it is no test set")
@@ -99,7 +107,7 @@ def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> Labelle
     if table.rows and set(label_texts(table, column)) == {"-1"}:
         notes.append(f"{table.name} has the label -1 in every row: without labels it is no test set")
         return None
-    return label_rows(table, task)
+    return task_rows(table, task)
 
 
 def _find(folder: Path, stems: list[str]) -> list[Path]:

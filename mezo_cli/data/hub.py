@@ -11,7 +11,7 @@ from typing import Any
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.console import is_live
 from mezo_cli.data.files import class_name
-from mezo_cli.data.table import LabelledRows, Source, Table, label_rows
+from mezo_cli.data.table import Source, Table, TaskRows, task_rows
 from mezo_cli.errors import UserError
 from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
 
@@ -53,7 +53,7 @@ def _find_commit(dataset: Any) -> str | None:
     return next((name for name in names if re.fullmatch("[0-9a-f]{40}", name)), None)
 
 
-def _rows(task: TaskConfig, split: str, dataset: Any) -> LabelledRows:
+def _rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:
     columns = list(dataset.column_names)
     batch = dataset.with_format(None)[:]
     values = []
@@ -72,7 +72,7 @@ def _rows(task: TaskConfig, split: str, dataset: Any) -> LabelledRows:
         has_lines=False,
         label_spellings=(tuple(task.hub.labels),),
     )
-    return label_rows(table, task)
+    return task_rows(table, task)
 
 
 def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:

@@ -1,14 +1,15 @@
 """Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them."""
 
 import hashlib
+import json
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mezo_cli.config.schema import Config, DataConfig, Example, FilesConfig, Splits, TaskConfig
 from mezo_cli.data import demo, fewshot, folder, hub
-from mezo_cli.data.table import LabelledRows, Source
+from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
 
 log = logging.getLogger("mezo")
@@ -18,7 +19,7 @@ log = logging.getLogger("mezo")
 class Subset:
     """Some rows of a table, in the order in which they are used."""
 
-    rows: LabelledRows
+    rows: TaskRows
     indices: list[int]
 
     def examples(self) -> list[Example]:
@@ -56,6 +57,11 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
             f"data.shots={data.shots} and data.train_size={data.train_size}: give one of them; shots counts the rows "
             "of each class, train_size those of all"
         )
+    if data.shots is not None and not task.labels:
+        why = "its rows are read without labels, and shots counts the rows of each label"
+        raise UserError(
+            f"data.shots={data.shots}: task '{task.name}': {why}; give data.train_size={data.shots} or more"
+        )
     source = _open_source(task, data)
     if data.test_size is not None:
         source = _hold_out_test(source, data, seed)
@@ -87,9 +93,10 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
 
 
 def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
-    """Return the rows of a run as `Example`s: texts in the order of `task.columns`, and the label's index.
+    """Return the rows of a run as `Example`s.
 
-    `seed` is the config's `data_seed`. Warnings are in `Splits.notes`.
+    They have texts in the order of `task.columns` and the label's index; those of a task without labels (a config's
+    `data_task`) have all columns. `seed` is the config's `data_seed`. Warnings are in `Splits.notes`.
 
     Raises:
         UserError: for missing or damaged data, and if train or dev would be empty; the line names file and line number.
@@ -110,7 +117,7 @@ def load_splits(config: Config) -> Splits:
     Raises:
         UserError: as `load`.
     """
-    splits = load(config.task, config.data, config.data_seed)
+    splits = load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
         log.warning("note   %s", note)
     return splits
@@ -141,18 +148,18 @@ def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
     return replace(source, train=rows.take(rest), test=replace(rows.take(test), notes=[]))
 
 
-def _all_rows(rows: LabelledRows) -> Subset:
+def _all_rows(rows: TaskRows) -> Subset:
     return Subset(rows, list(range(len(rows))))
 
 
-def _held_out(rows: LabelledRows, size: int, seed: int) -> tuple[Subset, Subset]:
+def _held_out(rows: TaskRows, size: int, seed: int) -> tuple[Subset, Subset]:
     if len(rows) < 2:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
     train, dev = fewshot.hold_out(rows.labels, max(1, min(size, len(rows) // 10)), seed)
     return Subset(rows, train), Subset(rows, dev)
 
 
-def _sample(rows: LabelledRows, train: int, dev: int, seed: int) -> tuple[Subset, Subset]:
+def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[Subset, Subset]:
     if len(rows) < train + dev:
         more = f" and data.dev_size={dev}" if dev else ""
         raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for data.train_size={train}{more}")
@@ -169,7 +176,10 @@ def _rare_classes(task: TaskConfig, name: str, subset: Subset, shots: int | None
 
 
 def _fingerprint(*splits: list[Example] | None) -> str:
-    """Return the sha256 over the texts and labels of all splits. No text contains NUL: the encoding is unambiguous."""
+    """Return the sha256 over the texts and labels, or all columns, of all splits.
+
+    No text contains NUL, and JSON none either: the encoding is unambiguous.
+    """
     digest = hashlib.sha256()
     for examples in splits:
         digest.update(_encode(examples).encode())
@@ -179,4 +189,8 @@ def _fingerprint(*splits: list[Example] | None) -> str:
 def _encode(examples: Iterable[Example] | None) -> str:
     if examples is None:
         return "none\0\0"
-    return "".join("\0".join(e.texts) + f"\0{e.label}\0" for e in examples) + "\0"
+    return "".join("\0".join(_parts(example)) + f"\0{example.label}\0" for example in examples) + "\0"
+
+
+def _parts(example: Example) -> Sequence[str]:
+    return example.texts if example.columns is None else [json.dumps(example.columns, sort_keys=True)]

@@ -1,4 +1,4 @@
-"""Hold the rows of one file or hub split, and find the task's texts and labels in them."""
+"""Hold the rows of one file or hub split, and find what the task reads of them: texts and labels, or all columns."""
 
 import csv
 import io
@@ -9,6 +9,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.tasks.row_text import RowTexts
 
 
 class _Absent:
@@ -112,37 +113,52 @@ class Table:
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """A table with the label index of every row, and the columns of the texts."""
+class TaskRows:
+    """A table, and what a task reads of it.
+
+    Attributes:
+        table: the table.
+        text_columns: the columns of the texts.
+        labels: the label index of every row; -1 in every row of a task without labels.
+        all_columns: name -> column, of all columns, for a task without labels; None for every other.
+        notes: warnings to show.
+    """
 
     table: Table
     text_columns: list[int]
     labels: list[int]
+    all_columns: dict[str, int] | None = None
     notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def example(self, i: int) -> Example:
-        """Return row `i`; a value that is not a text is refused."""
-        texts = self.table.texts(i, self.text_columns)
-        return Example(texts, self.labels[i], self.table.location(i))
+        """Return row `i`.
 
-    def take(self, rows: Sequence[int]) -> "LabelledRows":
+        Raises:
+            UserError: for a row with a label that has a value that is not a text, and for a text that is not Unicode.
+        """
+        texts, columns = self.table.texts(i, self.text_columns), None
+        if self.all_columns is not None:
+            columns = _plain_row(self.table, i, self.all_columns)
+        return Example(texts, self.labels[i], self.table.location(i), columns)
+
+    def take(self, rows: Sequence[int]) -> "TaskRows":
         """Return some of the rows, as the rows of a table of their own."""
         return replace(self, table=self.table.take(rows), labels=[self.labels[i] for i in rows])
 
 
 @dataclass(frozen=True)
 class Source:
-    """The labelled rows of one data source.
+    """The rows of one data source.
 
     `dev` and `test` are None where the source has none. `revision` is the commit of a data set on the hub.
     """
 
-    train: LabelledRows
-    dev: LabelledRows | None = None
-    test: LabelledRows | None = None
+    train: TaskRows
+    dev: TaskRows | None = None
+    test: TaskRows | None = None
     notes: list[str] = field(default_factory=list)
     revision: str | None = None
 
@@ -176,15 +192,30 @@ def near_column(wanted: str, columns: Sequence[str]) -> str:
     return did_you_mean(wanted, columns)
 
 
-def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
-    """Return the table with the task's text columns and the label index of every row. Labels are mapped by name.
+def read_columns(task: TaskConfig) -> list[str]:
+    """Return the columns that every row has: texts and label, or those of the prompt, the answer and the gold texts."""
+    if task.labels:
+        return [*task.columns, task.label_column]
+    texts = RowTexts(task)
+    return list(dict.fromkeys([*texts.prompt_columns, *texts.answer_columns]))
+
+
+def task_rows(table: Table, task: TaskConfig) -> TaskRows:
+    """Return the table with what the task reads of it: texts and labels, or all columns if the task has no labels.
+
+    Labels are mapped by name.
 
     Raises:
         UserError: for a missing column, a damaged row, a row without a label, an unknown label, and a table without
             rows; the line names file and line number.
     """
     hint = "; to use a column of another name: +task.rename.ITS_NAME={}"
-    *text_columns, label_column = table.find_columns([*task.columns, task.label_column], task, hint)
+    indices = table.find_columns(read_columns(task), task, hint)
+    if not task.labels:
+        names = dict.fromkeys(task.rename.get(name, name) for name in table.columns)
+        every = dict(zip(names, table.find_columns(list(names), task), strict=True))
+        return TaskRows(table, [], [-1] * len(table.rows), every)
+    *text_columns, label_column = indices
     values, notes = label_texts(table, label_column), []
     kept = [i for i, value in enumerate(values) if value not in task.skip_labels]
     if len(kept) < len(values):
@@ -197,7 +228,24 @@ def label_rows(table: Table, task: TaskConfig) -> LabelledRows:
     if table.ambiguous_numbers and numbers:
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
-    return LabelledRows(table, text_columns, ids, notes)
+    return TaskRows(table, text_columns, ids, notes=notes)
+
+
+def _plain_row(table: Table, i: int, columns: dict[str, int]) -> dict[str, Any]:
+    """Return the columns that a row has, with the values that JSON has: a date of Parquet becomes a text.
+
+    Raises:
+        UserError: for a text that UTF-8 cannot represent.
+    """
+    fields = table.fields(i)
+    row = {name: fields[column] for name, column in columns.items() if fields[column] is not ABSENT}
+    try:
+        text = json.dumps(row, ensure_ascii=False, default=str)
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{table.location(i, full=True)}: a text contains an unpaired surrogate") from None
+    plain: dict[str, Any] = json.loads(text)
+    return plain
 
 
 def label_texts(table: Table, column: int) -> list[str]:

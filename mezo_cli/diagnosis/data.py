@@ -6,7 +6,7 @@ from typing import Any
 from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
 from mezo_cli.data import describe
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Section, percent
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 
 TITLE = "data"
@@ -22,7 +22,10 @@ Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
 
 def check(
-    encoder: InputEncoder, splits: Splits, encoded: Mapping[str, Sequence[TokenizedExample]], deadline: Deadline
+    encoder: ClassificationEncoder,
+    splits: Splits,
+    encoded: Mapping[str, Sequence[TokenizedExample]],
+    deadline: Deadline,
 ) -> Section:
     """Check the rows of all splits, which `encoded` holds as the encoder has encoded them."""
     section, task = Section(TITLE), encoder.task
@@ -119,7 +122,7 @@ def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
 
 def _judge_cut_prompts(
     section: Section,
-    encoder: InputEncoder,
+    encoder: ClassificationEncoder,
     named: Named,
     encoded: Mapping[str, Sequence[TokenizedExample]],
     deadline: Deadline,
@@ -144,7 +147,9 @@ def _judge_cut_prompts(
     judge_cut(section, figures, lengths, encoder)
 
 
-def judge_cut(section: Section, figures: dict[str, dict[str, int]], lengths: list[int], encoder: InputEncoder) -> None:
+def judge_cut(
+    section: Section, figures: dict[str, dict[str, int]], lengths: list[int], encoder: ClassificationEncoder
+) -> None:
     """Judge how many prompts are cut, and what they lose.
 
     Args:
@@ -169,7 +174,7 @@ def judge_cut(section: Section, figures: dict[str, dict[str, int]], lengths: lis
     section.add(verdict, "cut_prompts", text, advice, **numbers, covers_99_percent=covers)
 
 
-def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
+def _advice_for_cut(encoder: ClassificationEncoder, covers: int) -> str:
     task, takes = encoder.task, max_row_length(encoder.tokenizer, UNBOUNDED)
     if encoder.max_length >= takes:
         return f"shorten the texts: the model takes no more than {takes:,} tokens, {covers:,} cover 99% of the prompts"
@@ -180,7 +185,7 @@ def _advice_for_cut(encoder: InputEncoder, covers: int) -> str:
     return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
 
 
-def end_tokens(encoder: InputEncoder) -> int:
+def end_tokens(encoder: ClassificationEncoder) -> int:
     """Return the number of tokens of the template after the last sentence: two prompts end alike so far."""
     unlimited, columns = encoder.without_limits(), len(encoder.task.columns)
     first, second = (list(unlimited.encode(Example((text,) * columns, 0)).input_ids)[::-1] for text in ("a", "b"))

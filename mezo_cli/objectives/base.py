@@ -11,7 +11,7 @@ from mezo_cli.models import ModelKind
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 
 
 class Objective:
@@ -33,7 +33,7 @@ class Objective:
     """
 
     model_kind: ClassVar[ModelKind]
-    encoder_class: ClassVar[type[InputEncoder]]
+    encoder_class: ClassVar[type[ClassificationEncoder]]
     supports_paired_forward = False
     frozen: FrozenLayers | None = None
 

@@ -19,7 +19,7 @@ from mezo_cli.objectives import METRICS
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.metrics_log import metrics_of
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _cell(text: str) -> str:
     return code(text).replace("|", "\\|")
 
 
-def prompt_section(encoder: InputEncoder) -> str:
+def prompt_section(encoder: ClassificationEncoder) -> str:
     """Return a table of labels and label words, under the prompt as the model sees it."""
     task = encoder.task
     row = encoder.encode(Example(tuple(f"[{column}]" for column in task.columns), 0))

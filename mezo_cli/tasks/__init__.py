@@ -4,9 +4,20 @@ Nothing here imports torch.
 """
 
 from mezo_cli.tasks.cls import ClsEncoder
-from mezo_cli.tasks.encoder import InputEncoder
+from mezo_cli.tasks.encoder import ClassificationEncoder, InputEncoder
+from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 from mezo_cli.tasks.lm import LmEncoder
 from mezo_cli.tasks.mlm import MlmEncoder, label_word_ids
 from mezo_cli.tasks.template import Template
 
-__all__ = ["ClsEncoder", "InputEncoder", "LmEncoder", "MlmEncoder", "Template", "label_word_ids"]
+__all__ = [
+    "ClassificationEncoder",
+    "ClsEncoder",
+    "GenerateEncoder",
+    "InputEncoder",
+    "LmEncoder",
+    "MlmEncoder",
+    "PromptRow",
+    "Template",
+    "label_word_ids",
+]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import InputEncoder, restored_options
+from mezo_cli.tasks.encoder import ClassificationEncoder, restored_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
 
 
-class ClsEncoder(InputEncoder):
+class ClsEncoder(ClassificationEncoder):
     """One text, or a pair as the tokenizer itself joins it.
 
     The tokenizer adds its special tokens, and cuts the longer text first at `max_length`. `position` is -1.

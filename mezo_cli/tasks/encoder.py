@@ -1,9 +1,9 @@
-"""The base of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
+"""The bases of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
@@ -16,27 +16,26 @@ UNBOUNDED = 1 << 30  # tokens: no row is as long
 _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it knows no limit
 
 
-class InputEncoder:
+Row = TypeVar("Row")  # what an encoder makes of a row
+
+
+class InputEncoder(Generic[Row]):
     """Turns a task's rows into the token ids that an objective reads. A subclass defines `encode_chunk`.
 
     Class attributes:
-        scored_by: what scores a label, in words: "label words at the mask"; empty: the objective's name says it.
         when_cut: what rows that are cut keep and lose; {lost} is the number of those that lose text.
 
     Args:
-        task: the task. Its template and label words are checked against the tokenizer here.
+        task: the task. What it says of rows is checked against the tokenizer here.
         tokenizer: a fast tokenizer.
 
     Attributes:
-        max_length: rows are cut at this many tokens.
-        label_words: in label order; empty for an objective that reads none.
-        label_ids: the token id (mlm) or token ids (lm) of each label word; empty for an objective that reads none.
+        max_length: the most tokens of a row.
 
     Raises:
-        UserError: for a slow tokenizer, and for labels that are fewer than two or not distinct.
+        UserError: for a slow tokenizer.
     """
 
-    scored_by: ClassVar[str] = ""
     when_cut: ClassVar[str] = "{lost} lose text of a sentence"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
@@ -45,14 +44,70 @@ class InputEncoder:
                 f"{describe_tokenizer(tokenizer)} is not a fast tokenizer (it has no tokenizer.json), and only these"
                 " are supported"
             )
+        self.task = task
+        self.tokenizer = tokenizer
+        self.max_length = max_row_length(tokenizer, task.max_length)
+
+    def encode(self, example: Example) -> Row:
+        """Encode one row."""
+        return self.encode_all([example])[0]
+
+    def encode_all(self, examples: Sequence[Example]) -> list[Row]:
+        """Encode rows, in order."""
+        chunks = (examples[start : start + _CHUNK] for start in range(0, len(examples), _CHUNK))
+        return [row for chunk in chunks for row in self.encode_chunk(chunk)]
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[Row]:
+        """Encode rows, in order; `encode_all` calls it with a bounded number of them.
+
+        Raises:
+            UserError: for a row that cannot be encoded, naming the row.
+        """
+        raise NotImplementedError
+
+    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[Row], list[bool]]:
+        """Encode rows to predict, in order, so that each fits, and return for each whether some of it was cut off."""
+        raise NotImplementedError
+
+    def without_limits(self) -> Self:
+        """Return an encoder that cuts nothing off."""
+        other = copy.copy(self)
+        other.max_length = UNBOUNDED
+        return other
+
+    def decode(self, row: Row) -> str:
+        """Return the input as the model sees it, special tokens included."""
+        raise NotImplementedError
+
+    def decode_ids(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class ClassificationEncoder(InputEncoder[TokenizedExample]):
+    """The base of the encoders of rows with labels. A subclass defines `encode_chunk`.
+
+    Class attributes:
+        scored_by: what scores a label, in words: "label words at the mask"; empty: the objective's name says it.
+
+    Attributes:
+        max_length: rows are cut at this many tokens.
+        label_words: in label order; empty for an objective that reads none.
+        label_ids: the token id (mlm) or token ids (lm) of each label word; empty for an objective that reads none.
+
+    Raises:
+        UserError: for labels that are fewer than two or not distinct.
+    """
+
+    scored_by: ClassVar[str] = ""
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
         labels = list(task.labels)
         if len(labels) < 2 or len(set(labels)) != len(labels):
             raise UserError(
                 f"task '{task.name}': task.labels needs two or more names, all different, not [{join(labels)}]"
             )
-        self.task = task
-        self.tokenizer = tokenizer
-        self.max_length = max_row_length(tokenizer, task.max_length)
         self.label_words = self.task_label_words(task)
         self.label_ids: list[Any] = []
 
@@ -60,23 +115,6 @@ class InputEncoder:
     def task_label_words(task: TaskConfig) -> list[str]:
         """Return a task's label words, in label order; empty for an objective that reads none."""
         return []
-
-    def encode(self, example: Example) -> TokenizedExample:
-        """Encode one row."""
-        return self.encode_all([example])[0]
-
-    def encode_all(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """Encode rows, in order."""
-        chunks = (examples[start : start + _CHUNK] for start in range(0, len(examples), _CHUNK))
-        return [row for chunk in chunks for row in self.encode_chunk(chunk)]
-
-    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
-        """Encode rows, in order; `encode_all` calls it with a bounded number of them.
-
-        Raises:
-            UserError: for a row that cannot be encoded, naming the row.
-        """
-        raise NotImplementedError
 
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[TokenizedExample], list[bool]]:
         """Encode rows, in order, and return for each whether some of it was cut off.
@@ -90,12 +128,6 @@ class InputEncoder:
     def _keeping_mask(self) -> Self:
         """Return an encoder that never cuts the mask off; an encoder that has no mask returns itself."""
         return self
-
-    def without_limits(self) -> Self:
-        """Return an encoder that cuts nothing off."""
-        other = copy.copy(self)
-        other.max_length = UNBOUNDED
-        return other
 
     def word_id(self, word: str) -> int | None:
         """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
@@ -121,9 +153,7 @@ class InputEncoder:
 
     def decode(self, row: TokenizedExample) -> str:
         """Return the input as the model sees it, special tokens included."""
-        return str(
-            self.tokenizer.decode(list(row.input_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return self.decode_ids(row.input_ids)
 
 
 def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
@@ -143,6 +173,12 @@ def max_row_length(tokenizer: "Tokenizer", wanted: int) -> int:
     """Return `wanted`, or the most tokens that the model takes when that is known and less."""
     known = 0 < tokenizer.model_max_length < _NO_LIMIT
     return min(wanted, tokenizer.model_max_length) if known else wanted
+
+
+def start_ids(tokenizer: "Tokenizer") -> list[int]:
+    """Return the special tokens that the tokenizer itself puts before a text."""
+    encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
+    return encoding.ids[: encoding.special_tokens_mask.index(0)]
 
 
 def tokenize(texts: list[str], tokenizer: "Tokenizer") -> list[list[int]]:
@@ -195,4 +231,5 @@ def describe_tokenizer(tokenizer: "Tokenizer") -> str:
 
 def describe_row(task: TaskConfig, example: Example) -> str:
     """Return the task and the row, by its place in its file or by its first words, for error lines."""
-    return f"task '{task.name}', {example.where or f'the row {example.texts[0][:40]!r}'}"
+    row = str(example.texts[0] if example.texts else example.columns)
+    return f"task '{task.name}', {example.where or f'the row {row[:40]!r}'}"

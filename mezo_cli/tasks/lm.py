@@ -16,12 +16,13 @@ from mezo_cli.errors import UserError
 from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import (
     UNBOUNDED,
-    InputEncoder,
+    ClassificationEncoder,
     check_one_per_label,
     describe_row,
     describe_tokenizer,
     max_row_length,
     plain_backend,
+    start_ids,
     tokenize,
 )
 from mezo_cli.tasks.template import Literal, Sentence, Special, Template
@@ -33,7 +34,7 @@ _SHOWN = 1 << 20  # tokens; a longer limit of a prompt is none
 _MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
 
 
-class LmEncoder(InputEncoder):
+class LmEncoder(ClassificationEncoder):
     """A task's prompts and label words for a decoder.
 
     `label_ids` holds the tokens of each label word, in label order, the same for every row. `max_length` is the most
@@ -56,7 +57,7 @@ class LmEncoder(InputEncoder):
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
         self._check_distinct()
-        self._start = _start_ids(tokenizer)
+        self._start = start_ids(tokenizer)
         self.max_length = max_row_length(tokenizer, task.lm.max_length or UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
@@ -183,9 +184,3 @@ def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
     if len(prompt) != len(parts) - 1:
         raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
     return prompt
-
-
-def _start_ids(tokenizer: "Tokenizer") -> list[int]:
-    """Return the special tokens that the tokenizer itself puts before a text."""
-    encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
-    return encoding.ids[: encoding.special_tokens_mask.index(0)]

@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import snippet
 from mezo_cli.tasks.encoder import (
-    InputEncoder,
+    ClassificationEncoder,
     check_one_per_label,
     describe_row,
     describe_tokenizer,
@@ -48,7 +48,7 @@ class _Slot:
     segment: int
 
 
-class MlmEncoder(InputEncoder):
+class MlmEncoder(ClassificationEncoder):
     """A task's template and label words for a masked LM.
 
     `label_ids` holds one token id per label, in label order. `position` of a row is its mask.
@@ -62,7 +62,7 @@ class MlmEncoder(InputEncoder):
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
-        self.template = Template.parse(task.template, list(task.columns), task.name)
+        self.template = Template.parse(task.template or "", list(task.columns), task.name)
         mask_id = tokenizer.mask_token_id
         if mask_id is None:
             raise UserError(

@@ -4,7 +4,7 @@ import keyword
 import re
 from collections.abc import Sequence
 
-from mezo_cli.tasks.encoder import InputEncoder
+from mezo_cli.tasks.encoder import ClassificationEncoder
 from mezo_cli.tasks.template import FILTERS, Sentence
 
 _TAKEN = {"torch", "tokenizer", "model", "folder", "base", "ids", "parts", "input_ids", "segments", "logits", "scores"}
@@ -20,12 +20,12 @@ def ids(text):
 """
 
 
-def print_probabilities(encoder: InputEncoder) -> str:
+def print_probabilities(encoder: ClassificationEncoder) -> str:
     """Return the line that prints the probability of each label, from the tensor `scores`."""
     return f"print(dict(zip([{', '.join(map(quote, encoder.task.labels))}], scores.softmax(-1).tolist())))\n"
 
 
-def words_in_line(encoder: InputEncoder) -> str:
+def words_in_line(encoder: ClassificationEncoder) -> str:
     """Return the label words for a comment."""
     return " ".join(", ".join(encoder.label_words).split())
 

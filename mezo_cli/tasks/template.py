@@ -148,8 +148,30 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
         raise UserError(
             f"{where}: a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
         )
-    text = text.replace("\\n", "\n").rstrip()
-    parts: list[Part] = [Special("cls")]
+    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), columns, where)]
+    return parts if parts[-1] == Special("sep+") else [*parts, Special("sep+")]
+
+
+def parse_text(text: str, where: str) -> tuple[list[Literal | Sentence], list[str]]:
+    """Parse a text without special tokens, in the readable spelling; white space at its end counts.
+
+    Returns:
+        Its parts, and what stands in their braces, in the order of `Sentence.column`.
+
+    Raises:
+        UserError: for unbalanced braces, an unknown filter, a mask and a separator.
+    """
+    names = (t[1:-1].split("|")[0].strip() for t in _READABLE.findall(text) if re.fullmatch(r"\{[^{}]+\}", t))
+    columns = list(dict.fromkeys(name for name in names if name not in SPECIALS))
+    parts = _readable_parts(text.replace("\\n", "\n"), columns, where)
+    texts = [part for part in parts if not isinstance(part, Special)]
+    if len(texts) < len(parts):
+        raise UserError(f"{where}: has no place for {{mask}} or {{sep}}; write the text itself, or \\n for a line end")
+    return texts, columns
+
+
+def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
+    parts: list[Part] = []
     literal, end = "", 0
     for match in _READABLE.finditer(text):
         literal += text[end : match.start()]
@@ -168,11 +190,7 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
         parts.append(part)
         literal = ""
     literal += text[end:]
-    if literal:
-        parts.append(Literal(literal))
-    if parts[-1] != Special("sep+"):
-        parts.append(Special("sep+"))
-    return parts
+    return [*parts, Literal(literal)] if literal else parts
 
 
 def _readable_part(token: str, columns: list[str], where: str, position: int) -> Special | Sentence:

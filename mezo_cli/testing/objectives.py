@@ -30,7 +30,7 @@ from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training import restore
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -92,7 +92,7 @@ class Conformance:
         assert issubclass(objective, Objective)
         assert isinstance(objective.model_kind, models.ModelKind)
         assert hasattr(transformers, objective.model_kind.auto_class)
-        assert issubclass(objective.encoder_class, InputEncoder)
+        assert issubclass(objective.encoder_class, ClassificationEncoder)
 
     # --- rows ---
 

@@ -17,7 +17,7 @@ from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.session import Session
 from mezo_cli.training.start_checks import ScoreCheck, refusing_unsupported
@@ -44,7 +44,7 @@ class EncodedRows:
         return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
 
 
-def encode_rows(encoder: InputEncoder, splits: Splits) -> EncodedRows:
+def encode_rows(encoder: ClassificationEncoder, splits: Splits) -> EncodedRows:
     """Tokenize all rows."""
     test = None if splits.test is None else encoder.encode_all(splits.test)
     return EncodedRows(encoder.encode_all(splits.train), encoder.encode_all(splits.dev), test, splits.test)
@@ -95,7 +95,7 @@ def _make_optimizer(config: Config, loaded: models.LoadedModel) -> Optimizer:
 def _build_session(
     config: Config,
     loaded: models.LoadedModel,
-    encoder: InputEncoder,
+    encoder: ClassificationEncoder,
     optimizer: Optimizer,
     trains: bool,
 ) -> Session:

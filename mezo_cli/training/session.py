@@ -21,7 +21,7 @@ from mezo_cli.optim import LossFn, Optimizer, StepResult
 from mezo_cli.optim.dropout import dropout
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.row_parallel_loss import RowParallelLoss
 
 
@@ -43,7 +43,7 @@ class Session:
     forward: PerturbedForward
     objective: Objective
     optimizer: Optimizer
-    encoder: InputEncoder
+    encoder: ClassificationEncoder
     ranks: Ranks | None = None
 
     @property

@@ -20,7 +20,7 @@ from mezo_cli.objectives.plain_check import (
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import Run
 from mezo_cli.system import is_device_error
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.session import Session
 
 
@@ -41,7 +41,7 @@ class ScoreCheck:
         self,
         config: Config,
         loaded: models.LoadedModel,
-        encoder: InputEncoder,
+        encoder: ClassificationEncoder,
         params: Params,
         *,
         perturbed: bool,

@@ -11,7 +11,7 @@ from mezo_cli.diagnosis import data
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Finding, Section
 from mezo_cli.models import load_tokenizer
 from mezo_cli.objectives import OBJECTIVES
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from tests.diagnosis.sessions import only
 
 TASK = build_config(["task=sst2", "data=demo"]).task
@@ -82,13 +82,13 @@ def test_empty_texts() -> None:
 # --- cut prompts ---
 
 
-def encoder_of(model: Path, *words: str) -> InputEncoder:
+def encoder_of(model: Path, *words: str) -> ClassificationEncoder:
     config = build_config([f"model.path={model}", "data=demo", *words])
     objective = OBJECTIVES.load(config.objective.name)
     return objective.encoder_class(config.task, load_tokenizer(config.model, objective.model_kind))
 
 
-def cut(encoder: InputEncoder, *texts: str) -> tuple[int, int]:
+def cut(encoder: ClassificationEncoder, *texts: str) -> tuple[int, int]:
     """Return how many prompts are cut, and how many lose text."""
     examples = [Example((text,), 0) for text in texts]
     pairs = list(zip(encoder.without_limits().encode_all(examples), encoder.encode_all(examples), strict=True))

@@ -1,0 +1,238 @@
+"""Encode prompts that a decoder continues, and the answers that it should give (objective generate).
+
+- The prompt starts with what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>, nothing for GPT-2. With
+  `task.generate.chat` it is what the tokenizer's chat template makes of messages; a special token that is spelled out
+  in a message is then that token.
+- Prompt and answer are tokenized as one text where the prompt's tokens are then those of the prompt alone, which a
+  completion follows. Elsewhere the answer is tokenized by itself, if that gives the same text.
+- The answer ends with the tokenizer's end token, unless it ends with a stop text.
+- With an empty prompt the answer is plain text. Where the tokenizer puts nothing before a text, the first token of it
+  is the prompt: it is read, not learned.
+- A row that is too long is refused, or loses the start of its prompt, and of its answer if that is longer still.
+"""
+
+import copy
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.errors import UserError
+from mezo_cli.tasks.encoder import (
+    UNBOUNDED,
+    InputEncoder,
+    describe_row,
+    describe_tokenizer,
+    max_row_length,
+    plain_backend,
+    start_ids,
+    tokenize,
+)
+from mezo_cli.tasks.row_text import RowTexts, describe, gold_texts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+# Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
+# prompts, so they get the date that Llama's templates fall back to.
+_FIXED_DATE = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
+_MERGES = "the answer's first token merges with the end of the prompt; move the text between them into the answer"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One tokenized row of a task with `generate`.
+
+    Attributes:
+        input_ids: the tokens of the prompt, one or more (int32).
+        answer_ids: the tokens of the answer after the prompt (int32); empty without `task.generate.answer`.
+        index: the number of the row in its split.
+        columns: every column of the row, lists and records included.
+        golds: the right texts; empty for a task with neither gold nor answer.
+        cut: whether tokens were cut off on the left.
+    """
+
+    input_ids: Sequence[int]
+    answer_ids: Sequence[int]
+    index: int
+    columns: Mapping[str, Any]
+    golds: tuple[str, ...]
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_ids", array("i", self.input_ids))
+        object.__setattr__(self, "answer_ids", array("i", self.answer_ids))
+
+
+class GenerateEncoder(InputEncoder[PromptRow]):
+    """A task's prompts and answers for a decoder.
+
+    Attributes:
+        max_length: the most tokens of a prompt and its answer, or its completion.
+        stop: the texts that end a completion.
+        keep_stop: whether a completion keeps the text that ended it.
+
+    Raises:
+        UserError: for a task without a prompt, a template that cannot be parsed, and a chat without a chat template.
+    """
+
+    when_cut = "{lost} lose the start of their prompt"
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
+        settings = task.generate
+        self._texts = RowTexts(task)
+        self._has_answers, self._cuts, self._room = True, settings.too_long == "cut", 0
+        self.stop = [text.replace("\\n", "\n") for text in settings.stop]
+        self.keep_stop = settings.keep_stop
+        self.max_length = max_row_length(tokenizer, settings.max_length or UNBOUNDED)
+        if settings.chat and not tokenizer.chat_template:
+            why = f"{describe_tokenizer(tokenizer)} has no chat template"
+            raise UserError(f"task '{task.name}', task.generate.chat=true: {why}; use a chat model, or chat=false")
+        self._start = [] if settings.chat else start_ids(tokenizer)
+        self._is_plain_text = settings.prompt == ""
+        if self._is_plain_text and (settings.chat or settings.answer is None):
+            needs = "chat=true needs a prompt" if settings.chat else "and no answer: there is nothing to learn"
+            raise UserError(f"task '{task.name}': task.generate.prompt is empty; {needs}")
+
+    def leave_room(self, max_new_tokens: int) -> None:
+        """Let each row that is encoded from now on leave room for a completion after its prompt.
+
+        Raises:
+            UserError: when no token would be left for a prompt.
+        """
+        if len(self._start) + 1 + max_new_tokens > self.max_length:
+            limit = f"the limit of {self.max_length} tokens (task.generate.max_length, or the model's)"
+            raise UserError(f"objective.max_new_tokens={max_new_tokens}: {limit} leaves none for a prompt")
+        self._room = max_new_tokens
+
+    def encode_all(self, examples: Sequence[Example]) -> list[PromptRow]:
+        """Encode the rows of a split, in order, and number them."""
+        return [replace(row, index=index) for index, row in enumerate(super().encode_all(examples))]
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[PromptRow]:
+        """Tokenize prompts alone, and together with their answers."""
+        where = [describe_row(self.task, example) for example in examples]
+        columns = [example.columns or {} for example in examples]
+        prompts = [self.prompt(*row) for row in zip(columns, where, strict=True)]
+        answers = [self._answer(*row) for row in zip(columns, where, strict=True)]
+        texts = [prompt + (answer or "") for prompt, answer in zip(prompts, answers, strict=True)]
+        all_prompt_ids = self._tokenize(prompts)
+        all_ids = self._tokenize(texts)
+        for row, place, prompt_ids, ids, answer in zip(columns, where, all_prompt_ids, all_ids, answers, strict=True):
+            if not (prompt_ids or self._start or self._is_plain_text):
+                raise UserError(f"{place}: the prompt is empty, so nothing can follow it")
+            answer_ids = [] if answer is None else self._answer_ids(answer, prompt_ids, ids, place)
+            yield self._fit(prompt_ids, answer_ids, row, self._golds(row, answer, place), place)
+
+    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[PromptRow], list[bool]]:
+        """Encode prompts to complete, without answers, and return for each whether it was cut to fit."""
+        other = copy.copy(self)
+        other._has_answers, other._cuts = False, True
+        rows = other.encode_all(examples)
+        return rows, [row.cut for row in rows]
+
+    def prompt(self, columns: Mapping[str, Any], where: str) -> str:
+        """Return the prompt of a row, with `chat` in the tokenizer's chat template.
+
+        Raises:
+            UserError: for a row that lacks a column, or has no messages that the chat template takes.
+        """
+        template, settings = self._texts.prompt, self.task.generate
+        if not settings.chat:
+            return template.render(columns, where)
+        path = template.only_path
+        value = None if path is None else path.find(columns, where)
+        if path is not None and isinstance(value, list):
+            messages = _check_messages(value, f"{where}: '{path.text}'", settings.system)
+        else:
+            messages = [{"role": "user", "content": template.render(columns, where)}]
+        if settings.system is not None:
+            messages = [{"role": "system", "content": settings.system}, *messages]
+        try:
+            chat = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=_FIXED_DATE + self.tokenizer.get_chat_template(),
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except Exception as error:  # the template is a program of the tokenizer's
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"{where}: the tokenizer's chat template takes no such messages: {reason}") from error
+        return str(chat)
+
+    def decode(self, row: PromptRow) -> str:
+        """Return the prompt as the model sees it, special tokens included."""
+        return self.decode_ids(row.input_ids)
+
+    def _answer(self, columns: Mapping[str, Any], where: str) -> str | None:
+        """Return the answer of a row; None if the task has none, or only prompts are encoded."""
+        template = self._texts.answer
+        return template.render(columns, where) if template is not None and self._has_answers else None
+
+    def _golds(self, columns: Mapping[str, Any], answer: str | None, where: str) -> tuple[str, ...]:
+        """Return the gold texts: the column's, or the answer as a completion would give it."""
+        if self._texts.gold is not None and self._has_answers:
+            return gold_texts(self._texts.gold, columns, where)
+        if answer is None:
+            return ()
+        end = next((text for text in self.stop if answer.endswith(text)), "")
+        return (answer if self.keep_stop else answer.removesuffix(end),)
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text. What the chat template writes has special tokens in it."""
+        if not self.task.generate.chat:
+            return tokenize(texts, self.tokenizer)
+        with plain_backend(self.tokenizer) as backend:
+            backend.encode_special_tokens = False
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _answer_ids(self, answer: str, prompt_ids: list[int], ids: list[int], where: str) -> list[int]:
+        """Return the tokens of an answer, given those of its prompt and those of both as one text."""
+        answer_ids = ids[len(prompt_ids) :]
+        if ids[: len(prompt_ids)] != prompt_ids:
+            answer_ids = self._tokenize([answer])[0]
+            if self.decode_ids([*prompt_ids, *answer_ids]) != self.decode_ids(ids):
+                raise UserError(f"{where}: {_MERGES}")
+        end = self.tokenizer.eos_token_id
+        return answer_ids if end is None or answer.endswith(tuple(self.stop)) else [*answer_ids, end]
+
+    def _fit(
+        self, prompt: list[int], answer: list[int], columns: Mapping[str, Any], golds: tuple[str, ...], where: str
+    ) -> PromptRow:
+        """Return the row, cut to the limit where it may be.
+
+        Raises:
+            UserError: for a row that is too long, if it may not be cut.
+        """
+        length, space = len(prompt) + max(len(answer), self._room), self.max_length - len(self._start)
+        is_cut = length > space
+        if is_cut and not self._cuts:
+            what = "answer" if len(answer) >= self._room else f"objective.max_new_tokens={self._room}"
+            why = f"{len(self._start) + length} tokens of prompt and {what}, and the limit is {self.max_length}"
+            raise UserError(f"{where}: {why}; shorten the row, or give task.generate.too_long=cut")
+        if is_cut:
+            answer = answer[-space:]
+            prompt = prompt[len(prompt) - max(0, space - max(len(answer), self._room)) :]
+        ids = [*self._start, *prompt]
+        if not ids:  # plain text, and no start token to learn its first token from
+            ids, answer = answer[:1], answer[1:]
+        if self._is_plain_text and not answer:
+            raise UserError(f"{where}: the text is empty: there is nothing to learn")
+        return PromptRow(ids, answer, 0, columns, golds, is_cut)
+
+
+def _check_messages(value: list[Any], where: str, system: str | None) -> list[dict[str, Any]]:
+    """Return a row's messages up to the last that is not the assistant's, which the model is to write.
+
+    Raises:
+        UserError: for anything but records with a role and a content, and for a second system message.
+    """
+    wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
+    if wrong is not None or not value:
+        what = describe(value if wrong is None else wrong)
+        raise UserError(f"{where} {what}; a message is a record with role and content")
+    if system is not None and value[0]["role"] == "system":
+        raise UserError(f"{where} begins with a system message, and task.generate.system gives another")
+    return [dict(m) for m in (value[:-1] if value[-1]["role"] == "assistant" else value)]

@@ -1,0 +1,160 @@
+"""Make texts of a row with all of its columns: templates without a mask, and parts of records and lists.
+
+What stands in a template's braces is a column, or a part of one that holds a record or a list: `{answers.text[0]}`.
+A text stands for itself, a number or a list of numbers is written as in JSON; nothing else can be in a template.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mezo_cli.config.schema import TaskConfig
+from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.tasks.template import Sentence, parse_text
+
+_PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
+
+
+@dataclass(frozen=True)
+class ColumnPath:
+    """A column of a row, or a part of it: `answers.text[0]` is column `answers` and the steps `text` and 0."""
+
+    text: str
+    column: str
+    steps: tuple[str | int, ...]
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "ColumnPath":
+        """Parse a column with any number of `.KEY` and `[NUMBER]` after it.
+
+        Raises:
+            UserError: for anything else.
+        """
+        match = _PATH.fullmatch(text)
+        if match is None:
+            raise UserError(f"{where}: '{text}' is no column; a part of one is COLUMN.KEY or COLUMN[NUMBER]")
+        steps = (int(number) if number else key for key, number in _STEP.findall(match[2]))
+        return cls(text, match[1], tuple(steps))
+
+    def find(self, columns: Mapping[str, Any], where: str) -> Any:
+        """Return the value in a row.
+
+        Raises:
+            UserError: when the row does not have it.
+        """
+        if self.column not in columns:
+            known = f"the columns are: {join(columns)}{did_you_mean(self.column, columns)}"
+            raise UserError(f"{where}: no column '{self.column}'; {known}")
+        value = columns[self.column]
+        for step in self.steps:
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                raise UserError(
+                    f"{where}: no '{self.text}': column '{self.column}' {describe(columns[self.column])}"
+                ) from None
+        return value
+
+
+class RowTemplate:
+    """A text with columns in its braces.
+
+    Args:
+        text: the template; its white space counts.
+        where: the task and the setting, for error lines.
+
+    Raises:
+        UserError: for a template that cannot be parsed.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        self._parts, names = parse_text(text, where)
+        self.paths = [ColumnPath.parse(name, where) for name in names]
+
+    @property
+    def only_path(self) -> ColumnPath | None:
+        """What stands in the braces of a template that is nothing else; None for every other."""
+        return self.paths[0] if self._parts == [Sentence(0)] else None
+
+    def render(self, columns: Mapping[str, Any], where: str) -> str:
+        """Return the text of a row.
+
+        Raises:
+            UserError: for a value that the row lacks or that cannot be in a text.
+        """
+        texts = [_as_text(path, columns, where) for path in self.paths]
+        return "".join(p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
+
+
+class RowTexts:
+    """The templates of a task's `generate`, parsed.
+
+    Attributes:
+        prompt: the prompt's; with `chat` a name without braces is a column.
+        answer: the answer's; None: none.
+        gold: the right text or texts; None: the answer.
+
+    Raises:
+        UserError: for a task without a prompt, and for a template that cannot be parsed.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.generate, f"task '{task.name}', task.generate"
+        if settings.prompt is None:
+            raise UserError(f"{where} has no prompt: set task.generate.prompt (docs/how-to/own-task.md)")
+        is_name = settings.chat and settings.prompt != "" and "{" not in settings.prompt
+        self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
+        self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
+        self.gold = None if settings.gold is None else ColumnPath.parse(settings.gold, f"{where}.gold")
+
+    @property
+    def prompt_columns(self) -> list[str]:
+        """The columns that the prompt reads."""
+        return list(dict.fromkeys(path.column for path in self.prompt.paths))
+
+    @property
+    def answer_columns(self) -> list[str]:
+        """The columns that the answer and the gold texts read."""
+        paths = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
+        return list(dict.fromkeys(path.column for path in paths))
+
+
+def gold_texts(path: ColumnPath, columns: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return a row's gold texts: a text, or a list of texts.
+
+    Raises:
+        UserError: for anything else.
+    """
+    value = path.find(columns, where)
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"{where}: task.generate.gold={path.text} {describe(value)}; it must be a text or a list of texts"
+        )
+    return tuple(texts)
+
+
+def describe(value: Any) -> str:
+    """Say what a value of a row is, for error lines."""
+    if value is None:
+        return "is null"
+    if isinstance(value, Mapping):
+        return f"is a record with {join(map(str, value)) or 'nothing'}"
+    if isinstance(value, list):
+        kinds = join(sorted({type(one).__name__ for one in value}))
+        return f"is a list of {len(value)} ({kinds})" if value else "is an empty list"
+    return f"is the {type(value).__name__} {str(value)[:40]!r}"
+
+
+def _as_text(path: ColumnPath, columns: Mapping[str, Any], where: str) -> str:
+    value = path.find(columns, where)
+    if isinstance(value, str):
+        return value
+    numbers = value if isinstance(value, list) and value else [value]
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        what = "a template takes a text, a number or a list of numbers"
+        raise UserError(f"{where}: '{path.text}' {describe(value)}; {what}, and {{{path.text}.KEY}} or [0] for a part")
+    return json.dumps(value)
