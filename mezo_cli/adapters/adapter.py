@@ -115,7 +115,7 @@ def _set_saved_config(settings: Any, model: ModelConfig) -> None:
         settings.target_modules = sorted(settings.target_modules)
     if settings.modules_to_save is not None:
         settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
-    if model.path != "demo" and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
+    if not model.is_embedded and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
         settings.base_model_name_or_path, settings.revision = model.path, model.revision
 
 

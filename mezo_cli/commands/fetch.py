@@ -24,7 +24,7 @@ def fetch(overrides: Sequence[str], config_dir: str | None) -> None:
         why = "HF_HUB_OFFLINE is set" if is_offline() else f"{hub_url()} does not answer"
         raise UserError(f"mezo fetch downloads from the hub, and {why}; run it where there is a network")
     folder = download.fetch(config.model)
-    where = download.hub_commit(folder) or ("part of mezo" if config.model.path == "demo" else "a local folder")
+    where = download.hub_commit(folder) or ("part of mezo" if config.model.is_embedded else "a local folder")
     print_line(f"model  {config.model.path}  {where}  {_size(folder.iterdir())}  {folder}")
     splits = data.load(config.data_task, config.data, config.data_seed)
     counts = f"{len(splits.train)} train, {len(splits.dev)} dev, {len(splits.test or [])} test"

@@ -213,13 +213,16 @@ class PeftConfig(Settings):
     name: Text = MISSING
 
 
+EMBEDDED_MODELS = {"demo": "model", "demo-decoder": "decoder"}  # values of model.path -> their folders in mezo_cli/demo
+
+
 @dataclass(frozen=True)
 class ModelConfig(Settings):
     """The pretrained model: a hub id or a local folder, its dtypes and device.
 
     Attributes:
         name: the model's name in tables; chosen by `model=`.
-        path: a hub id, a local folder, or `demo`.
+        path: a hub id, a local folder, or an embedded model (`demo`, `demo-decoder`).
         revision: a branch, tag or commit on the hub; null: the newest.
         dtype: how the weights are stored. In half precision, updates are rounded stochastically
             (docs/how-to/low-memory.md).
@@ -245,6 +248,11 @@ class ModelConfig(Settings):
     cuda_graphs: Flag = False
     cache_frozen: Literal["auto", "off"] = "auto"
     cache_bytes: NotNegative = 256_000_000
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the model is part of this package."""
+        return self.path in EMBEDDED_MODELS
 
 
 @dataclass(frozen=True)

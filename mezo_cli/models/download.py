@@ -20,7 +20,7 @@ import huggingface_hub
 import safetensors
 from huggingface_hub import errors
 
-from mezo_cli.config.schema import ModelConfig
+from mezo_cli.config.schema import EMBEDDED_MODELS, ModelConfig
 from mezo_cli.console import is_live
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
@@ -60,7 +60,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
     """Return the folder of a checkpoint: config.json, the tokenizer's files and, if `weights`, the weights.
 
     Args:
-        config: its path is `demo`, a local folder, or a hub id (with its revision).
+        config: its path is `demo` or `demo-decoder`, a local folder, or a hub id (with its revision).
         weights: whether to fetch the weights too.
 
     Raises:
@@ -80,7 +80,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path is `demo` or a folder on this machine, not a hub id.
+    """Return whether a path is an embedded model or a folder on this machine, not a hub id.
 
     Raises:
         UserError: when it is neither.
@@ -110,8 +110,8 @@ def hub_commit(folder: Path) -> str | None:
 
 def _local_folder(path: str) -> Path | None:
     """Return the folder that a path names; None for a hub id."""
-    if path == "demo":
-        return Path(str(importlib.resources.files("mezo_cli") / "demo" / "model"))
+    if path in EMBEDDED_MODELS:
+        return Path(str(importlib.resources.files("mezo_cli") / "demo" / EMBEDDED_MODELS[path]))
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
     if folder.is_dir():
         _refuse_adapter(folder, path)

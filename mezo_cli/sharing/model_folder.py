@@ -97,14 +97,14 @@ def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
 
 
 def hub_id(config: Config) -> str | None:
-    """Return the base model's id on the hub; None for the demo and for a local folder."""
+    """Return the base model's id on the hub; None for an embedded model and for a local folder."""
     path = config.model.path
-    return None if path == "demo" or download.is_local(path) else path
+    return None if config.model.is_embedded or download.is_local(path) else path
 
 
 def base_name(config: Config) -> str:
     """Return a name of a base model that is not on the hub: that of its folder."""
-    return "demo" if config.model.path == "demo" else Path(config.model.path).expanduser().resolve().name
+    return config.model.path if config.model.is_embedded else Path(config.model.path).expanduser().resolve().name
 
 
 def _name_base(folder: Path, base_id: str | None, revision: str | None) -> None:

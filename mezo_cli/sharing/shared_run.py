@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config, EngineConfig, LoggerConfig, data_dir, to_dict, without_dir
+from mezo_cli.config.schema import (
+    EMBEDDED_MODELS,
+    Config,
+    EngineConfig,
+    LoggerConfig,
+    data_dir,
+    to_dict,
+    without_dir,
+)
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
@@ -163,7 +171,9 @@ def _untrusted(config: Config, base: dict[str, Any], base_folder: Path | None, n
             raise UserError(f"{name}: its base model {path} is not pinned to a commit")
         log.info("base   %s at commit %s, %s", path, revision, describe_download(path, revision))
     elif base["kind"] == "demo":
-        path = "demo"
+        path = str(base["path"])
+        if path not in EMBEDDED_MODELS:
+            raise UserError(f"{name}: its base model '{path}' is not part of mezo; there are {join(EMBEDDED_MODELS)}")
     else:
         raise UserError(f"{name}: its base model '{base['path']}' is not on the hub: give its folder as --base DIR")
     return dataclasses.replace(
@@ -177,7 +187,7 @@ def _untrusted(config: Config, base: dict[str, Any], base_folder: Path | None, n
 
 def _check_hub_name(path: str, what: str) -> None:
     """Refuse what is no name on the hub, or is also that of a folder here, which would be read instead."""
-    if not _NAME.fullmatch(path) or path == "demo":
+    if not _NAME.fullmatch(path) or path in EMBEDDED_MODELS:
         raise UserError(f"{what} is not a name on the hub")
     if Path(path).exists():
         raise UserError(

@@ -135,14 +135,14 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
 def _describe_base(config: Config, revision: str | None) -> dict[str, Any]:
     if (base_id := hub_id(config)) is not None:
         return {"kind": "hub", "path": base_id, "revision": revision}
-    return {"kind": "demo" if config.model.path == "demo" else "folder", "path": base_name(config), "revision": None}
+    return {"kind": "demo" if config.model.is_embedded else "folder", "path": base_name(config), "revision": None}
 
 
 def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
     where = f"hub:{repo}" if repo else "."
     columns = list(config.task.columns)
     text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
-    base = " --base DIR" if hub_id(config) is None and config.model.path != "demo" else ""
+    base = " --base DIR" if hub_id(config) is None and not config.model.is_embedded else ""
     needed = f" The base model {code(base_name(config))} is not on the hub: DIR is its folder." if base else ""
     lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
     return "\n".join(
