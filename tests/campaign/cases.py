@@ -25,7 +25,7 @@ CASES = {
     "probe": ["init=linear_probe", "steps=3"],
     "linear_probe": ["optimizer=linear_probe", "steps=0"],
 }
-SMALL = ("mezo", "trajectory", "adamw")  # what the ordinary suite damages
+SMALL = ("mezo", "adamw")  # what the ordinary suite damages
 TIMES = {"seconds", "peak_memory_bytes", "crc"}
 NOT_COMPARED = {"run.json", "train.log", "lock", ".lock", "run.lock"}
 

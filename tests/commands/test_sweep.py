@@ -62,7 +62,7 @@ def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result])
         assert said.code == 0, said
         assert said.out.count("finished before: skipped") == 4
         assert "4 of 4 jobs finished" in said.out
-    for grid in ("seed=13,43", "seed=13", "seed=13,42,43"):
+    for grid in ("seed=13,43", "seed=13"):
         line = error_line(mezo("train", grid, *words[1:]))
         assert f"{folder} contains a sweep over another grid" in line
     assert files(folder) == before
@@ -71,7 +71,7 @@ def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result])
 def test_a_job_fails_alone_and_runs_again_only_when_asked(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing model, a loss that is not finite, and a crash."""
+    """A missing model, and a crash."""
     step, broken = Mezo.step, {2}
 
     def crash(self: Mezo, *args: Any) -> Any:
@@ -81,10 +81,10 @@ def test_a_job_fails_alone_and_runs_again_only_when_asked(
 
     monkeypatch.setattr(Mezo, "step", crash)
     words = [word for word in sweep("x", movies, tmp_path / "s", "seed=1,2") if not word.startswith("model.path")]
-    words += [f"model.path={tmp_path}/none,{roberta}", "optimizer.lr=1e-3,1e30"]
+    words += [f"model.path={tmp_path}/none,{roberta}"]
     said = mezo("train", *words)
     assert said.code == 1
-    ends = {str(n): Run(tmp_path / "s" / str(n)).info() for n in range(8)}
+    ends = {str(n): Run(tmp_path / "s" / str(n)).info() for n in range(4)}
     assert [n for n, info in ends.items() if info["status"] == "finished"] == ["1"]
     assert {info["status"] for n, info in ends.items() if n != "1"} == {"failed"}
     log = (tmp_path / "s" / "3" / "train.log").read_text()
@@ -94,13 +94,13 @@ def test_a_job_fails_alone_and_runs_again_only_when_asked(
         assert f"model.path={tmp_path}/none" in text
     assert said.err.startswith("failed: job 1 (")
     assert "Traceback" not in said.err
-    assert said.err.count("\n") == 7
-    assert "1 of 8 jobs finished" in said.out
+    assert said.err.count("\n") == 3
+    assert "1 of 4 jobs finished" in said.out
     broken.clear()
     for again in (["train", *words], ["resume", tmp_path / "s"]):
         said = mezo(*again)
         assert said.code == 1
-        assert said.out.count("failed before: skipped") == 7
+        assert said.out.count("failed before: skipped") == 3
     assert mezo("resume", tmp_path / "s", "--retry-failed").code == 1
     assert [n for n, status in statuses(tmp_path / "s").items() if status == "finished"] == ["1", "3"]
 
