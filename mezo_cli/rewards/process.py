@@ -19,7 +19,7 @@ START_LIMIT = 60.0  # seconds for the start and the imports of rewards
 
 
 class Worker:
-    """The process in which rewards are called. It starts with the first call and is killed at the end of the block.
+    """The process in which rewards are called. `close` has to end it.
 
     Args:
         parts: the arguments of `functions.load` for each reward.
@@ -32,13 +32,11 @@ class Worker:
         self._received = b""
 
     def score(self, *batch: Any) -> Any:
-        """Return what `functions.score` returns for a batch.
+        """Return what `functions.score` returns for a batch. The process has been started.
 
         Raises:
-            RewardError: when the worker reports an error, takes longer than the timeout, or ends. After that the next
-                call starts another one.
+            RewardError: when it reports an error, takes longer than the timeout, or ends; then it can be started again.
         """
-        self.start()
         return self._call({"method": "score", "batch": batch}, self._timeout, "objective.reward_timeout")
 
     def start(self) -> None:
@@ -90,10 +88,10 @@ class Worker:
         """Return the next answer."""
         assert self._process is not None
         assert self._process.stdout is not None
-        number = self._process.stdout.fileno()
+        number, poll = self._process.stdout.fileno(), select.poll()
+        poll.register(number, select.POLLIN)
         while b"\n" not in self._received:
-            ready, _, _ = select.select([number], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             part = os.read(number, 1 << 20)
             if not part:

@@ -101,14 +101,14 @@ class Reward:
         shuffled = completions, [rows[i] for i in others], [golds[i] for i in others], seeds
         other = self._score(shuffled, locations)
         parts = {self.spec.parts[0].name: right.values, **right.parts}
-        return RewardBatch(other.values, parts, right.errors + other.errors)
+        return RewardBatch(other.values, parts, other.errors)
 
     def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
         all_scores = self._row_scores(batch, locations)
-        names = set(next((scores for scores in all_scores if not isinstance(scores, str)), {REWARD: 0.0}))
-        values, errors = {name: np.zeros(len(all_scores)) for name in sorted(names)}, 0
+        names = next((scores for scores in all_scores if not isinstance(scores, str)), {REWARD: 0.0}).keys()
+        values, errors = {name: np.zeros(len(all_scores)) for name in names}, 0
         for i, scores in enumerate(all_scores):
-            if not isinstance(scores, str) and set(scores) != names:
+            if not isinstance(scores, str) and scores.keys() != names:
                 scores = f"returned the parts {sorted(scores)}, and {sorted(names)} for another row"
             if isinstance(scores, str):
                 if self._on_error == "stop":

@@ -14,7 +14,7 @@ from mezo_cli.config.own_code import SHUFFLED, names_code
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import SettingError, Settings
 from mezo_cli.config.validation import check
-from mezo_cli.config.values import Number
+from mezo_cli.config.values import Number, show
 from mezo_cli.errors import UserError, did_you_mean, join
 
 KEY = REWARDS.key
@@ -94,10 +94,10 @@ def parse(setting: Any) -> RewardSpec:
     if isinstance(setting, Mapping) and setting:
         parts = tuple(_registered(str(name), value) for name, value in setting.items())
         if all(part.weight == 0 for part in parts):
-            raise SettingError(KEY, f"{KEY}={_shown(setting)}: all weights are 0")
+            raise SettingError(KEY, f"{KEY}={show(setting)}: all weights are 0")
         return RewardSpec(parts)
     if not isinstance(setting, str) or not setting:
-        raise SettingError(KEY, f"{KEY}={_shown(setting)}: expected {FORMS}")
+        raise SettingError(KEY, f"{KEY}={show(setting)}: expected {FORMS}")
     name = setting.removeprefix(SHUFFLED)
     part, sha256 = _own_code(name) if names_code(setting) else (_registered(name, 1), None)
     return RewardSpec((part,), name != setting, sha256)
@@ -184,7 +184,3 @@ def _source_sha256(function: Any) -> str | None:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return None
-
-
-def _shown(setting: Any) -> str:
-    return "null" if setting is None else str(setting)
