@@ -111,13 +111,14 @@ class Countdown(Settings):
     Attributes:
         numbers: the column of the numbers, a list of whole numbers.
         target: the column of the value to reach.
-        tag: the answer is the text in the last pair of these tags; null: the last expression in the completion.
+        tag: the answer is the text in the last pair of these tags (theirs: answer); null: the last expression in the
+            completion.
         numbers_used: added where the expression uses each number once, whatever its value.
     """
 
     numbers: Text = "numbers"
     target: Text = "target"
-    tag: Text | None = "answer"
+    tag: Text | None = None
     numbers_used: Number = 0.0
 
     def __call__(self, completions: Texts, rows: Rows, golds: Golds) -> list[float]:

@@ -82,7 +82,7 @@ class TestLength(rewards.Conformance):
 
 class TestCountdown(rewards.Conformance):
     name = "countdown"
-    settings: ClassVar = {"numbers_used": 0.1}
+    settings: ClassVar = {"tag": "answer", "numbers_used": 0.1}
     cases: ClassVar = [
         ("<answer> (7 + 5) - 3 </answer>", FIVE, [], 1.1),
         ("<answer>1</answer> no: <answer>7+5-3</answer>", FIVE, [], 1.1),
@@ -100,7 +100,6 @@ class TestCountdown(rewards.Conformance):
 
 class TestCountdownWithoutTags(rewards.Conformance):
     name = "countdown"
-    settings: ClassVar = {"tag": None}
     cases: ClassVar = [("A7+5-3", FIVE, [], 1), ("It is (7+5)-3.", FIVE, [], 1), ("no expression", FIVE, [], 0)]
 
 
