@@ -40,6 +40,33 @@ def run_ranks(
     return [_result(process, mine) for process, mine in ranks]
 
 
+def call_in_ranks(number: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Return what a function of a module returns in each of several processes with the variables of `torchrun`."""
+    port, results = free_port(), []
+    for rank in range(number):
+        mine, theirs = _CONTEXT.Pipe(duplex=False)
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MEZO_EAGER": 1}
+        own = {name: str(value) for name, value in variables.items()}
+        process = _CONTEXT.Process(target=_call, args=(theirs, own, function, args))
+        process.start()
+        theirs.close()
+        results.append((process, mine))
+    return [_returned(process, mine) for process, mine in results]
+
+
+def _call(result: Connection, environment: dict[str, str], function: Callable[..., Any], args: Sequence[Any]) -> None:
+    os.environ.update(environment)
+    result.send(function(*args))
+
+
+def _returned(process: Any, result: Connection) -> Any:
+    """Return what the function returned; EOFError if it raised."""
+    value = result.recv()
+    process.join(TIMEOUT)
+    return value
+
+
 def free_port() -> int:
     """Return a port of this host that nobody listens on."""
     with socket.socket() as found:

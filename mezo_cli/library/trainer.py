@@ -1,0 +1,153 @@
+"""The Trainer of transformers with the MeZO step (docs/how-to/trainer.md)."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from transformers import Trainer
+
+from mezo_cli.errors import UserError
+from mezo_cli.library.optimizer import MezoOptimizer, in_eval_mode
+
+Batch = dict[str, Any]
+FROM_ARGS = {"lr": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}  # setting -> TrainingArguments
+
+
+class MezoTrainer(Trainer):
+    """Fine-tune with forward passes only; all that is not the step is transformers' own.
+
+        trainer = MezoTrainer(model, args, train_dataset=..., mezo={"eps": 1e-3, "samples": 4})
+        trainer.train()
+
+    A step has one loss per sign and direction, over all micro-batches of `gradient_accumulation_steps` as the Trainer
+    weighs them, and over all processes of `torchrun`. These exchange the losses, 8 bytes each, and no gradients: there
+    is no DistributedDataParallel. `max_grad_norm` and `optim` have no effect.
+
+    Args:
+        *args, **kwargs: as of `transformers.Trainer`. `args.learning_rate`, `args.weight_decay` (not of biases and
+            normalizations, as there), the scheduler and `args.seed` are the step's.
+        mezo: further arguments of `MezoOptimizer`: eps, params, samples, momentum, betas, noise, trajectory, ...
+
+    Raises:
+        UserError: for an optimizer of one's own, and for several GPUs in one process, DeepSpeed or FSDP.
+    """
+
+    optimizer: MezoOptimizer | None
+
+    def __init__(self, *args: Any, mezo: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mezo = dict(mezo or {})
+        for name in FROM_ARGS.keys() & self.mezo.keys():
+            raise UserError(f"mezo: {name} is that of TrainingArguments({FROM_ARGS[name]}=...)")
+        if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
+            raise UserError("MezoTrainer makes its optimizer itself: give its settings as mezo={...}")
+        if self.args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise UserError("MezoTrainer takes one GPU per process (torchrun), without DeepSpeed and FSDP")
+        self._micro_batches: list[Batch] = []
+        self._scales = False  # whether a micro-batch's loss is divided by the number of items of the whole step
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the `MezoOptimizer`, and keep accelerate from wrapping the model for gradients."""
+        if self.optimizer is None:
+            assert isinstance(self.model, nn.Module)
+            if self.args.world_size > 1:  # as DistributedDataParallel does at its start
+                for tensor in (*self.model.parameters(), *self.model.buffers()):
+                    torch.distributed.broadcast(tensor.data, 0)
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            settings = {"params": self._groups(self.model), **self.mezo}
+            if not self.is_world_process_zero():
+                settings.pop("trajectory", None)
+            own = {name: getattr(self.args, field) for name, field in FROM_ARGS.items()}
+            self.optimizer = TwoPartOptimizer(self.model, **settings, **own)
+        return self.optimizer
+
+    def _groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
+        """Return the Trainer's groups, with and without weight decay; None where there is no weight decay."""
+        if not self.args.weight_decay:
+            return None
+        names = [name for name, p in model.named_parameters() if p.requires_grad]
+        decaying = set(self.get_decay_parameter_names(model))
+        groups: list[dict[str, Any]] = [{"params": [name for name in names if name in decaying]}]
+        groups += [{"params": [name for name in names if name not in decaying], "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Keep a micro-batch; at the last one of a step compute the losses, before the Trainer's `optimizer.step()`."""
+        assert self.optimizer is not None
+        model.train()  # as the Trainer's own; the step computes in eval mode
+        self._micro_batches.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        batches, self._micro_batches = self._micro_batches, []
+        is_first = self.optimizer.result is None
+        if is_first and num_items_in_batch is not None:
+            self._scales = self._divides_by_items(model, batches[0], num_items_in_batch)
+        num_items = num_items_in_batch if self._scales else None
+
+        def closure() -> Tensor:
+            loss = torch.stack([self._loss(model, dict(batch), num_items) for batch in batches]).sum()
+            # The graph is looked at in each process by itself.
+            return loss if torch.is_grad_enabled() else self._mean_of_processes(loss)
+
+        loss = self.optimizer.estimate(closure)
+        if is_first and self.args.world_size > 1:
+            self._check_same_tensors(self.optimizer.unreachable)
+        return torch.tensor(loss, device=self.args.device)
+
+    def _loss(self, model: nn.Module, batch: Batch, num_items: Tensor | int | None) -> Tensor:
+        """Return what a micro-batch adds to the loss of its step.
+
+        Args:
+            num_items: of the whole step, by which the loss divides its sum; None where it is the micro-batch's mean.
+        """
+        with self.compute_loss_context_manager():
+            loss = cast("Tensor", self.compute_loss(model, batch, num_items_in_batch=num_items))
+        return loss / self.current_gradient_accumulation_steps if num_items is None else loss
+
+    def _divides_by_items(self, model: nn.Module, batch: Batch, num_items: Tensor | int) -> bool:
+        """Return whether the loss depends on `num_items`.
+
+        The Trainer goes by the signature. A classifier takes the argument and ignores it: the Trainer would then add up
+        the means of the micro-batches.
+        """
+        known: bool | None = getattr(self, "loss_is_scaled_for_ga", None)
+        if known is not None:
+            return known
+        with torch.no_grad(), in_eval_mode(model):
+            once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
+        return not torch.equal(once, twice)
+
+    def _mean_of_processes(self, loss: Tensor) -> Tensor:
+        """Return the mean over the processes, the same bits in each."""
+        if self.args.world_size == 1:
+            return loss
+        gathered: Tensor = self.accelerator.gather(loss.double().reshape(1))
+        return gathered.mean()
+
+    def _check_same_tensors(self, unreachable: list[str]) -> None:
+        lists: list[Any] = [None] * self.args.world_size
+        torch.distributed.all_gather_object(lists, unreachable)
+        for other in lists:
+            for name in {*unreachable} ^ {*other}:
+                raise UserError(
+                    f"{name} is in the graph of the loss in some processes alone: choose mezo={{'params': ...}}"
+                )
+
+    def _clip_grad_norm(self, model: nn.Module) -> None:
+        """Do nothing: there are no gradients."""
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
+        """Return None, which is not logged."""
+
+
+class TwoPartOptimizer(MezoOptimizer):
+    """The Trainer takes a step in two calls: the losses in `training_step`, the update by `optimizer.step()`."""
+
+    _is_accelerate_prepared = True  # accelerate's wrapper would scale gradients
+    step_was_skipped = False  # what accelerate asks its wrapper
+
+    def step(self, closure: Any = None, paired: bool = False) -> None:  # type: ignore[override]
+        """Update the weights by the losses of `training_step`."""
+        self.update()
