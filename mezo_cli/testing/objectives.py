@@ -186,7 +186,7 @@ class Conformance:
 
     # --- runs ---
 
-    def test_a_run_is_replayed_to_the_same_bits(self, settings: list[str], tmp_path: Path) -> None:
+    def test_a_replayed_run_is_bitwise_identical(self, settings: list[str], tmp_path: Path) -> None:
         """Three steps of MeZO, replayed from the trajectory, are bitwise identical to the checkpoint."""
         words = [*settings, "data=demo", f"model.device={self.device}", "data.eval_limit=8", "log_every=1"]
         done = finetune(

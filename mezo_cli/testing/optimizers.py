@@ -214,7 +214,7 @@ class Conformance:
 
     # --- steps ---
 
-    def test_an_interrupted_run_ends_in_the_same_bits(self, tmp_path: Path) -> None:
+    def test_an_interrupted_run_ends_bitwise_identical(self, tmp_path: Path) -> None:
         """A run that is resumed, from its records or its stored state, has the records and weights of a whole one."""
         for number, config in enumerate(self.configs()):
             whole, path = self.trial(config), tmp_path / str(number)
@@ -239,7 +239,7 @@ class Conformance:
                 assert same(resumed.problem.weights(), whole.problem.weights()), config
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_a_replayed_run_ends_in_the_same_bits(self, dtype: torch.dtype) -> None:
+    def test_a_replayed_run_is_bitwise_identical(self, dtype: torch.dtype) -> None:
         """The records alone lead from the first weights to the last, which may be stored in half precision."""
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":

@@ -209,7 +209,7 @@ def test_a_run_is_replayed_and_evaluated(kind: str, runs: Path, tmp_path: Path) 
         ("bias", ["checkpoint=trajectory"]),
     ],
 )
-def test_an_interrupted_run_ends_in_the_same_bits(
+def test_an_interrupted_run_ends_bitwise_identical(
     kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     words = [f"peft={kind}", "objective=cls", *words]

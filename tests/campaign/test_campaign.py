@@ -39,7 +39,7 @@ def check(jobs: Sequence[Job], server: ForkServer, folder: Path) -> None:
     assert not fell, "\n".join(fell)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
+def test_a_killed_run_continues_bitwise_identical(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
     check(kills.jobs(lab, SEED, 3), server, tmp_path)
 
 

@@ -31,7 +31,7 @@ def noise(request: pytest.FixtureRequest) -> Noise:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("n", [1, 256, 5000, CHUNK + 5])
-def test_eager_and_compiled_give_the_same_bits(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_and_compiled_are_bitwise_identical(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-6, 3, n)
     results = []
     for flag in ("0", "1"):

@@ -149,7 +149,7 @@ def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("peft", ["none", "lora", "bias"])
-def test_layers_that_are_perturbed_at_once_give_the_same_bits(peft: str, dtype: str, roberta: Path) -> None:
+def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtype: str, roberta: Path) -> None:
     """As on a GPU, where a call per layer is made instead of one per module."""
     ours = ready(roberta, f"model.compute_dtype={dtype}", f"peft={peft}")
     batch = ours.batch(ours.encoder.encode_all(SENTENCES))

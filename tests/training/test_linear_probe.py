@@ -151,7 +151,7 @@ def only_the_rows_moved(base: Path, run: Path, label_ids: list[int]) -> None:
     assert sorted(list(tensor.shape) for tensor in stored.values()) == [[2], [2, 32]]
 
 
-def test_mezo_goes_on_from_the_probe_and_is_replayed_to_the_same_bits(
+def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(
     roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     for name, words in {"run": ["init=linear_probe"], "lp": ["optimizer=linear_probe", "steps=0"]}.items():

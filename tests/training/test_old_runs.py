@@ -121,7 +121,7 @@ OF_DECAY = [(DECAY / name, step, DECAYED[name][step]) for name in DECAYED for st
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("run", "step", "digest"), OF_RUNS + OF_DECAY, ids=lambda value: Path(value).name[:12])
-def test_replay_gives_the_same_bits(run: Path, step: str, digest: str, tmp_path: Path) -> None:
+def test_replay_is_bitwise_identical(run: Path, step: str, digest: str, tmp_path: Path) -> None:
     result = mezo("replay", run, "--step", step, "--out", tmp_path / "out")
     assert result.code == 0, result
     weights = (tmp_path / "out" / "adapter_model.safetensors").read_bytes()

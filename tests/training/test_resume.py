@@ -122,7 +122,7 @@ OTHERS += [("bfloat16", 3), ("float16", 5)]
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
-def test_a_run_cut_anywhere_ends_in_the_same_bits(
+def test_a_run_cut_anywhere_ends_bitwise_identical(
     mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     _, owner, name, call, after = CUTS[cut]
@@ -431,7 +431,7 @@ def test_a_growing_number_of_samples_is_counted_exactly(whole: Callable[[str], P
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
-def test_replay_writes_the_same_bits(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
     said = mezo("replay", run, "--step", "6", "--out", out)
     assert said.code == 0
