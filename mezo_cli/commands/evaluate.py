@@ -73,10 +73,7 @@ def evaluate(
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
         if is_plain:
-            from mezo_cli.config.compose import build_config
-
-            settings = [*overrides, f"model.path={quote(path.resolve())}"]
-            source = _Source(build_config(settings, config_dir), str(path), None)
+            source = _open_plain(path, overrides, config_dir)
         else:
             with in_turn(ranks):
                 source = _open_run(open_run(path, checkpoint, base), overrides)
@@ -126,6 +123,12 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
     for option, value in (("--base", base), ("--checkpoint", checkpoint)):
         if value is not None:
             raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
+
+
+def _open_plain(path: Path, overrides: Sequence[str], config_dir: str | None) -> _Source:
+    from mezo_cli.config.compose import build_config
+
+    return _Source(build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path), None)
 
 
 def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
