@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
-from mezo_cli.perturb.member_weights import MemberWeights, swapped_data, swapped_forwards
+from mezo_cli.perturb.member_weights import MemberPlan, MemberWeights, swapped_data, swapped_forwards
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, graph_leaves
@@ -89,6 +89,7 @@ class PerturbedForward:
         self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors
         self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
+        self._member_plans: dict[Any, MemberPlan] = {}
         self._member: MemberWeights | None = None
         self._member_of: Any = None  # the perturbation that it was written for
         self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
@@ -191,47 +192,59 @@ class PerturbedForward:
         if self.num_signs != 1:
             raise ValueError("a second copy of the weights is made for one sign: use `perturbed` with (1,) or (-1,)")
         perturbation = self._perturbation
-        data = self._data_of_member()
-        forwards = self._forwards_of_member(data)
+        plan = self._member_plan()
+        data = self._data_of_member(plan)
         try:
             self._materialized, self._perturbation = True, None
-            with swapped_data(data), swapped_forwards(forwards), torch.no_grad():
+            with swapped_data(data), swapped_forwards(plan.forwards), torch.no_grad():
                 yield
         finally:
             self._materialized, self._perturbation = False, perturbation
 
-    def _data_of_member(self) -> dict[nn.Parameter, Tensor]:
-        """Return the data that forwards see now instead of each parameter's own."""
-        data: dict[nn.Parameter, Tensor] = {}
-        names = [name for name, p in self.params.tensors.items() if self._is_perturbed(p) or self._is_rounded(p)]
-        names = [name for name in names if name not in self._read_outside_module]
-        if names:
-            member = self._written_member(names)
-            data = {self.params.tensors[name]: member.tensors[name] for name in names}
-        for module in self._original_forwards:
-            for p in own_parameters(module).values():
-                name = self._names[id(p)]
-                if p in data or not self._is_rounded(p) or is_plain_embedding(module):
-                    continue  # an embedding keeps its patch, which rounds the rows that it looks up
-                if p.requires_grad or name in self._read_outside_module:
-                    data[p] = p.data.to(self.compute_dtype)
-                    continue
-                copy = self._rounded_copies.get(p)
-                if copy is None or copy.dtype != self.compute_dtype:
-                    self._rounded_copies[p] = copy = p.data.to(self.compute_dtype)
-                data[p] = copy
-        return data
+    def _member_plan(self) -> MemberPlan:
+        """Return what a member's forwards see in place of what; made once for the trainable tensors."""
+        key = self._perturbation is not None, self.compute_dtype, tuple(self._read_outside_module)
+        plan = self._member_plans.get(key)
+        if plan is None or plan.tensors is not self.params.tensors:
+            plan = self._member_plans[key] = self._new_member_plan()
+        return plan
 
-    def _forwards_of_member(self, data: Mapping[nn.Parameter, Tensor]) -> dict[nn.Module, Callable[..., Any]]:
-        """Return the forwards without patches; an embedding whose rows are still to be rounded keeps its own."""
-        forwards = {}
+    def _new_member_plan(self) -> MemberPlan:
+        tensors = self.params.tensors
+        seen = {name for name, p in tensors.items() if self._is_perturbed(p) or self._is_rounded(p)}
+        names = [name for name in tensors if name in seen.difference(self._read_outside_module)]
+        copied = {tensors[name] for name in names}
+        rounded = {
+            p: p.requires_grad or self._names[id(p)] in self._read_outside_module
+            for module in self._original_forwards
+            for p in own_parameters(module).values()
+            if p not in copied and self._is_rounded(p) and not is_plain_embedding(module)
+        }
+        forwards: dict[nn.Module, Callable[..., Any]] = {}
         for module in self._patched:
+            own = own_parameters(module).values()
+            if any(self._is_rounded(p) and p not in copied and p not in rounded for p in own):
+                continue  # an embedding keeps its patch, which rounds the rows that it looks up
             forward = module.forward
             while isinstance(forward, PatchedForward):  # twice in a layer with parameters of its own
                 forward = forward.__wrapped__
-            if not any(p not in data and self._is_rounded(p) for p in own_parameters(module).values()):
-                forwards[module] = forward
-        return forwards
+            forwards[module] = forward
+        return MemberPlan(tensors, names, rounded, forwards)
+
+    def _data_of_member(self, plan: MemberPlan) -> dict[nn.Parameter, Tensor]:
+        """Return the data that forwards see now instead of each parameter's own."""
+        data: dict[nn.Parameter, Tensor] = {}
+        if plan.names:
+            member = self._written_member(plan.names)
+            data = {self.params.tensors[name]: member.tensors[name] for name in plan.names}
+        for p, may_change in plan.rounded.items():
+            copy = None if may_change else self._rounded_copies.get(p)
+            if copy is None or copy.dtype != self.compute_dtype:
+                copy = p.data.to(self.compute_dtype)
+            data[p] = copy
+            if not may_change:
+                self._rounded_copies[p] = copy
+        return data
 
     def _written_member(self, names: list[str]) -> MemberWeights:
         """Return a copy of these tensors as forwards see them now; it is written once inside one `perturbed`."""

@@ -7,13 +7,29 @@ parameters get that copy as their data; the patches are set aside. theta's own m
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
+
+
+class MemberPlan(NamedTuple):
+    """What the forwards of a member see in place of what.
+
+    Attributes:
+        tensors: the trainable ones that it was made for.
+        names: of the trainable tensors that are copied.
+        rounded: other parameters that are seen in another dtype -> whether their values may change.
+        forwards: of the modules, without patches.
+    """
+
+    tensors: Mapping[str, nn.Parameter]
+    names: list[str]
+    rounded: dict[nn.Parameter, bool]
+    forwards: dict[nn.Module, Callable[..., Any]]
 
 
 class MemberWeights:
@@ -62,12 +78,12 @@ def swapped_data(data: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def swapped_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forwards inside."""
+    """Give modules with patched forwards other ones inside."""
     before = {module: module.forward for module in forwards}
     try:
         for module, forward in forwards.items():
-            module.forward = forward
+            module.__dict__["forward"] = forward  # nn.Module's own way looks through all of its tables
         yield
     finally:
         for module, forward in before.items():
-            module.forward = forward
+            module.__dict__["forward"] = forward
