@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.config.own_code import has_own_python
-from mezo_cli.config.schema import Config
+from mezo_cli.config.registry import readers
+from mezo_cli.config.schema import Config, OptimizerConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.console import format_duration, print_line, relative_path
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import UserError
-from mezo_cli.optim.settings import ZerothOrderConfig
+from mezo_cli.errors import UserError, join
+from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
 from mezo_cli.runs.picked import MARK, picked_start
@@ -102,18 +103,19 @@ def check_shareable(config: Config, size: int) -> None:
             f"engine={config.engine.name}: {size} ranks were started, and they cannot share an engine; "
             "run it by one process: engine.tensor_parallel=N shards the model"
         )
-    if not isinstance(chosen, ZerothOrderConfig):
+    if not isinstance(chosen, PerturbationConfig):
         raise UserError(
             f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
-            "run it by one process, or choose mezo, mezo_momentum or mezo_adam"
+            f"run it by one process, or choose one of {join(readers(OptimizerConfig, 'eps'))}"
         )
     split = config.distributed.split
-    if split == "directions" and chosen.samples < size:
+    directions = "1 direction" if chosen.directions == 1 else f"{chosen.directions} directions"
+    if split == "directions" and chosen.directions < size:
         raise UserError(
-            f"distributed.split=directions: optimizer.samples={chosen.samples} is less than {size} ranks; "
+            f"distributed.split=directions: a step has {directions}, fewer than {size} ranks; "
             "start fewer, or use distributed.split=rows"
         )
-    by_rows = split == "rows" or chosen.samples < size
+    by_rows = split == "rows" or chosen.directions < size
     if by_rows and config.batch_size < size:
         raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")
 

@@ -99,10 +99,11 @@ def allowed_values(key: str) -> Allowed:
     """Return what a known key, or the mapping that it is an entry of, takes."""
     node: Any = Config
     for part in key.split("."):
-        node = plain_type(children(node)[part])
+        hint = children(node)[part]
+        node = plain_type(hint)
         if not is_group(node):
-            break
-    return Allowed(node) if is_group(node) else allowed(node)
+            return allowed(hint)
+    return Allowed(node)
 
 
 def container(key: str) -> type | None:

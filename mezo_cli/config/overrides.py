@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mezo_cli.config.choices import Choices
-from mezo_cli.config.keys import check_key, container, is_entry
+from mezo_cli.config.keys import allowed_values, check_key, container, is_entry
 from mezo_cli.errors import UserError, did_you_mean, join
 
 HYDRA_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -82,13 +82,19 @@ def _check_setting(override: Override) -> None:
         raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
     if override.form == "add":
         raise UserError(f"'{text}': {key} exists already; write {key}=...")
-    if container_type is dict:
+    if container_type is dict and allowed_values(key).optional:
+        if override.value is not None and not isinstance(override.value, dict):
+            raise UserError(f"'{text}': expected null or pairs, e.g. {key}={{NAME: VALUE}}")
+    elif container_type is dict:
         raise UserError(f"'{text}': entries are given one at a time: +{key}.NAME=VALUE")
     if container_type is list and isinstance(override.value, dict):
         raise UserError(f"'{text}': expected a list, e.g. {key}=[one,two]")
 
 
 def _check_entry(override: Override) -> None:
+    whole = override.name.rpartition(".")[0]
+    if allowed_values(override.name).optional:
+        raise UserError(f"'{override.text}': pairs are given whole: {whole}={{NAME: VALUE}}")
     if override.form == "set":
         raise UserError(f"'{override.text}': write +{override.text} for a new entry, ++ to change one")
 

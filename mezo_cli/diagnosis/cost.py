@@ -119,6 +119,8 @@ def measure_steps(session: Session, train: Sequence[TokenizedExample], deadline:
     optimizer = optimizer_class(config.optimizer)(
         dataclasses.replace(config.optimizer, lr=0.0), config.seed, config.steps
     )
+    if optimizer.replayable:
+        optimizer.keep_start(lambda: session.params)
     session = dataclasses.replace(session, optimizer=optimizer)
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     times: dict[str, list[float]] = {}
@@ -263,7 +265,7 @@ def job_bytes(config: Config, checkpoint: int) -> int:
     """Return the bytes that a job leaves on the disk: checkpoints, the trajectory and metrics."""
     weights = 2 * checkpoint if config.checkpoint == "full" else 0
     replayable = optimizer_class(config.optimizer).replayable
-    record = 12 + 4 * zeroth_order(config.optimizer).samples if replayable else 0
+    record = 12 + 4 * zeroth_order(config.optimizer).directions if replayable else 0
     lines = config.steps // config.log_interval + number_of_evaluations(config)
     return weights + record * config.steps + LINE_BYTES * lines
 

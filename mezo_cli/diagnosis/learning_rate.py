@@ -125,7 +125,7 @@ def judge(section: Section, estimated: Estimate | None, config: Config, beside: 
         beside: the paper's grid in words, from `beside_paper`.
         larger_eps: to try where the run's own is lost in rounding; None where it is not.
     """
-    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).samples
+    lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
     terms = {} if estimated is None else asdict(estimated)
     figures: dict[str, Any] = {"optimizer_lr": lr, **terms, "lr": None}
     why, advice = _not_judged(estimated, config, larger_eps)

@@ -77,7 +77,7 @@ class Ranks:
             group: a process group that is open already.
         """
         self.timeout = config.distributed.timeout
-        by_samples = "directions" if getattr(config.optimizer, "samples", 1) >= self.size else "rows"
+        by_samples = "directions" if getattr(config.optimizer, "directions", 1) >= self.size else "rows"
         self.split = config.distributed.split or by_samples
         self._group = group if group is not None else self._open_group()
 

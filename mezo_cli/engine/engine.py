@@ -177,7 +177,7 @@ class Engine:
         """
         if self._adapters is None:
             assert optimizer.replayable
-            record = (step, result.projected_grads, result.lr)
+            record = (step, result.recorded, result.lr)
             optimizer.apply_updates(self._params, [record])  # type: ignore[arg-type]  # it calls `update` alone
         else:
             self._remove(self._clean)

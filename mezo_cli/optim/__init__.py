@@ -7,13 +7,22 @@ from typing import Any
 
 from mezo_cli.config.registry import OPTIMIZERS, settings_class
 from mezo_cli.config.schema import OptimizerConfig
-from mezo_cli.optim.base import LossFn, Optimizer, ReplayableOptimizer, StatefulOptimizer, StepResult, not_finite
+from mezo_cli.optim.base import (
+    LossFn,
+    Optimizer,
+    ReplayableOptimizer,
+    RowLossFn,
+    StatefulOptimizer,
+    StepResult,
+    not_finite,
+)
 
 __all__ = [
     "OPTIMIZERS",
     "LossFn",
     "Optimizer",
     "ReplayableOptimizer",
+    "RowLossFn",
     "StatefulOptimizer",
     "StepResult",
     "make_config",

@@ -2,7 +2,7 @@
 
 A run can be interrupted after any step, so an optimizer is one of two kinds:
 
-- `ReplayableOptimizer`: a step follows from a few scalars (its projected gradients and lr), which the trajectory
+- `ReplayableOptimizer`: a step follows from a few scalars (a coefficient per direction, and lr), which the trajectory
   stores. The weights and the state of any step are rebuilt from them by the arithmetic of training. A state that takes
   long to rebuild can be stored in the checkpoint `last` as well.
 - `StatefulOptimizer`: the state is stored beside the weights of the checkpoint `last`.
@@ -11,7 +11,7 @@ A run can be interrupted after any step, so an optimizer is one of two kinds:
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
@@ -20,12 +20,24 @@ from mezo_cli.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mezo_cli.optim.settings import FirstOrderConfig, ZerothOrderConfig
+    from mezo_cli.optim.settings import FirstOrderConfig, PerturbationConfig
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
 
-# The loss of one fixed batch: float32, shape [], or [2] inside `forward.perturbed(direction, eps)`.
-LossFn = Callable[[], "Tensor"]
+
+class LossFn(Protocol):
+    """The loss of one fixed batch."""
+
+    def __call__(self) -> "Tensor":
+        """Return the loss: shape [], or [2] inside `forward.perturbed(direction, eps)` with both signs."""
+
+
+@runtime_checkable
+class RowLossFn(LossFn, Protocol):
+    """The loss of one fixed batch that is the mean of its rows' losses."""
+
+    def rows(self) -> "Tensor":
+        """Return the losses of the rows: float64 [signs, rows], one sign outside `forward.perturbed`."""
 
 
 class StepResult(Protocol):
@@ -36,8 +48,8 @@ class StepResult(Protocol):
         """The loss that the progress line shows."""
 
     @property
-    def projected_grads(self) -> list[float]:
-        """The scalars from which, with `lr`, the step is replayed; empty for an optimizer without a trajectory."""
+    def recorded(self) -> list[float]:
+        """The scalars from which, with `lr`, the step is replayed, rounded to float32; empty without a trajectory."""
 
     @property
     def lr(self) -> float:
@@ -55,11 +67,15 @@ class BaseOptimizer(Protocol):
         settings: the class of the settings that it reads, a frozen dataclass; `config` is one of it.
         replayable: whether it is a `ReplayableOptimizer`.
         needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
+        scalar: the name of the scalars that a step records, as in summary.json.
+        symbol: their letter in formulas.
     """
 
     title: ClassVar[str] = ""
     settings: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     needs_backward: ClassVar[bool] = False
+    scalar: ClassVar[str] = "projected_grad"
+    symbol: ClassVar[str] = "g"
 
     def __init__(self, config: Any, seed: int, steps: int) -> None: ...
 
@@ -92,7 +108,17 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
     replayable: ClassVar[Literal[True]] = True
 
     def samples(self, step: int) -> int:
-        """Return the number of projected gradients of step `step`: at most the setting `samples`."""
+        """Return the number of scalars that step `step` records: at most `directions` of the settings."""
+
+    def keep_start(self, start: "Callable[[], Params]") -> None:
+        """Copy the weights that the run began with, if steps need them. By default they do not.
+
+        It is called before the first step, replay or rebuilding of the state in a process.
+
+        Args:
+            start: returns them; on resuming it loads the base model.
+        """
+        return None
 
     def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild the state that the steps of `records` left, all steps from the first on; the weights stay."""
@@ -140,7 +166,7 @@ def to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def learning_rate(config: "ZerothOrderConfig | FirstOrderConfig", step: int, steps: int) -> float:
+def learning_rate(config: "PerturbationConfig | FirstOrderConfig", step: int, steps: int) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, rounded to float32.
 
     `schedule: linear` falls from lr at step 0 to 0 after the last step.

@@ -67,7 +67,7 @@ class GradientResult:
     lr: float
 
     @property
-    def projected_grads(self) -> list[float]:
+    def recorded(self) -> list[float]:
         """Empty: the step cannot be replayed from scalars."""
         return []
 

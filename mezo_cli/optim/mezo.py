@@ -21,13 +21,14 @@ times.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.split import split_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
-from mezo_cli.optim.settings import ZerothOrderConfig
+from mezo_cli.optim.settings import PerturbationConfig, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
@@ -43,6 +44,11 @@ class MezoResult:
     loss_minus: float
     projected_grads: list[float]  # one per sample, rounded to float32 as they are stored
     lr: float  # rounded likewise
+
+    @property
+    def recorded(self) -> list[float]:
+        """The projected gradients."""
+        return self.projected_grads
 
     @property
     def loss(self) -> float:
@@ -86,19 +92,41 @@ def spsa_per_direction(
     return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs.tolist()]
 
 
-class Mezo(ReplayableOptimizer):
-    """The zeroth-order step. The weights follow from (seed, step, g, lr) of every step."""
+class DirectionalOptimizer(ReplayableOptimizer):
+    """An optimizer whose update is a sum of c z over the directions of the step; `estimate` returns its terms."""
 
-    title = "MeZO"
-    settings: ClassVar[type[OptimizerConfig]] = ZerothOrderConfig
-    config: ZerothOrderConfig
+    config: PerturbationConfig
 
-    def __init__(self, config: ZerothOrderConfig, seed: int, steps: int) -> None:
+    def __init__(self, config: PerturbationConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step` (from 0)."""
         return learning_rate(self.config, step, self.steps)
+
+    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
+        """Do nothing: there is no state but the decay that `params` defers."""
+
+    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update theta by each record in order."""
+        terms, decays = [], []
+        for record in records:
+            estimate = self.estimate(record, -record[2])
+            terms += estimate
+            decays += [1.0 - record[2] * self.config.weight_decay, *[1.0] * (len(estimate) - 1)]
+        params.update(terms, decays)
+
+    @abstractmethod
+    def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
+        """Return `scale` times a step's estimate of the gradient: (direction, coefficient) of each of its terms."""
+
+
+class Mezo(DirectionalOptimizer):
+    """The zeroth-order step. The weights follow from (seed, step, g, lr) of every step."""
+
+    title = "MeZO"
+    settings: ClassVar[type[OptimizerConfig]] = ZerothOrderConfig
+    config: ZerothOrderConfig
 
     def samples(self, step: int) -> int:
         """Return n_t, the number of directions that step `step` draws."""
@@ -119,18 +147,6 @@ class Mezo(ReplayableOptimizer):
         if all(map(math.isfinite, result.projected_grads)):  # else theta is left as it was, and the loop ends the run
             self.apply_updates(forward.params, [(step, result.projected_grads, result.lr)])
         return result
-
-    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
-        """Do nothing: MeZO has no state but the decay that `params` defers."""
-
-    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
-        """Update theta by each record in order."""
-        terms, decays = [], []
-        for record in records:
-            estimate = self.estimate(record, -record[2])
-            terms += estimate
-            decays += [1.0 - record[2] * self.config.weight_decay, *[1.0] * (len(estimate) - 1)]
-        params.update(terms, decays)
 
     def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
         """Return `scale` times a step's gradient estimate: (direction, coefficient) of each of its n_t terms."""

@@ -3,6 +3,7 @@
 Settings of one method alone are in its module.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,25 +21,54 @@ SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
 
 
 @dataclass(frozen=True)
-class ZerothOrderConfig(OptimizerConfig):
-    """Settings of an optimizer whose gradient estimates are g z.
+class PerturbationConfig(OptimizerConfig):
+    """Settings of an optimizer whose updates are sums of c z over directions; a class of it has `noise` and `schedule`.
 
     Attributes:
         lr: learning rate.
         eps: scale of the perturbation.
         weight_decay: weight decay, of every tensor.
+    """
+
+    eps: PositiveNumber = 1e-3
+    weight_decay: NotNegativeNumber = 0.0
+
+    @property
+    @abstractmethod
+    def noise(self) -> str:
+        """The distribution of z."""
+
+    @property
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """The learning rate schedule."""
+
+    @property
+    @abstractmethod
+    def directions(self) -> int:
+        """The most directions of a step: a record of the trajectory has a scalar for each."""
+
+
+@dataclass(frozen=True)
+class ZerothOrderConfig(PerturbationConfig):
+    """Settings of an optimizer whose gradient estimates are g z.
+
+    Attributes:
         samples: n of n-SPSA: directions per step.
         sample_schedule: linear: from 1 to `samples` over the run.
         noise: distribution of z; torch: for comparison with the published code only.
         schedule: learning rate schedule.
     """
 
-    eps: PositiveNumber = 1e-3
-    weight_decay: NotNegativeNumber = 0.0
     samples: Samples = 1
     sample_schedule: Schedule = "constant"
     noise: Text = "gaussian"
     schedule: Schedule = "constant"
+
+    @property
+    def directions(self) -> int:
+        """`samples`."""
+        return self.samples
 
 
 @dataclass(frozen=True)
@@ -59,6 +89,6 @@ class FirstOrderConfig(OptimizerConfig):
     dropout: Annotated[Number, Field(ge=0.0, le=0.9)] | None = None
 
 
-def zeroth_order(config: OptimizerConfig) -> ZerothOrderConfig:
+def zeroth_order(config: OptimizerConfig) -> PerturbationConfig:
     """Return the settings of an optimizer that draws z; the defaults for one that draws none."""
-    return config if isinstance(config, ZerothOrderConfig) else ZerothOrderConfig()
+    return config if isinstance(config, PerturbationConfig) else ZerothOrderConfig()

@@ -5,7 +5,7 @@ see noise/rounding.py. It is the same rounding whether one step is applied or, i
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -189,21 +189,26 @@ class Params:
             self._copy = torch.empty(span.numel, dtype=torch.float32, device=theta.device)
         return self._copy[: span.numel].copy_(theta)
 
-    def decay_and_subtract(self, theta: Tensor, step: Tensor, decay: float) -> None:
+    def decay_and_subtract(
+        self, theta: Tensor, step: Tensor, decay: float, then: Callable[[Tensor], None] | None = None
+    ) -> None:
         """Apply theta <- decay theta - step, in place: in float64 and rounded once.
 
         Args:
             theta: what `load` returned.
             step: float32, like theta.
             decay: what `self.decay.take` returned.
+            then: changes the result in place, before it is rounded; float64, like theta.
         """
-        if decay == 1.0 or not self.decay.in_float64:
+        if then is None and (decay == 1.0 or not self.decay.in_float64):
             (theta if decay == 1.0 else theta.mul_(decay)).sub_(step)
             return
         device = compute_device(theta.device)
         if self._wide is None or len(self._wide) < len(theta) or self._wide.device != device:
             self._wide = torch.empty(len(theta), dtype=torch.float64, device=device)
         wide = self._wide[: len(theta)].copy_(theta.to(device)).mul_(decay).sub_(step.to(device))
+        if then is not None:
+            then(wide)
         theta.copy_(wide if device == theta.device else wide.float())
 
     def round_(self, span: Span, theta: Tensor, direction: Direction) -> None:

@@ -13,7 +13,7 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
-from mezo_cli.optim.settings import ZerothOrderConfig
+from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import is_zero_shot, method_name
@@ -128,7 +128,7 @@ class RunDetails:
             what = "was evaluated" if is_zero_shot(config) else "got a linear probe on its features and was evaluated"
             return f"{self.model} {what} on {data}; nothing else was trained."
         settings = f"learning rate {config.optimizer.lr:g}"
-        if isinstance(config.optimizer, ZerothOrderConfig):
+        if isinstance(config.optimizer, PerturbationConfig):
             settings += f", eps {config.optimizer.eps:g}"
         verb = "trains" if self.entry.status == "running" else "trained"
         steps = f"{config.steps:,}" if self.entry.finished else f"{self.entry.steps_done:,} of {config.steps:,}"
@@ -233,15 +233,16 @@ class RunDetails:
             texts.append(f"{one[0]} is predicted for {100 * one[1]:.0f}% of the {self.last['split']} rows.")
         zero = self.gradient_stats["zero_fraction"]
         if zero is not None and zero >= MOSTLY_ZERO:
-            texts.append(f"g is exactly 0 in {100 * zero:.0f}% of all samples, which then change nothing.")
+            symbol = self.optimizer.symbol
+            texts.append(f"{symbol} is exactly 0 in {100 * zero:.0f}% of all samples, which then change nothing.")
         return texts
 
     # --- the steps ---
 
     @cached_property
     def projected_grads(self) -> np.ndarray | None:
-        """Those of all steps, not only of the logged ones; None for a method that has none, and before the first."""
-        file, optimizer = self.run.trajectory, self._optimizer
+        """Those of all steps, or what is recorded in their place; None where nothing is, and before the first step."""
+        file, optimizer = self.run.trajectory, self.optimizer
         if not optimizer.replayable or not file.exists() or not file.stat().st_size:
             return None
         grads = completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.samples)
@@ -249,17 +250,18 @@ class RunDetails:
 
     @cached_property
     def gradient_stats(self) -> Mapping[str, float | None]:
-        """The fraction of zeros and mean, least and greatest |g|."""
-        return trajectory.projected_grad_stats(self.projected_grads)
+        """The fraction of zeros and mean, least and greatest size."""
+        return trajectory.scalar_stats(self.projected_grads)
 
     @cached_property
-    def _optimizer(self) -> Any:
+    def optimizer(self) -> Any:
+        """The optimizer of the run, before its first step."""
         return optimizer_class(self.config.optimizer)(self.config.optimizer, self.config.seed, self.config.steps)
 
     def forwards(self, step: int) -> int:
         """Return the forwards of a batch until a step, those of a linear probe before the first included."""
         probe = (self.info.get("probe") or {}).get("forwards", 0)
-        return int(self._optimizer.count_forwards(step)["forwards"]) + int(probe)
+        return int(self.optimizer.count_forwards(step)["forwards"]) + int(probe)
 
     @property
     def speed(self) -> tuple[np.ndarray, np.ndarray]:
@@ -296,7 +298,7 @@ class RunDetails:
 
     def commands(self) -> list[tuple[str, str]]:
         """Return what can be done with the run, and the command for it."""
-        config, status, run, optimizer = self.config, self.entry.status, shlex.quote(self.name), self._optimizer
+        config, status, run, optimizer = self.config, self.entry.status, shlex.quote(self.name), self.optimizer
         # A folder that `mezo export --trajectory` made cannot be resumed, and does not say where the files were.
         resumable = not (self.run.path / "export.json").exists()
         data = " data.dir=DIR" if config.data.name == "files" and data_dir(config.data) is None else ""

@@ -135,20 +135,21 @@ def shown_fractions(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _gradients(run: RunDetails, name: str) -> Figure:
     assert run.projected_grads is not None
     sizes = np.abs(run.projected_grads.astype(np.float64)).ravel()
-    zeros, svg, rows = int((sizes == 0).sum()), "", [{"|g|": "0", "samples": f"{(sizes == 0).sum():,}"}]
+    size, words = f"|{run.optimizer.symbol}|", run.optimizer.scalar.replace("grad", "gradient").replace("_", " ")
+    zeros, svg, rows = int((sizes == 0).sum()), "", [{size: "0", "samples": f"{(sizes == 0).sum():,}"}]
     note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
     if zeros < sizes.size:
         axes = new_axes()
         counts, edges = histogram(sizes[sizes > 0])
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
         log_axis(axes, edges[0], edges[-1])
-        axes.set_xlabel("|g|", loc="right")
+        axes.set_xlabel(size, loc="right")
         count_axis(axes, integer=True)
-        svg = inline_svg(axes, name, f"Histogram of the sizes of the projected gradients. {note}")
+        svg = inline_svg(axes, name, f"Histogram of the sizes of the {words}s. {note}")
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
-        rows += [{"|g|": f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
+        rows += [{size: f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
     note += f"; mean {sizes.mean():.3g}, from {sizes.min():.3g} to {sizes.max():.3g}."
-    return Figure("Size of the projected gradient |g|", note, svg, make_table("", rows))
+    return Figure(f"Size of the {words} {size}", note, svg, make_table("", rows))
 
 
 def histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

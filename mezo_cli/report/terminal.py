@@ -97,7 +97,7 @@ def _steps(run: RunDetails) -> list[tuple[str, str]]:
     stats = run.gradient_stats
     if stats["zero_fraction"] is not None:
         sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
-        pairs.append(("|g|", f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"))
+        pairs.append((f"|{run.optimizer.symbol}|", f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"))
     if run.median_speed is not None:
         pairs.append(("steps/s", f"median {run.median_speed:.3g}"))
     return pairs
@@ -137,7 +137,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         **{key: entry.summary.get(key) for key in ("difference", "baselines")},
         "dev": [{key: value for key, value in line.items() if key not in ("crc", "kind", "split")} for line in dev],
         "loss": {"steps": run.steps.tolist(), "values": run.losses.tolist()} if len(run.losses) else None,
-        "projected_grad": dict(run.gradient_stats),
+        run.optimizer.scalar: dict(run.gradient_stats),
         "steps_per_second": run.median_speed,
         "right": [{name: row[name] for name in fields} for row in examples.right],
         "wrong": [{name: row[name] for name in fields} for row in examples.wrong],

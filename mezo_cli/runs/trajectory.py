@@ -3,12 +3,13 @@
 A fine-tuned model is given by its seed and projected gradients (paper, section 2.1, "storage efficiency"). The file is
 a header (which tensors are trained, from which weights, with which noise) and one fixed-size record per step:
 
-    step uint32 | lr float32 | projected_grad float32, one per sample | crc32 of these bytes, seeded with the header's
+    step uint32 | lr float32 | scalars float32, one per direction | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes per step for one sample. Where theta is float32, without weight decay, the file has version 1.
-Version 2 adds to the header theta's dtype, how an update is rounded to it, and that weight decay, if there is some, is
-computed in float64. A file with weight decay that does not say so is of a program that rounded 1 - lr wd to float32; it
-is replayed and continued in that way. The records are the same.
+little-endian, 16 bytes per step for one direction. The scalars are projected gradients, or what the header says. Where
+they are projected gradients and theta is float32, without weight decay, the file has version 1. Version 2 adds to the
+header theta's dtype, how an update is rounded to it, that weight decay, if there is some, is computed in float64, and
+what other scalars there are. A file with weight decay that does not say so is of a program that rounded 1 - lr wd to
+float32; it is replayed and continued in that way. The records are the same.
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
 (`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
@@ -32,7 +33,7 @@ from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
 MAGIC = b"MEZOTRAJ"
 VERSIONS = (1, 2)
 STORAGE = ("dtype", "rounding")  # fields of version 2 alone
-OPTIONAL = ("decay",)  # likewise, where they are not None
+OPTIONAL = ("decay", "scalars")  # likewise, where they are not their defaults
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
@@ -44,12 +45,14 @@ class Header:
 
     Attributes:
         fingerprint: sha256 of the initial weights.
+        samples: the number of scalars of a record.
         tensors: (name, shape) of the trainable tensors, in order.
         settings: the optimizer's settings and the number of steps of the run.
         dtype: how theta is stored.
         rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
         decay: `float64` where weight decay is computed so (see perturb/params.py); None for a run without weight decay,
             and in a file of a program that rounded its factor to float32.
+        scalars: what the records hold, as the optimizer names it.
     """
 
     fingerprint: str
@@ -63,17 +66,20 @@ class Header:
     dtype: str = "float32"
     rounding: str = "nearest"
     decay: str | None = None
+    scalars: str = "projected_grad"
 
     @property
     def version(self) -> int:
         """The format version of its file: the oldest that has all of its fields."""
-        return 1 if self.dtype == "float32" and self.decay is None else 2
+        return 1 if self.dtype == "float32" and self.decay is None and self.scalars == "projected_grad" else 2
 
     def to_json(self) -> bytes:
         """Return the fields that its version has, as JSON."""
         absent = STORAGE if self.version == 1 else ()
         values = {name: value for name, value in asdict(self).items() if name not in absent}
-        values = {name: value for name, value in values.items() if name not in OPTIONAL or value is not None}
+        values = {
+            name: value for name, value in values.items() if name not in OPTIONAL or value != getattr(Header, name)
+        }
         return json.dumps(values, separators=(",", ":")).encode()
 
 
@@ -97,9 +103,9 @@ class Writer:
         if file.tell() == 0:
             self._write(_FIXED.pack(MAGIC, header.version, len(packed), self._crc) + packed)
 
-    def append(self, step: int, projected_grads: list[float], lr: float) -> None:
+    def append(self, step: int, scalars: list[float], lr: float) -> None:
         """Write the record of step `step` (from 0). If it drew fewer samples than the header's, the rest are 0."""
-        body = self._record.pack(step, lr, *projected_grads, *[0.0] * (self._samples - len(projected_grads)))
+        body = self._record.pack(step, lr, *scalars, *[0.0] * (self._samples - len(scalars)))
         self._write(body + struct.pack("<I", zlib.crc32(body, self._crc)))
 
     def _write(self, data: bytes) -> None:
@@ -122,7 +128,7 @@ class Trajectory:
 
     Attributes:
         header: the header.
-        grads: projected gradients, float32 [steps, samples]; 0 for a sample that was not drawn.
+        grads: the scalars, float32 [steps, samples]; 0 for a sample that was not drawn.
         lrs: learning rates, float32 [steps].
         valid_bytes: the length of the file without incomplete last records.
         crc: checksum of the header, which seeds those of the records.
@@ -158,7 +164,7 @@ class Trajectory:
         return [(t, [float(g) for g in self.grads[t]], float(self.lrs[t])) for t in range(start, stop)]
 
     def drawn_grads(self, samples: Callable[[int], int]) -> np.ndarray:
-        """Return the projected gradients that were computed, float32 [number of samples drawn].
+        """Return the scalars that were computed, float32 [number of samples drawn].
 
         Args:
             samples: the number of samples that a step (from 0) drew.
@@ -168,8 +174,8 @@ class Trajectory:
         return grads
 
 
-def projected_grad_stats(grads: np.ndarray | None) -> dict[str, float | None]:
-    """Return the fraction of zeros and the mean, least and greatest |g|; all None if there are no gradients."""
+def scalar_stats(grads: np.ndarray | None) -> dict[str, float | None]:
+    """Return the fraction of zeros and the mean, least and greatest size; all None if there are no scalars."""
     if grads is None or grads.size == 0:
         return {"zero_fraction": None, "mean_abs": None, "min_abs": None, "max_abs": None}
     size = np.abs(grads.astype(np.float64))

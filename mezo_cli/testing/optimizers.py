@@ -20,14 +20,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.config.choices import find_choices
@@ -37,9 +35,9 @@ from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.config.validation import build_group, class_defaults
 from mezo_cli.config.values import allowed
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
+from mezo_cli.optim import OPTIMIZERS, Optimizer, not_finite
 from mezo_cli.optim.base import to_float32
-from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
+from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import NOISES, make_noise
 from mezo_cli.perturb.params import Params
@@ -47,6 +45,7 @@ from mezo_cli.perturb.params import Params
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
 ACTS_AFTER = 30  # steps in which a setting must have changed the weights
+USUAL_LR = 1e-5  # of methods whose scalars are projected gradients; above it, records have smaller ones
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
 READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the setup of a run
 
@@ -57,7 +56,7 @@ class Regression:
     Attributes:
         forward: the model with patched forwards; `forward.params` are its weights.
         calls: the number of forwards so far.
-        rows: the points of the batch, all at first.
+        batch: the points of the batch, all at first.
     """
 
     def __init__(self, noise: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -68,14 +67,21 @@ class Regression:
         for p in self.model.parameters():
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
         self.forward = PerturbedForward(self.model, Params(self.model, make_noise(noise)))
-        self.calls, self.rows = 0, slice(None)
+        self.calls, self.batch = 0, slice(None)
 
-    def loss(self) -> Tensor:
+    def __call__(self) -> Tensor:
         """Return the mean squared error: shape [], or [2] with weights perturbed by both signs."""
+        return self._errors().mean(dim=-1)
+
+    def rows(self) -> Tensor:
+        """Return the squared error of each point: float64 [signs, points]."""
+        return torch.atleast_2d(self._errors()).double()
+
+    def _errors(self) -> Tensor:
         if self.forward.num_signs == 2:
-            return self.forward.forward_per_sign(self.loss)
+            return self.forward.forward_per_sign(self._errors)
         self.calls += 1
-        return F.mse_loss(self.model(self.x[self.rows]), self.y[self.rows])
+        return (self.model(self.x[self.batch]) - self.y[self.batch]).square().flatten()
 
     def weights(self) -> list[Tensor]:
         """Return a copy of the weights."""
@@ -85,6 +91,21 @@ class Regression:
         """Overwrite the weights."""
         for p, value in zip(self.forward.params.tensors.values(), values, strict=True):
             p.data.copy_(value)
+
+
+class ConstantLoss:
+    """A loss that is the same whatever the weights."""
+
+    def __init__(self, problem: Regression, value: float) -> None:
+        self._problem, self._value = problem, value
+
+    def __call__(self) -> Tensor:
+        """Return the value, of the shape of the problem's loss."""
+        return torch.full_like(self._problem().detach(), self._value)
+
+    def rows(self) -> Tensor:
+        """Return the value, of the shape of the problem's losses of points."""
+        return torch.full_like(self._problem.rows(), self._value)
 
 
 class Trial:
@@ -100,6 +121,12 @@ class Trial:
     ) -> None:
         self.config, self.problem = config, Regression(zeroth_order(config).noise, device, dtype)
         self.optimizer = optimizer_class(config, 1, steps)
+        self.keep_start()
+
+    def keep_start(self) -> None:
+        """Let the optimizer copy the weights before the first step, as a run does."""
+        if self.optimizer.replayable:
+            self.optimizer.keep_start(lambda: self.problem.forward.params)
 
     def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
         """Continue as a resumed run does after the steps of `records`, by a replayable optimizer."""
@@ -114,10 +141,10 @@ class Trial:
         records = []
         for step in range(start, stop):
             with torch.no_grad():
-                result = self.optimizer.step(self.problem.forward, self.problem.loss, step)
+                result = self.optimizer.step(self.problem.forward, self.problem, step)
             assert not not_finite(result), f"step {step} of {self.config}: {not_finite(result)}"
-            missing = [0.0] * (zeroth_order(self.config).samples - len(result.projected_grads))
-            records.append((step, [*result.projected_grads, *missing], result.lr))
+            missing = [0.0] * (zeroth_order(self.config).directions - len(result.recorded))
+            records.append((step, [*result.recorded, *missing], result.lr))
         return records
 
 
@@ -130,6 +157,7 @@ class Conformance:
         steps: the number of steps by which the error falls to a tenth.
         config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
         device: the torch device of the regression's weights.
+        variants: settings to try beside the defaults.
     """
 
     name: ClassVar[str]
@@ -137,6 +165,7 @@ class Conformance:
     steps: ClassVar[int] = 100
     config_dir: ClassVar[str | None] = None
     device: ClassVar[str] = "cpu"
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @pytest.fixture(autouse=True)
     def eager(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +196,16 @@ class Conformance:
                 self._config = config
 
             def __getattr__(self, key: str) -> Any:
+                derived = getattr(type(self._config), key, None)
+                if isinstance(derived, property):
+                    return derived.fget(self)  # type: ignore[misc]  # it reads settings
                 read.add(key)
                 return getattr(self._config, key)
 
         for config in self.configs():
             trial = self.trial(config)
             trial.optimizer = self.optimizer_class(Recorder(config), 1, STEPS)
+            trial.keep_start()
             trial.train(0, 2)
         assert read | READ_ELSEWHERE == {*type_hints(self.optimizer_class.settings)} | READ_ELSEWHERE
 
@@ -180,26 +213,37 @@ class Conformance:
         """Another value of a setting leads to other weights, alone or with more samples or another noise.
 
         A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
+        Settings may need another value of one that has named choices.
         """
         base, declared = self.default_config(), {*type_hints(self.optimizer_class.settings)} - {"name"}
+        ends: dict[str, list[Tensor]] = {}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
+        hints = type_hints(self.optimizer_class.settings)
+        contexts += [{key: value} for key in declared for value in allowed(hints[key]).choices]
+        of_variants = {key: [variant[key] for variant in self.variants if key in variant] for key in declared}
 
-        @cache
         def weights(**values: Any) -> list[Tensor]:
-            config = replace(base, **values)
+            key = repr(sorted(values.items()))
+            if key not in ends:
+                ends[key] = trained(replace(base, **values))
+            return ends[key]
+
+        def trained(config: OptimizerConfig) -> list[Tensor]:
             try:
                 self.optimizer_class.check(config)
             except SettingError:
                 return []
             trial = self.trial(config, ACTS_AFTER)
             for step in range(ACTS_AFTER):
-                trial.problem.rows = slice(step % 4, None, 4)  # else the gradient would hardly change from step to step
+                trial.problem.batch = slice(
+                    step % 4, None, 4
+                )  # else the gradient would hardly change from step to step
                 trial.train(step, step + 1)
             return trial.problem.weights()
 
         for name in declared - {"dropout"}:  # which the setup of a run reads
-            values = other_values(base, name)
+            values = of_variants[name] or other_values(base, name)
             pairs = ((weights(**context), weights(**{**context, name: v})) for context in contexts for v in values)
             acts = any(before and after and not same(before, after) for before, after in pairs)
             assert acts, f"optimizer.{name}: {values} change nothing"
@@ -260,9 +304,9 @@ class Conformance:
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
             optimizer = self.optimizer_class(config, 1, STEPS)
-            if not optimizer.replayable or not isinstance(config, ZerothOrderConfig):
+            if not optimizer.replayable or not isinstance(config, PerturbationConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
-            n = zeroth_order(config).samples
+            n = zeroth_order(config).directions
             grads = [[0.5 - i for i in range(n)] for _ in range(STEPS - 1)] + [[0.0] * (n - 1) + [0.25]]
             for step in FLAT:
                 grads[step] = [0.0] * n
@@ -294,9 +338,9 @@ class Conformance:
         """
         base = zeroth_order(self.default_config())
         lr, start = to_float32(base.lr), 0.02 * torch.randn(side, side, generator=torch.Generator().manual_seed(0))
-        decay, draw = SWALLOWED / lr, random.Random(0)
-        grads = [0.0 if step % 20 == 7 else draw.choice((-1, 1)) * draw.uniform(1, 20) for step in range(steps)]
-        records = [(step, [to_float32(g)] * base.samples, lr) for step, g in enumerate(grads)]
+        decay, draw, size = SWALLOWED / lr, random.Random(0), min(1.0, USUAL_LR / lr)
+        grads = [0.0 if step % 20 == 7 else draw.choice((-size, size)) * draw.uniform(1, 20) for step in range(steps)]
+        records = [(step, [to_float32(g)] * base.directions, lr) for step, g in enumerate(grads)]
         if side > 256:
             monkeypatch.delenv("MEZO_EAGER")
         ends = []
@@ -312,17 +356,17 @@ class Conformance:
         assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=0.01)
 
     def test_what_it_returns_fits_a_record(self) -> None:
-        """The scalars of a step are float32, at most `samples` of them; `loss` comes first in its line, `lr` last."""
+        """The scalars of a step are float32, at most `directions` of them; in its line `loss` is first, `lr` last."""
         for config in self.configs():
             trial = self.trial(config)
             optimizer, problem = trial.optimizer, trial.problem
             for step in range(STEPS):
-                result = optimizer.step(problem.forward, problem.loss, step)
+                result = optimizer.step(problem.forward, problem, step)
                 scalars = list(result.scalars())
                 assert (scalars[0], scalars[-1]) == ("loss", "lr")
-                assert all(to_float32(value) == value for value in (*result.projected_grads, result.lr))
+                assert all(to_float32(value) == value for value in (*result.recorded, result.lr))
                 number = optimizer.samples(step) if optimizer.replayable else 0
-                assert len(result.projected_grads) == number <= zeroth_order(config).samples
+                assert len(result.recorded) == number <= zeroth_order(config).directions
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_loss_that_is_not_finite_leaves_weights_and_state(self, value: float) -> None:
@@ -332,8 +376,8 @@ class Conformance:
             optimizer, problem = trial.optimizer, trial.problem
             trial.train(0, 2)
             before = problem.weights()
-            loss = torch.full(() if optimizer.needs_backward else (2,), value, device=self.device)
-            assert not_finite(optimizer.step(problem.forward, lambda loss=loss: loss, 2)), config  # type: ignore[misc]
+            result = optimizer.step(problem.forward, ConstantLoss(problem, value), 2)
+            assert not_finite(result), config
             assert same(problem.weights(), before), config
             assert trial.train(2, 4) == undisturbed.train(0, 4)[2:], config
             assert same(problem.weights(), undisturbed.problem.weights()), config
@@ -368,10 +412,10 @@ class Conformance:
         """
         for noise in set(self.noises()) - {"torch"}:
             own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}
-            trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
-            before = trial.problem.loss().item()
+            trial = self.trial(replace(self.default_config(), lr=self.lr, **own), self.steps)
+            before = trial.problem().item()
             trial.train(0, self.steps)
-            assert trial.problem.loss().item() < before / 10, noise
+            assert trial.problem().item() < before / 10, noise
 
     # --- helpers ---
 
@@ -393,12 +437,12 @@ class Conformance:
         return NOISES.names if "noise" in type_hints(self.optimizer_class.settings) else NOISES.names[:1]
 
     def configs(self) -> Iterator[OptimizerConfig]:
-        """Return configs to try: every noise, with one sample and with a growing number of them."""
-        declared = type_hints(self.optimizer_class.settings)
+        """Return configs to try: every noise, with one sample and a growing number, few members, and the variants."""
+        declared, base = type_hints(self.optimizer_class.settings), self.default_config()
         samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
-        for noise, more in itertools.product(self.noises(), samples):
-            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
-            config = make_config(self.name, **{k: v for k, v in values.items() if k in declared})
+        for noise, more in itertools.product(self.noises(), [*samples, *self.variants]):
+            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", "members": 4, **more}
+            config = replace(base, **{k: v for k, v in values.items() if k in declared})
             try:
                 self.optimizer_class.check(config)
             except SettingError:

@@ -79,7 +79,7 @@ def _summarise(
         "verdict": verdict(state.divergence.reason is not None, best, state.step),
         "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
         **scores,
-        "projected_grad": trajectory.projected_grad_stats(grads),
+        optimizer.scalar: trajectory.scalar_stats(grads),
         "peak_memory_bytes": system.peak_memory(session.loaded.device),
     } | ({"probe": probe} if probe else {})
     if state.stop_reason is not None:

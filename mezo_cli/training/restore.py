@@ -109,6 +109,7 @@ def rebuild(session: Session, run: Run, step: int) -> None:
             p.copy_(valid)
         if optimizer.replayable:
             past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
+            optimizer.keep_start(lambda: _load_start(config, run, past).params)
             _rebuild_deferred(session, past, step)
             _in_parts(past, 0, step, work, "rebuilding the optimizer's state")
     session.optimizer = optimizer
@@ -142,10 +143,15 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
 
 def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> Session:
     _check_reached(run, past, step)
+    return _replay(_load_start(config, run, past), run, past, 0, step)
+
+
+def _load_start(config: Config, run: Run, past: Trajectory) -> Session:
+    """Return a session at the weights that the run began with."""
     session = load_session(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
     models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
-    return _replay(session, run, past, 0, step)
+    return session
 
 
 def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[tuple[int, Session]]:
@@ -205,6 +211,7 @@ def _replay(
     if (stop > start or for_resume) and optimizer.replayable:
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
             _rebuild_deferred(session, past, start)
+            optimizer.keep_start(lambda: params if start == 0 else _load_start(session.config, run, past).params)
             if state is not None:
                 optimizer.load_state(state, start)
             else:

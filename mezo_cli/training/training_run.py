@@ -19,7 +19,7 @@ from mezo_cli.console import ProgressReporter, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
-from mezo_cli.optim.settings import ZerothOrderConfig, zeroth_order
+from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
@@ -120,14 +120,15 @@ class TrainingRun:
         )
         fingerprint = models.fingerprint(loaded.model)
         self.run.update(weights_fingerprint=fingerprint)
-        if self._optimizer_class.replayable:
+        if session.optimizer.replayable:
+            session.optimizer.keep_start(lambda: session.params)
             drawn = zeroth_order(config.optimizer)
             header = trajectory.Header(
                 fingerprint=fingerprint,
                 optimizer=config.optimizer.name,
                 noise=drawn.noise,
                 seed=config.seed,
-                samples=drawn.samples,
+                samples=drawn.directions,
                 weight_decay=drawn.weight_decay,
                 tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
                 settings={name: getattr(config.optimizer, name) for name in self._setting_names}
@@ -135,6 +136,7 @@ class TrainingRun:
                 dtype=config.model.dtype,
                 rounding=trajectory.ROUNDINGS[config.model.dtype],
                 decay="float64" if drawn.weight_decay else None,
+                scalars=session.optimizer.scalar,
             )
             session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
@@ -195,7 +197,7 @@ class TrainingRun:
             self.divergence.add({"kind": "train", **values})
             self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
         if self._trajectory is not None:
-            self._trajectory.append(self.step, result.projected_grads, result.lr)
+            self._trajectory.append(self.step, result.recorded, result.lr)
         self.step = step
         if self._first_stepped is None:
             self._first_stepped = time.perf_counter()
@@ -213,7 +215,7 @@ class TrainingRun:
         if wrong:
             self.run.update(verdict=DIVERGED)
             other = ""
-            if isinstance(optimizer, ZerothOrderConfig):
+            if isinstance(optimizer, PerturbationConfig):
                 other = f" or another optimizer.eps (now {optimizer.eps:g})"
             raise RunFailed(
                 f"step {step}: the loss is not finite ({wrong}); try a lower optimizer.lr (now {optimizer.lr:g}){other}"

@@ -36,6 +36,7 @@ def cases() -> Iterator[Any]:
     for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):
         if window is None or "window" in type_hints(found[name].settings):
             words = [f"optimizer={name}", f"optimizer.noise={noise}", *SAMPLES[samples]]
+            words += ["optimizer.members=4"] if "members" in type_hints(found[name].settings) else []
             words += [f"optimizer.window={window}"] if window else []
             try:
                 build_config(words)
@@ -81,8 +82,8 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
 def train(session: Session, start: int, stop: int) -> list[StepRecord]:
     rows = session.encoder.encode_all(SENTENCES[:2])
     results = [(step, session.step(rows, step)) for step in range(start, stop)]
-    n = session.config.optimizer.samples  # as the trajectory gives them back
-    return [(t, [*r.projected_grads, *[0.0] * (n - len(r.projected_grads))], r.lr) for t, r in results]
+    n = session.config.optimizer.directions  # as the trajectory gives them back
+    return [(t, [*r.recorded, *[0.0] * (n - len(r.recorded))], r.lr) for t, r in results]
 
 
 def theta(session: Session) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ def test_samples_that_were_not_drawn_are_no_gradients_of_zero(tmp_path: Path) ->
     assert past.grads.tolist() == [[1.0, 0.0], [-2.0, 0.0], [3.0, 0.0], [-4.0, 5.0]]
     drawn = past.drawn_grads(lambda step: 1 + 2 * step // 4)
     assert drawn.tolist() == [1.0, -2.0, 3.0, 0.0, -4.0, 5.0]
-    stats = trajectory.projected_grad_stats(drawn)
+    stats = trajectory.scalar_stats(drawn)
     assert stats == {"zero_fraction": pytest.approx(1 / 6), "mean_abs": 2.5, "min_abs": 0.0, "max_abs": 5.0}
 
 

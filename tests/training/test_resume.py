@@ -39,6 +39,8 @@ MODES["lp"] = ["optimizer=linear_probe", "steps=0", "probe_c=1"]
 MODES["lp trajectory"] = [*MODES["lp"], "checkpoint=trajectory"]
 MODES["bfloat16"] = ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"]
 MODES["float16"] = ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"]
+MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-3}", "optimizer.weight_decay=0.1"]
+MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
 for mode in ("full", "trajectory", "adamw"):
     MODES[f"long {mode}"] = [*MODES[mode], "steps=20", "eval_every=6", "log_every=1"]
 
@@ -117,7 +119,7 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
 
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2), ("lp", 1), ("lp trajectory", 1)]
 OTHERS += [("momentum", 5), ("adam", 9), ("scalar", 10), ("adamw", 7), ("sgd", 8)]
-OTHERS += [("bfloat16", 3), ("float16", 5)]
+OTHERS += [("bfloat16", 3), ("float16", 5), ("es", 5), ("es two bytes", 7)]
 
 
 @pytest.mark.sample(2)

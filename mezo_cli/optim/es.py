@@ -1,0 +1,344 @@
+"""Evolution strategies: a population of perturbed weights, each weighted by its reward, and no gradient.
+
+N members see the same rows at theta + eps z_n; R_n is minus the loss of member n, a mean reward or any other loss.
+
+    s = shape(R),   theta <- theta + lr (1 / N) sum_n c_n z_n,   c_n = s_n
+    antithetic: N / 2 directions, each with both signs,          c_k = s_k+ - s_k-
+
+`eps` is the literature's sigma and `lr` its alpha, which has the factor 1 / eps in it. `shaping`, with b the mean of R
+(`baseline: mean`) or the reward of theta itself (`baseline: theta`, one forward more):
+
+    zscore         (R - mean R) / (std + 1e-8)
+    std            (R - b) / (std + 1e-8)
+    centered_rank  rank(R) / (N - 1) - 1/2, equal rewards share their mean rank
+    sign           sign(R - b)
+    none           R - b
+
+std (ddof 0) is that of the N rewards or, with `shaping_std: rows`, that of all members' rows. If all rewards are equal,
+the c are 0: the step has no signal. It changes nothing, and its decay is deferred as that of mezo.py.
+
+- The defaults are those of ES at Scale (Qiu et al. 2025, arXiv 2509.24372, Algorithm 2): N 30, zscore, one sign.
+- `centered_rank` and both signs: OpenAI-ES (Salimans et al. 2017, arXiv 1703.03864, section 2).
+- `shaping_std: rows`: the score of EGGROLL (Sarkar et al. 2025, arXiv 2511.16652), here with full-rank z.
+- `optimizer=fzoo`: FZOO (arXiv 2506.09034, Algorithm 1): N 8, rademacher, std, baseline theta.
+- `members: 2, antithetic: true, shaping: none, lr: LR / eps` is MeZO with LR, up to rounding.
+
+`anchor` draws theta towards the weights theta0 that the run began with, after each update (Anchored Weight Decay,
+arXiv 2605.30148); S is the soft threshold, S(x, t) = sign(x) max(|x| - t, 0):
+
+    {l2: a}   theta <- theta0 + (1 - lr a) (theta - theta0)
+    {l1: a}   theta <- theta0 + S(theta - theta0, lr a)
+
+It is computed in float64 with the update and rounded once. After steps without a signal the next one applies the
+product of their factors (l2), or the sum of their thresholds (l1). theta0 is kept in memory: 4 bytes per trainable
+parameter. A resumed run reads it from the base model and the run's start.safetensors.
+
+The trajectory stores the c. There is no other state.
+"""
+
+import logging
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
+from mezo_cli.config.values import Entry, Flag, Number, Text, Whole
+from mezo_cli.distributed.split import split_sizes
+from mezo_cli.errors import UserError
+from mezo_cli.optim.base import LossFn, RowLossFn, to_float32
+from mezo_cli.optim.mezo import DirectionalOptimizer
+from mezo_cli.optim.moments import Moment, Scratch
+from mezo_cli.optim.settings import PerturbationConfig, Schedule
+from mezo_cli.perturb.noise import Direction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mezo_cli.perturb.forward import PerturbedForward
+    from mezo_cli.perturb.noise.spans import Span
+    from mezo_cli.perturb.params import Params
+
+log = logging.getLogger("mezo")
+
+STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
+
+
+@dataclass(frozen=True)
+class EsConfig(PerturbationConfig):
+    """Settings of evolution strategies.
+
+    Attributes:
+        members: N, the size of the population: forwards per step.
+        antithetic: whether members are pairs of both signs of one direction.
+        shaping: what a member's reward becomes before it weights its direction.
+        shaping_std: what `shaping` divides by: the standard deviation over the members, or over all members' rows.
+        baseline: what is subtracted from the rewards: their mean, or the reward of the weights themselves.
+        anchor: decay towards the weights at the start, `{l2: LAMBDA}` or `{l1: LAMBDA}`; null: none.
+        noise: distribution of z; torch: for comparison with the published code only.
+        schedule: learning rate schedule.
+    """
+
+    members: Annotated[Whole, Field(ge=2, le=10_000)] = 30
+    antithetic: Flag = False
+    shaping: Literal["zscore", "std", "centered_rank", "sign", "none"] = "zscore"
+    shaping_std: Literal["members", "rows"] = "members"
+    baseline: Literal["mean", "theta"] = "mean"
+    anchor: dict[Entry, Number] | None = None
+    noise: Text = "gaussian"
+    schedule: Schedule = "constant"
+
+    @property
+    def directions(self) -> int:
+        """Number of directions of a step."""
+        return self.members // 2 if self.antithetic else self.members
+
+
+@dataclass(frozen=True)
+class EsResult:
+    """The scalars of one step.
+
+    Attributes:
+        losses: of each member; of antithetic ones both signs of a direction in turn.
+        loss_theta: of the weights themselves; None where it is not computed.
+        coefficients: one per direction, rounded to float32 as they are stored.
+        lr: rounded likewise.
+    """
+
+    losses: list[float]
+    loss_theta: float | None
+    coefficients: list[float]
+    lr: float
+
+    @property
+    def recorded(self) -> list[float]:
+        """The coefficients."""
+        return self.coefficients
+
+    @property
+    def loss(self) -> float:
+        """Mean over the members."""
+        return mean(self.losses)
+
+    @property
+    def ties(self) -> float:
+        """Share of members whose loss repeats one before: 0 if all differ, 1 if all are equal."""
+        return (len(self.losses) - len(set(self.losses))) / (len(self.losses) - 1)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the fields of the step's line in metrics.jsonl."""
+        spread = {"loss_std": std(self.losses), "loss_min": min(self.losses), "loss_max": max(self.losses)}
+        at_theta = {} if self.loss_theta is None else {"loss_theta": self.loss_theta}
+        return {"loss": self.loss, **spread, **at_theta, "ties": self.ties, "lr": self.lr}
+
+
+class Es(DirectionalOptimizer):
+    """The population step. The weights follow from (seed, step, c, lr) of every step and, with an anchor, theta0."""
+
+    scalar = "coefficient"
+    symbol = "c"
+    settings: ClassVar[type[OptimizerConfig]] = EsConfig
+    config: EsConfig
+
+    def __init__(self, config: EsConfig, seed: int, steps: int) -> None:
+        super().__init__(config, seed, steps)
+        self._anchor = next(iter((config.anchor or {}).items()), None)  # (l1 or l2, lambda)
+        self._start: Callable[[Span], Tensor] | None = None  # theta0 of a span
+        self._owed: list[float] = []  # lr of the steps without a signal since the last one that had some
+        self._step = Scratch()
+        self._said = False  # whether a step without a signal was logged
+
+    @classmethod
+    def check(cls, config: EsConfig) -> None:
+        """Reject settings without effect beside others, an odd number of pairs, and an anchor but l1 and l2."""
+        chosen = f"optimizer.shaping={config.shaping}"
+        if config.antithetic and config.members % 2:
+            _refuse("members", config, "with optimizer.antithetic=true members are pairs: give an even number")
+        if config.shaping_std == "rows" and config.shaping not in ("zscore", "std"):
+            _refuse("shaping_std", config, f"{chosen} divides by no standard deviation, only zscore and std do")
+        if config.baseline == "theta" and config.shaping in ("zscore", "centered_rank"):
+            _refuse("baseline", config, f"it has no effect with {chosen}, only with std, sign and none")
+        if config.baseline == "theta" and config.antithetic and config.shaping != "sign":
+            why = f"it cancels in the pairs of optimizer.antithetic=true, unless optimizer.shaping=sign (now {chosen})"
+            _refuse("baseline", config, why.replace("now optimizer.shaping=", "now "))
+        if config.anchor is not None:
+            if len(config.anchor) != 1 or not {*config.anchor} <= {"l1", "l2"} or min(config.anchor.values()) <= 0:
+                _refuse("anchor", config, "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0")
+            if config.lr * config.anchor.get("l2", 0.0) >= 1:
+                _refuse("anchor", config, f"times optimizer.lr={config.lr:g} it is 1 or more: give less")
+
+    def samples(self, step: int) -> int:
+        """Return the number of directions."""
+        return self.config.directions
+
+    def count_forwards(self, steps: int) -> dict[str, int]:
+        """Return one forward per member, and one at theta where it is the baseline."""
+        return {"forwards": steps * (self.config.members + (self.config.baseline == "theta")), "backwards": 0}
+
+    # --- a step ---
+
+    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> EsResult:
+        """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
+        of_rows = self._measure(forward, loss_fn, step).tolist()  # [points, signs, rows]
+        members = [rows for point in of_rows[: self.config.directions] for rows in point]
+        losses = [mean(rows) for rows in members]
+        loss_theta = mean(of_rows[-1][0]) if self.config.baseline == "theta" else None
+        measured = losses if loss_theta is None else [*losses, loss_theta]
+        is_finite = all(map(math.isfinite, measured))  # else theta is left as it was, and the loop ends the run
+        spread = std([loss for rows in members for loss in rows])  # with one value per member, that of the rewards
+        shaped = self._shape(losses, loss_theta, spread) if is_finite else [0.0] * len(losses)
+        if self.config.antithetic:
+            shaped = [plus - minus for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
+        result = EsResult(losses, loss_theta, [to_float32(c) for c in shaped], self.lr(step))
+        if is_finite and all(map(math.isfinite, result.coefficients)):
+            self._say_once(result, step)
+            self.apply_updates(forward.params, [(step, result.coefficients, result.lr)])
+        return result
+
+    def _measure(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> "Tensor":
+        """Return the losses of the directions and, where it is the baseline, of theta: float64 [points, signs, rows].
+
+        There is one row, the batch, unless `shaping_std` needs them all. The losses are read at once: this is where the
+        host waits for the device, once per step. Ranks that share the directions compute those of their own.
+        """
+        import torch
+
+        config, ranks = self.config, forward.ranks
+        signs = (1, -1) if config.antithetic else (1,)
+        points: list[Direction | None] = [Direction(self.seed, step, k) for k in range(config.directions)]
+        points += [None] * (config.baseline == "theta")
+        losses = []
+        for z in points if ranks is None else ranks.own(points):
+            with nullcontext() if z is None else forward.perturbed(z, config.eps, signs):
+                values = _rows_of(loss_fn) if config.shaping_std == "rows" else loss_fn().reshape(-1, 1)
+            losses.append(values.expand(len(signs), -1))
+        of_points = torch.stack(losses).cpu().double()
+        if ranks is not None:
+            of_points = ranks.gather_parts(of_points, split_sizes(len(points), ranks.size), "step")
+        return of_points
+
+    def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
+        """Return s of each member; all 0 where the rewards are equal."""
+        rewards, shaping = [-loss for loss in losses], self.config.shaping
+        if min(rewards) == max(rewards):
+            return [0.0] * len(rewards)
+        if shaping == "centered_rank":
+            order, last = sorted(rewards), len(rewards) - 1
+            return [(bisect_left(order, r) + bisect_right(order, r) - 1) / (2 * last) - 0.5 for r in rewards]
+        base = mean(rewards) if loss_theta is None else -loss_theta
+        differences = [reward - base for reward in rewards]
+        if shaping == "none":
+            return differences
+        if shaping == "sign":
+            return [float((d > 0) - (d < 0)) for d in differences]
+        return [d / (spread + STD_FLOOR) for d in differences]
+
+    def _say_once(self, result: EsResult, step: int) -> None:
+        if not self._said and result.ties == 1:
+            self._said = True
+            log.warning(
+                "warning: step %d: all %d members have the loss %g: a step without a signal changes nothing; "
+                "in metrics.jsonl ties is the share of equal members",
+                *(step + 1, len(result.losses), result.loss),
+            )
+
+    # --- the update ---
+
+    def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
+        """Return `scale` times -(1 / N) sum c z of a step: (direction, coefficient) of each of its terms."""
+        step, coefficients, _ = record
+        n = self.config.members
+        return [(Direction(self.seed, step, k), -scale * c / n) for k, c in enumerate(coefficients)]
+
+    def keep_start(self, start: "Callable[[], Params]") -> None:
+        """Copy the weights that the run began with, for an anchor."""
+        import torch
+
+        if self._anchor is not None:
+            copy, tensors = Moment(), start().tensors.items()
+            copy.load({name: p.detach().to(torch.float32, copy=True).flatten() for name, p in tensors})
+            self._start = copy.view
+
+    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild which steps have left their anchor to the next one; theta stays."""
+        for record in records:
+            self._due(record)
+
+    def _due(self, record: StepRecord) -> list[float]:
+        """Return the lr of each step whose anchor is due with this one: none if it has no signal."""
+        _, coefficients, lr = record
+        self._owed.append(lr)
+        if lr == 0 or not any(coefficients):
+            return []
+        due, self._owed = self._owed, []
+        return due
+
+    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update theta by each record in order."""
+        if self._anchor is None:
+            super().apply_updates(params, records)
+            return
+        for record in records:
+            due = self._due(record)
+            decay = params.decay.take(1.0 - record[2] * self.config.weight_decay, bool(due))
+            if due:
+                self._step_to_anchor(params, self.estimate(record, record[2]), decay, due)
+
+    def _step_to_anchor(
+        self, params: "Params", terms: list[tuple[Direction, float]], decay: float, due: list[float]
+    ) -> None:
+        for span in params.blocks():
+            theta, step = params.load(span), self._step.view(span)
+            params.noise.update_(span, step.zero_(), terms, [1.0] * len(terms))
+            params.decay_and_subtract(theta, step, decay, partial(self._draw_to_start, span, due))
+            params.round_(span, theta, terms[0][0])
+            params.store(span, theta)
+
+    def _draw_to_start(self, span: "Span", due: list[float], theta: "Tensor") -> None:
+        """Draw theta, float64, towards theta0 in place: by the anchor of the steps with these lr."""
+        from torch.nn.functional import softshrink
+
+        if self._start is None or self._anchor is None:
+            raise RuntimeError("an anchor needs `keep_start` before the first step")
+        kind, strength = self._anchor
+        start = self._start(span).to(theta.device)
+        theta.sub_(start)
+        if kind == "l2":
+            theta.mul_(math.prod(1.0 - lr * strength for lr in due))
+        else:
+            theta.copy_(softshrink(theta, strength * math.fsum(due)))
+        theta.add_(start)
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean, rounded once; nan if a value is not finite."""
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def std(values: list[float]) -> float:
+    """Return the standard deviation with ddof 0; nan if a value is not finite."""
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
+
+
+def _rows_of(loss_fn: LossFn) -> "Tensor":
+    """Return the losses of the rows: [signs, rows].
+
+    Raises:
+        UserError: for a loss that does not have them.
+    """
+    if not isinstance(loss_fn, RowLossFn):
+        raise UserError(
+            "optimizer.shaping_std=rows: this loss has no losses of single rows; use optimizer.shaping_std=members"
+        )
+    return loss_fn.rows()
+
+
+def _refuse(name: str, config: EsConfig, why: str) -> None:
+    value = getattr(config, name)
+    raise SettingError(f"optimizer.{name}", f"optimizer.{name}={value}: {why}")
