@@ -45,7 +45,8 @@ from mezo_cli.perturb.params import Params
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
 ACTS_AFTER = 30  # steps in which a setting must have changed the weights
-USUAL_LR = 1e-5  # of methods whose scalars are projected gradients; above it, records have smaller ones
+MEMBERS = 8  # of a population, unless a test is about their number
+USUAL_LR = 1e-6  # of methods whose scalars are projected gradients; above it, records have smaller ones
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
 READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the setup of a run
 
@@ -215,7 +216,7 @@ class Conformance:
         A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
         Settings may need another value of one that has named choices.
         """
-        base, declared = self.default_config(), {*type_hints(self.optimizer_class.settings)} - {"name"}
+        base, declared = self.few_members(), {*type_hints(self.optimizer_class.settings)} - {"name"}
         ends: dict[str, list[Tensor]] = {}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
@@ -236,9 +237,7 @@ class Conformance:
                 return []
             trial = self.trial(config, ACTS_AFTER)
             for step in range(ACTS_AFTER):
-                trial.problem.batch = slice(
-                    step % 4, None, 4
-                )  # else the gradient would hardly change from step to step
+                trial.problem.batch = slice(step % 4, None, 4)  # else the gradient would hardly change
                 trial.train(step, step + 1)
             return trial.problem.weights()
 
@@ -336,7 +335,7 @@ class Conformance:
         The same records with weight decay and without lead to weights that differ by it alone, up to rounding. Some
         steps have no gradient.
         """
-        base = zeroth_order(self.default_config())
+        base = zeroth_order(self.few_members())
         lr, start = to_float32(base.lr), 0.02 * torch.randn(side, side, generator=torch.Generator().manual_seed(0))
         decay, draw, size = SWALLOWED / lr, random.Random(0), min(1.0, USUAL_LR / lr)
         grads = [0.0 if step % 20 == 7 else draw.choice((-size, size)) * draw.uniform(1, 20) for step in range(steps)]
@@ -411,8 +410,9 @@ class Conformance:
         is the same at every step. It is for comparing steps with the published code, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}
-            trial = self.trial(replace(self.default_config(), lr=self.lr, **own), self.steps)
+            declared, values = type_hints(self.optimizer_class.settings), {"noise": noise, "schedule": "constant"}
+            own = {key: value for key, value in values.items() if key in declared}
+            trial = self.trial(replace(self.few_members(), lr=self.lr, **own), self.steps)
             before = trial.problem().item()
             trial.train(0, self.steps)
             assert trial.problem().item() < before / 10, noise
@@ -422,6 +422,11 @@ class Conformance:
     def default_config(self) -> OptimizerConfig:
         """Return the config that `optimizer=NAME` gives."""
         return build_config([f"optimizer={self.name}"], self.config_dir).optimizer
+
+    def few_members(self) -> OptimizerConfig:
+        """Return the config that `optimizer=NAME` gives, with few members if it has a population."""
+        declared = type_hints(self.optimizer_class.settings)
+        return replace(self.default_config(), **({"members": MEMBERS} if "members" in declared else {}))
 
     @property
     def optimizer_class(self) -> type[Optimizer]:
@@ -438,10 +443,10 @@ class Conformance:
 
     def configs(self) -> Iterator[OptimizerConfig]:
         """Return configs to try: every noise, with one sample and a growing number, few members, and the variants."""
-        declared, base = type_hints(self.optimizer_class.settings), self.default_config()
+        declared, base = type_hints(self.optimizer_class.settings), self.few_members()
         samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
         for noise, more in itertools.product(self.noises(), [*samples, *self.variants]):
-            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", "members": 4, **more}
+            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
             config = replace(base, **{k: v for k, v in values.items() if k in declared})
             try:
                 self.optimizer_class.check(config)
