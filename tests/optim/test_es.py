@@ -208,7 +208,7 @@ def test_a_run_records_its_coefficients_and_nothing_else(
     assert past.header.settings["members"] == 30
     assert past.grads.shape == (2, 30)
     assert "|c|" in mezo("show", run).out
-    assert mezo("replay", run, "--step", 2).code == 0
+    assert mezo("replay", run, "--step", 2, "--out", tmp_path / "out").code == 0
 
 
 def test_mistakes_leave_no_run(roberta: Path, movies: Path, tmp_path: Path) -> None:
