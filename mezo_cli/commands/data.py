@@ -1,36 +1,57 @@
-"""`mezo data`: show the data as the model sees it, or write the few-shot splits."""
+"""`mezo data`: show the data as the model sees it, or write the splits that are drawn."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import TextTable, make_console, make_table, print_line
 from mezo_cli.system import import_torch
 
+if TYPE_CHECKING:
+    from mezo_cli.tasks import ClassificationEncoder, GenerateEncoder
+
+SHOWN = 3  # rows with prompt and answer
+
 
 def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) -> None:
-    """Show the splits and a few prompts, or write the few-shot files; writing loads no tokenizer and no model."""
+    """Show the splits and a few prompts, or write the files of the splits; writing loads no tokenizer and no model."""
     from mezo_cli import data as sources
 
     config = build_config(overrides, config_dir)
     if export is not None:
-        for path in sources.export(config.task, config.data, config.data_seed, export, warn=_warn):
+        for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=_warn):
             print_line(f"wrote {path}")
         return
-    splits = sources.load(config.task, config.data, config.data_seed)
+    splits = sources.load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
         _warn(note)
-    for table in _tables(sources.describe(splits, config.task)):
-        make_console().print(table)
-        print_line()
-    _prompts(config, splits)
+    if not config.objective.needs_labels:
+        _show_generation(_load_encoder(config), splits)
+        return
+    _print(_tables(sources.describe(splits, config.task)))
+    _print_prompts(_load_encoder(config), splits)
 
 
 def _warn(note: str) -> None:
     print_line(f"warning: {note}", sys.stderr)
+
+
+def _print(tables: Sequence[TextTable]) -> None:
+    for table in tables:
+        make_console().print(table)
+        print_line()
+
+
+def _load_encoder(config: Config) -> Any:
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.objectives import OBJECTIVES
+
+    objective = OBJECTIVES.load(config.objective.name)
+    return objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
 
 
 def _tables(described: dict[str, Any]) -> list[TextTable]:
@@ -44,19 +65,36 @@ def _tables(described: dict[str, Any]) -> list[TextTable]:
     return tables
 
 
-def _prompts(config: Config, splits: Splits) -> None:
+def _print_prompts(encoder: "ClassificationEncoder", splits: Splits) -> None:
     """Print one prompt per label, decoded from its tokens."""
-    import_torch()
-    from mezo_cli import models
-    from mezo_cli.objectives import OBJECTIVES
-
-    objective = OBJECTIVES.load(config.objective.name)
-    encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
     print_line("prompts, as the model sees them:")
-    for index, label in enumerate(config.task.labels):
+    for index, label in enumerate(encoder.task.labels):
         row = next((row for row in splits.train if row.label == index), None)
         if row is None:
             continue
         encoded = encoder.encode(row)
         word = f" -> '{encoder.label_words[index]}'" if encoder.label_words else ""
         print_line(f"  {encoder.decode(encoded)}   [{label}{word}; {len(encoded.input_ids)} tokens]")
+
+
+def _show_generation(encoder: "GenerateEncoder", splits: Splits) -> None:
+    """Print the lengths of prompts and answers in tokens, and the first rows of train, decoded from their tokens."""
+    from mezo_cli.data import describe_lengths
+
+    examples = {"train": splits.train, "dev": splits.dev, "test": splits.test}
+    rows = {name: encoder.encode_all(some) for name, some in examples.items() if some}
+    prompts = make_table("tokens per prompt", "min", "median", "p95", "max", "rows", "cut")
+    answers = make_table("tokens per answer", "min", "median", "p95", "max")
+    for name, some in rows.items():
+        lengths = describe_lengths([len(row.input_ids) for row in some])
+        counts = len(some), sum(row.cut for row in some)
+        prompts.add_row(f"  {name}", *(f"{n:g}" for n in [*lengths.values(), *counts]))
+        lengths = describe_lengths([len(row.answer_ids) for row in some])
+        answers.add_row(f"  {name}", *(f"{n:g}" for n in lengths.values()))
+    _print([prompts, answers] if encoder.task.generate.answer is not None else [prompts])
+    print_line("prompts and answers, as the model sees them:")
+    for example, row in zip(splits.train[:SHOWN], rows["train"], strict=False):
+        answer = f" -> '{encoder.decode_ids(row.answer_ids)}'" if row.answer_ids else ""
+        size = f"{len(row.input_ids)}{f' + {len(row.answer_ids)}' if answer else ''} tokens"
+        line = f"  {encoder.decode(row)}{answer}   [{example.where}; {size}{', cut' if row.cut else ''}]"
+        print_line(line.replace("\n", "\\n"))

@@ -29,10 +29,15 @@ def _describe_split(examples: Sequence[Example], task: TaskConfig) -> dict[str, 
     return {
         "rows": len(examples),
         "labels": {label: counts[i] for i, label in enumerate(task.labels)},
-        "words": {
-            "min": min(lengths),
-            "median": float(np.median(lengths)),
-            "p95": float(np.percentile(lengths, 95)),
-            "max": max(lengths),
-        },
+        "words": describe_lengths(lengths),
+    }
+
+
+def describe_lengths(lengths: Sequence[int]) -> dict[str, float]:
+    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
+    return {
+        "min": min(lengths),
+        "median": float(np.median(lengths)),
+        "p95": float(np.percentile(lengths, 95)),
+        "max": max(lengths),
     }

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,10 +139,12 @@ class TaskRows:
         Raises:
             UserError: for a row with a label that has a value that is not a text, and for a text that is not Unicode.
         """
-        texts, columns = self.table.texts(i, self.text_columns), None
-        if self.all_columns is not None:
-            columns = _plain_row(self.table, i, self.all_columns)
-        return Example(texts, self.labels[i], self.table.location(i), columns)
+        where = self.table.location(i)
+        if self.all_columns is None:
+            return Example(self.table.texts(i, self.text_columns), self.labels[i], where)
+        fields = self.table.fields(i)
+        row = {name: fields[column] for name, column in self.all_columns.items() if fields[column] is not ABSENT}
+        return unlabelled_row(row, where, self.table.location(i, full=True))
 
     def take(self, rows: Sequence[int]) -> "TaskRows":
         """Return some of the rows, as the rows of a table of their own."""
@@ -231,21 +233,23 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
     return TaskRows(table, text_columns, ids, notes=notes)
 
 
-def _plain_row(table: Table, i: int, columns: dict[str, int]) -> dict[str, Any]:
-    """Return the columns that a row has, with the values that JSON has: a date of Parquet becomes a text.
+def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
+    """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text.
+
+    Args:
+        row: the columns.
+        where: its place, for `Example.where`.
+        full: the same with the path, for the error line.
 
     Raises:
         UserError: for a text that UTF-8 cannot represent.
     """
-    fields = table.fields(i)
-    row = {name: fields[column] for name, column in columns.items() if fields[column] is not ABSENT}
     try:
-        text = json.dumps(row, ensure_ascii=False, default=str)
+        text = json.dumps(dict(row), ensure_ascii=False, default=str)
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{table.location(i, full=True)}: a text contains an unpaired surrogate") from None
-    plain: dict[str, Any] = json.loads(text)
-    return plain
+        raise UserError(f"{full or where}: a text contains an unpaired surrogate") from None
+    return Example((), -1, where, json.loads(text))
 
 
 def label_texts(table: Table, column: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read texts without labels, to predict labels for: words of a command line, lines, files, rows in memory."""
+"""Read rows to predict, which have no labels and no answers: words of a command line, lines, files, rows in memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,8 +7,9 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, read_table
-from mezo_cli.data.table import check_text
+from mezo_cli.data.table import check_text, task_rows, unlabelled_row
 from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.tasks.row_text import RowTexts
 
 
 def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
@@ -17,7 +18,7 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
     Raises:
         UserError: for an unknown column, and for a row that lacks one.
     """
-    columns = list(task.columns)
+    columns = _columns(task)
     shape = " ".join(f"--text {column}=..." for column in columns)
     rows: list[Example] = []
     row: dict[str, str] = {}
@@ -47,6 +48,7 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
     Raises:
         UserError: for a line that is not UTF-8 or has another number of fields; the error names its number.
     """
+    columns = _columns(task)
     for number, raw in enumerate(lines, 1):
         location = f"{where}:{number}"
         try:
@@ -55,17 +57,17 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
             raise UserError(f"{location}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})") from None
         if not line.strip():
             continue
-        fields = [line] if len(task.columns) == 1 else line.split("\t")
-        if len(fields) != len(task.columns):
+        fields = [line] if len(columns) == 1 else line.split("\t")
+        if len(fields) != len(columns):
             shown = f"{len(fields)} field{'s' * (len(fields) != 1)}"
-            raise UserError(
-                f"{location}: {shown}, expected {len(task.columns)} ({join(task.columns)}), separated by tabs"
-            )
+            raise UserError(f"{location}: {shown}, expected {len(columns)} ({join(columns)}), separated by tabs")
         yield from_row(fields, location, task)
 
 
 def from_file(path: Path, task: TaskConfig) -> list[Example]:
-    """Return the rows of a JSONL, JSON, CSV, TSV or Parquet file. Columns that the task does not read are ignored.
+    """Return the rows of a JSONL, JSON, CSV, TSV or Parquet file.
+
+    Columns that the task does not read are ignored, or kept with the row if it is a task without labels.
 
     Raises:
         UserError: when the file is missing, empty or damaged, or lacks a column.
@@ -76,6 +78,10 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
     if not path.is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
+    if not task.labels:
+        prompts = replace(task, generate=replace(task.generate, answer=None, gold=None))
+        rows = task_rows(read_table([path], prompts), prompts)
+        return [rows.example(i) for i in range(len(rows))]
     # A header is recognized by the columns that the task reads; here the label is not one of them.
     table = read_table([path], replace(task, label_column=task.columns[0]))
     columns = table.find_columns(task.columns, task)
@@ -83,12 +89,15 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
 
 
 def from_row(row: Any, where: str, task: TaskConfig) -> Example:
-    """Return the row that a text, a mapping of columns, or a sequence of texts in the order of `task.columns` gives.
+    """Return the row that a text, a mapping of columns, or a sequence of texts in the order of the columns gives.
+
+    The columns are `task.columns`, or those of the prompt of a task without labels, whose rows keep all columns of a
+    mapping and need not be texts.
 
     Raises:
-        UserError: for anything else, a column that is missing, and a value that is not a text.
+        UserError: for anything else, a column that is missing, and for a task with labels a value that is not a text.
     """
-    columns = list(task.columns)
+    columns = _columns(task)
     if isinstance(row, str):
         if len(columns) != 1:
             raise UserError(f"{where}: one text, but task '{task.name}' reads {join(columns)}; give a mapping of them")
@@ -106,6 +115,13 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
         texts = list(row)
     else:
         raise UserError(f"{where}: not a text, nor a mapping of {join(columns)}")
+    if not task.labels:
+        return unlabelled_row(row if isinstance(row, Mapping) else dict(zip(columns, texts, strict=True)), where)
     for column, text in zip(columns, texts, strict=True):
         check_text(text, where, column)
     return Example(tuple(texts), 0, where)
+
+
+def _columns(task: TaskConfig) -> list[str]:
+    """Return the columns that a row to predict has, in order."""
+    return list(task.columns) if task.labels else RowTexts(task).prompt_columns

@@ -132,12 +132,17 @@ def _load_model(
 
 
 def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
-    """Load the tokenizer alone.
+    """Load the tokenizer alone, with the length that the model's config allows.
 
     Raises:
         UserError: when it is not found, or has no padding token and the model kind needs one.
     """
-    return _load_tokenizer(fetch(config, weights=False), config.path, model_kind)
+    folder = fetch(config, weights=False)
+    tokenizer = _load_tokenizer(folder, config.path, model_kind)
+    with _explain_errors(config.path, folder / "config.json"), _quiet():
+        stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer.model_max_length = min(_length_limits(tokenizer, stored, model_kind))
+    return tokenizer
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:
@@ -227,16 +232,19 @@ def _check_vocabulary(tokenizer: Any, model: Any, path: str) -> None:
 
 def _max_length(tokenizer: Any, model: Any, model_kind: ModelKind) -> int:
     """Return the most tokens that both the tokenizer and the model's position embeddings allow."""
-    limits = [tokenizer.model_max_length]
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if model_kind.is_decoder and longest:
-        limits.append(longest)
+    limits = _length_limits(tokenizer, model.config, model_kind)
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa's family counts positions from the one after its padding index.
             first = 0 if table.padding_idx is None else table.padding_idx + 1
             limits.append(table.num_embeddings - first)
     return min(limits)
+
+
+def _length_limits(tokenizer: Any, config: Any, model_kind: ModelKind) -> list[int]:
+    """Return the most tokens that the tokenizer and, of a decoder, the config of the model allow."""
+    longest = getattr(config, "max_position_embeddings", None)
+    return [tokenizer.model_max_length, *([longest] if model_kind.is_decoder and longest else [])]
 
 
 # --- transformers' errors and output ---

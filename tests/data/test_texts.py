@@ -1,15 +1,20 @@
-"""Texts without labels: `--text` words, lines and rows of a task of two columns."""
+"""Rows to predict: `--text` words, lines, files and rows in memory, of tasks with and without labels."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mezo_cli.config.schema import TaskConfig
+from mezo_cli.config.schema import GeneratePrompt, TaskConfig
 from mezo_cli.data import texts
 from mezo_cli.errors import UserError
+from tests import tiny
 
-PAIR = TaskConfig(name="nli", template="", columns=["premise", "hypothesis"], rename={"s1": "premise"})
-ONE = TaskConfig(name="tone", template="", columns=["text"])
+LABELS = ["no", "yes"]
+PAIR = TaskConfig(name="nli", labels=LABELS, columns=["premise", "hypothesis"], rename={"s1": "premise"})
+ONE = TaskConfig(name="tone", labels=LABELS, columns=["text"])
+QA = TaskConfig(name="qa", generate=GeneratePrompt(prompt="{context} {question}", answer="{answers[0]}"))
 
 
 def test_words_of_a_pair() -> None:
@@ -60,3 +65,20 @@ def test_rows_in_memory() -> None:
     for row, said in wrong:
         with pytest.raises(UserError, match=f"row 7: {said}"):
             texts.from_row(row, "row 7", PAIR)
+
+
+def test_rows_of_a_task_without_labels_have_the_columns_of_its_prompt(tmp_path: Path) -> None:
+    wanted = [{"context": "a", "question": "b?"}]
+    words = texts.from_words(["context=a", "question=b?"], QA)
+    assert [row.columns for row in words] == wanted
+    assert [row.columns for row in texts.from_lines([b"a\tb?"], "lines", QA)] == wanted
+    assert texts.from_row(["a", "b?"], "row 0", QA).columns == wanted[0]
+    more = {**wanted[0], "numbers": [1, 2], "answers": []}
+    assert texts.from_row(more, "row 0", QA).columns == more
+    (tmp_path / "rows.jsonl").write_text(json.dumps(more) + "\n")
+    [row] = texts.from_file(tmp_path / "rows.jsonl", QA)
+    assert (row.columns, row.where) == (more, "rows.jsonl:1")
+    with pytest.raises(UserError, match="row 0: no column 'question', which task 'qa' reads"):
+        texts.from_row({"context": "a"}, "row 0", QA)
+    with pytest.raises(UserError, match="no column 'question', which task 'qa' reads"):
+        texts.from_file(tiny.write_jsonl(tmp_path / "other.jsonl", [{"context": "a"}]), QA)
