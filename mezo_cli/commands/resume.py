@@ -8,7 +8,16 @@ from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
 from mezo_cli.commands.open_run import is_trajectory_folder
-from mezo_cli.config.own_code import NOT_STORED, PYTHON, has_own_python, split_python, with_python
+from mezo_cli.config.own_code import (
+    NOT_STORED,
+    PYTHON,
+    REWARD,
+    REWARD_NOT_STORED,
+    has_own_python,
+    has_own_reward,
+    split_own_code,
+    with_own_code,
+)
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
@@ -38,7 +47,8 @@ def resume(
     Args:
         path: the directory.
         overrides: of a run: when it ends, see `KEYS`; with more steps a finished run continues, too. Of a sweep:
-            the launcher with its settings. Of both: `engine.python`, which is not stored.
+            the launcher with its settings. Of both: `engine.python` and a function as `objective.reward`,
+            which are not stored.
         retry_failed: of a sweep: run its failed jobs again.
         quiet: print the directory, warnings and errors only.
 
@@ -100,9 +110,9 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Conf
     """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
-    overrides, python = split_python(overrides)
+    overrides, own = split_own_code(overrides)
     new = with_new_end(run, config, overrides)
-    started = with_python(new, python)
+    started = with_own_code(new, own)
     finished = run.status() == "finished"
     if finished:
         is_replayable = optimizer_class(config.optimizer).replayable
@@ -118,6 +128,8 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Conf
         return None
     if run.info().get("own_engine_python") and not has_own_python(started):
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
+    if run.info().get("own_reward") and not has_own_reward(started):
+        raise UserError(f"{path} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
     run.claim()
     return run, config, started, longer
 

@@ -34,11 +34,11 @@ from mezo_cli.commands.sweep_jobs import (
     open_same,
     print_unfinished,
     time_left,
-    with_engine_python,
+    with_own_code_noted,
 )
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.own_code import PYTHON, for_workers, split_python
+from mezo_cli.config.own_code import PYTHON, REWARD, for_workers, split_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import from_yaml, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
@@ -78,7 +78,7 @@ def sweep(
     """
     with training_output(quiet) as console:
         plan = plan_sweep(overrides, config_dir, _log_validated)
-        record = with_engine_python(plan.directory, make_record(plan, config_dir), plan)
+        record = with_own_code_noted(plan.directory, make_record(plan, config_dir), plan)
         gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
         record = dataclasses.replace(
             record,
@@ -92,7 +92,7 @@ def sweep(
         record.write(plan.directory)
         if quiet:
             announce(plan.directory, quiet)
-        with gpus_of_first_slot(gpus), for_workers(plan.python), sweep_workers.sweep_process():
+        with gpus_of_first_slot(gpus), for_workers(plan.own), sweep_workers.sweep_process():
             _run_jobs(plan, record, own)
         return _conclude(plan.directory, record, console)
 
@@ -119,7 +119,8 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
 
     Args:
         folder: of the sweep.
-        again: `engine.python`; the launcher with its settings, in place of those of the record.
+        again: `engine.python`, a function as `objective.reward`; the launcher with its settings, in place of those of
+            the record.
         retry_failed, quiet: as in `sweep`.
 
     Raises:
@@ -127,17 +128,17 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
             started in is gone.
     """
     record = sweep_record.read(folder)
-    launcher, python = split_python(again)
+    launcher, own = split_own_code(again)
     for text in launcher:
         if record.tune is not None or not _is_launcher(text):
             raise UserError(
-                f"'{text}': {folder} keeps its settings, except what runs its jobs: {PYTHON}=... and, of a sweep, "
-                "hydra/launcher=..., hydra.launcher.KEY=...; when a run ends is changed run by run"
+                f"'{text}': {folder} keeps its settings, except what runs its jobs: {PYTHON}=..., "
+                f"{REWARD}=FILE.py:function and, of a sweep, hydra/launcher=..., hydra.launcher.KEY=...; when a run "
+                "ends is changed run by run"
             )
     kept = _relaunched(record.overrides, launcher) if launcher else record.overrides
     check_record(folder, dataclasses.replace(record, overrides=kept), launcher)
-    engine = [] if python is None else [f"{PYTHON}={python}"]
-    overrides = [*kept, *engine, f"hydra.sweep.dir={quote(folder.absolute())}"]
+    overrides = [*kept, *own.overrides, f"hydra.sweep.dir={quote(folder.absolute())}"]
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there

@@ -8,7 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mezo_cli.config.own_code import NOT_STORED, PYTHON, VARIABLE, check_stored, has_own_python
+from mezo_cli.config.own_code import (
+    NOT_STORED,
+    PYTHON,
+    REWARD,
+    REWARD_NOT_STORED,
+    REWARD_VARIABLE,
+    VARIABLE,
+    check_stored,
+    has_own_python,
+    has_own_reward,
+)
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import is_same_run, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, describe_job
@@ -107,13 +117,19 @@ def check_record(folder: Path, record: SweepRecord, new: Sequence[str]) -> None:
     check_stored((text for text in texts if text not in new), folder / sweep_record.NAME)
 
 
-def with_engine_python(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:
-    """Return the record with whether the user's own program runs the engine of the jobs; which one is not stored.
+def with_own_code_noted(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:
+    """Return the record with whether the user's own code runs in the jobs; which one is not stored.
 
     Raises:
         UserError: when it did until now, and is not given again.
     """
-    has_own = bool(plan.python) or any(has_own_python(job.config) for job in plan.jobs or ())
-    if record.own_engine_python and not has_own and not os.environ.get(VARIABLE):
+    jobs = plan.jobs or ()
+    python = bool(plan.own.python) or any(has_own_python(job.config) for job in jobs)
+    reward = bool(plan.own.reward) or any(has_own_reward(job.config) for job in jobs)
+    if record.own_engine_python and not python and not os.environ.get(VARIABLE):
         raise UserError(f"{folder} was started with an {PYTHON}, {NOT_STORED}")
-    return dataclasses.replace(record, own_engine_python=has_own or record.own_engine_python)
+    if record.own_reward and not reward and not os.environ.get(REWARD_VARIABLE):
+        raise UserError(f"{folder} was started with a function as {REWARD}, {REWARD_NOT_STORED}")
+    return dataclasses.replace(
+        record, own_engine_python=python or record.own_engine_python, own_reward=reward or record.own_reward
+    )

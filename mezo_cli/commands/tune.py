@@ -22,11 +22,11 @@ from mezo_cli.commands.sweep_jobs import (
     open_or_create,
     print_unfinished,
     why_not_finished,
-    with_engine_python,
+    with_own_code_noted,
 )
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.own_code import for_workers, split_python
+from mezo_cli.config.own_code import for_workers, split_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
@@ -79,7 +79,7 @@ def tune(
         raise UserError(f"--goal {goal}: allowed are {', '.join(GOALS)}")
     base, plan = _compose_base(overrides, config_dir)
     folder, searched = plan.directory, parse_ranges(ranges, base)
-    overrides, _ = split_python(overrides)
+    overrides, _ = split_own_code(overrides)
     for end in ("low", "high"):
         values = [f"{item.key}={item.value_type(getattr(item, end))!r}" for item in searched]
         config = compose.build_config([*_settings(overrides), *values], config_dir)
@@ -89,8 +89,8 @@ def tune(
     record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
-    record = with_engine_python(folder, record, plan)
-    with for_workers(plan.python):
+    record = with_own_code_noted(folder, record, plan)
+    with for_workers(plan.own):
         return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
 
 
@@ -105,7 +105,7 @@ def resume(record: SweepRecord, overrides: Sequence[str], quiet: bool) -> int:
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
     """Return the config that all trials share, and the plan of a sweep with that one job."""
-    for override in compose.parse(split_python(overrides)[0], find_choices(config_dir)):
+    for override in compose.parse(split_own_code(overrides)[0], find_choices(config_dir)):
         if override.sweeps:
             raise UserError(f"'{override.text}': mezo tune takes one value per key; --range {override.name}=LOW:HIGH")
         if override.name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper", "hydra.run", "hydra.sweep.subdir")):

@@ -36,7 +36,15 @@ from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
-from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
+from mezo_cli.config.own_code import (
+    FROM_USER,
+    PYTHON,
+    REWARD,
+    REWARD_FROM_USER,
+    names_code,
+    split_own_code,
+    with_own_code,
+)
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
@@ -110,7 +118,7 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
-    overrides, python = split_python(overrides)
+    overrides, own = split_own_code(overrides)
     parsed = parse(overrides, choices)
     for override in parsed:
         if override.sweeps:
@@ -120,15 +128,16 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node([override.text for override in parsed], config_dir)
     with locating(node, parsed, choices):
-        config = with_python(config_of(node), python)
+        config = with_own_code(config_of(node), own)
         check_read(config, parsed)
         job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
         usual = Path("outputs").absolute() in Path(os.path.normpath(job.directory)).parents
         if not usual and all(override.name != "hydra.run.dir" for override in parsed):
             name = job.config.task.name
             raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
-    if python is not None:
-        OmegaConf.update(node, PYTHON, python)
+    for key, value in ((PYTHON, own.python), (REWARD, own.reward)):
+        if value is not None:
+            OmegaConf.update(node, key, value)
     return node, job
 
 
@@ -227,7 +236,7 @@ def config_of(node: DictConfig) -> Config:
     """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults of the choices.
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
-    any working directory. `engine.python` is in no override here (own_code.py): if there is one, it is a file's.
+    any working directory. What own_code.py is about is in no override here: if there is one, it is a file's.
 
     Raises:
         SettingError: for the first setting that is not valid.
@@ -243,6 +252,9 @@ def config_of(node: DictConfig) -> Config:
     python = getattr(config.engine, "python", None)
     if python is not None:
         raise SettingError(PYTHON, f"{PYTHON}={python}, set by a config file: {FROM_USER}")
+    reward = getattr(config.objective, "reward", None)
+    if names_code(reward):
+        raise SettingError(REWARD, f"{REWARD}={reward}, set by a config file: {REWARD_FROM_USER}")
     check_installed(config.logger.names)
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:

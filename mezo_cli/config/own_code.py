@@ -28,8 +28,7 @@ REWARD_FROM_USER = f"it names a function, which only the command line, the Pytho
 REWARD_NOT_STORED = f"which is not stored: give it again, {REWARD}=FILE.py:function or {REWARD_VARIABLE}"
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
-_PYTHON = re.compile(r"(?:\+\+)?engine\.python\s*=(.*)", re.DOTALL)
-_REWARD = re.compile(r"\+{0,2}objective\.reward\s*=\s*([^\s{].*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(?:\+\+)?(engine\.python|objective\.reward)\s*=(.*)", re.DOTALL)
 # What a stored sweep may say of its launcher and sweeper: any number, and the words of settings that name no program,
 # no module and no file. A word has no space, no line break and no slash: some go into a batch script.
 _WORDS = (
@@ -44,96 +43,73 @@ _HARMLESS = re.compile(
 )
 
 
-def split_python(overrides: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the overrides without `engine.python=PATH`, and the absolute path; None if it is not given, or is null.
+@dataclasses.dataclass(frozen=True)
+class OwnCode:
+    """What the user has given to this process; None: nothing.
+
+    Attributes:
+        python: `engine.python`, an absolute path.
+        reward: `objective.reward`, if it names a function; a file's path is absolute.
+    """
+
+    python: str | None = None
+    reward: str | None = None
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides that give it."""
+        pairs = {PYTHON: self.python, REWARD: self.reward}
+        return [f"{key}={value}" for key, value in pairs.items() if value is not None]
+
+
+def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
+    """Return the overrides without `engine.python=PATH` and without a function as `objective.reward`, and these two.
+
+    The last value of a key counts. A reward that is a name or a mixture of names stays among the overrides.
 
     Raises:
         UserError: for several values, and for a value that refers to other settings, which may be a file's.
     """
-    python, rest = None, []
+    own, rest = OwnCode(), []
     for text in overrides:
-        match = _PYTHON.fullmatch(text)
-        if match is None:
+        match = _OVERRIDE.fullmatch(text)
+        value = _unquoted(match[2]) if match else ""
+        is_python = match is not None and match[1] == PYTHON
+        if not is_python and not names_code(value):
             rest.append(text)
+            own = own if match is None else dataclasses.replace(own, reward=None)
             continue
-        value = _unquoted(match[1])
         if not value or "," in value or "${" in value:
-            raise UserError(f"'{text}': expected one path, without a comma or ${{...}}; or give it as {VARIABLE}")
-        python = None if value == "null" else str(Path(value).expanduser().absolute())
-    return rest, python
+            what, variable = ("path", VARIABLE) if is_python else ("function", REWARD_VARIABLE)
+            raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {variable}")
+        if is_python:
+            path = None if value == "null" else str(Path(value).expanduser().absolute())
+            own = dataclasses.replace(own, python=path)
+        else:
+            own = dataclasses.replace(own, reward=_absolute(value))
+    return rest, own
 
 
-def names_code(reward: Any) -> bool:
-    """Return whether a reward is `FILE.py:function` or `package.module:function`, with `shuffled:` before it or not."""
-    return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED)
-
-
-def split_reward(overrides: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the overrides without an `objective.reward` that names a function, and its value with an absolute path.
-
-    A built-in name or a mixture of them stays among the overrides.
+def with_own_code(config: Config, own: OwnCode) -> Config:
+    """Return the config with what the user has given.
 
     Raises:
-        UserError: for several values, and for a value that refers to other settings, which may be a file's.
+        SettingError: when the config has no engine, or its objective no reward.
     """
-    reward, rest = None, []
-    for text in overrides:
-        match = _REWARD.fullmatch(text)
-        value = _unquoted(match[1]) if match else None
-        if match:
-            reward = None  # the last one wins
-        if value is None or not names_code(value):
-            rest.append(text)
-            continue
-        if "," in value or "${" in value:
-            raise UserError(f"'{text}': expected one function, without a comma or ${{...}}; or give {REWARD_VARIABLE}")
-        reward = absolute_reward(value)
-    return rest, reward
-
-
-def absolute_reward(reward: str) -> str:
-    """Return `FILE.py:function` with an absolute path, so that it holds in any working directory; else the same."""
-    name = reward.removeprefix(SHUFFLED)
-    place, _, function = name.rpartition(":")
-    if not place.endswith(".py"):
-        return reward
-    return f"{SHUFFLED if name != reward else ''}{Path(place).expanduser().absolute()}:{function}"
-
-
-def reward_of(config: Config) -> Any:
-    """Return `objective.reward`; where it is null, the reward in the environment; None without any."""
-    reward = getattr(config.objective, "reward", None)
-    return (os.environ.get(REWARD_VARIABLE) or None) if reward is None else reward
-
-
-def with_reward(config: Config, reward: str | None) -> Config:
-    """Return the config with the function that the user has given as `objective.reward`.
-
-    Raises:
-        SettingError: when the objective has no reward.
-    """
-    if reward is None:
-        return config
-    if not hasattr(config.objective, "reward"):
-        why = f"objective={config.objective.name} does not read it, only objective=generate"
-        raise SettingError(REWARD, f"{REWARD}={reward}: {why}")
-    changed = dataclasses.replace(config, objective=dataclasses.replace(config.objective, reward=reward))  # type: ignore[call-arg]
-    check_rules(changed)
-    return changed
-
-
-def with_python(config: Config, python: str | None) -> Config:
-    """Return the config with the `engine.python` that the user has given.
-
-    Raises:
-        SettingError: when the config has no engine.
-    """
-    if python is None:
-        return config
-    if not isinstance(config.engine, VllmConfig):
-        raise SettingError(PYTHON, f"{PYTHON}={python}: engine={config.engine.name} does not read it, only engine=vllm")
-    changed = dataclasses.replace(config, engine=dataclasses.replace(config.engine, python=python))
-    check_rules(changed)
+    changed = config
+    if own.python is not None:
+        if not isinstance(config.engine, VllmConfig):
+            why = f"engine={config.engine.name} does not read it, only engine=vllm"
+            raise SettingError(PYTHON, f"{PYTHON}={own.python}: {why}")
+        changed = dataclasses.replace(changed, engine=dataclasses.replace(config.engine, python=own.python))
+    if own.reward is not None:
+        if not hasattr(config.objective, "reward"):
+            why = f"objective={config.objective.name} does not read it, only objective=generate"
+            raise SettingError(REWARD, f"{REWARD}={own.reward}: {why}")
+        objective: Any = config.objective
+        changed = dataclasses.replace(changed, objective=dataclasses.replace(objective, reward=own.reward))
+    if changed is not config:
+        check_rules(changed)
     return changed
 
 
@@ -142,16 +118,33 @@ def has_own_python(config: Config) -> bool:
     return isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(VARIABLE))
 
 
+def has_own_reward(config: Config) -> bool:
+    """Return whether the reward of a run is a function that the user has given to this process."""
+    return names_code(reward_of(config))
+
+
+def reward_of(config: Config) -> Any:
+    """Return `objective.reward`; where it is null, the one in the environment; None without any."""
+    if not hasattr(config.objective, "reward"):
+        return None
+    return config.objective.reward if config.objective.reward is not None else os.environ.get(REWARD_VARIABLE) or None
+
+
+def names_code(reward: Any) -> bool:
+    """Return whether a reward is `FILE.py:function` or `package.module:function`, with `shuffled:` before it or not."""
+    return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED) and not reward.startswith("{")
+
+
 @contextlib.contextmanager
-def for_workers(python: str | None, reward: str | None = None) -> Iterator[None]:
-    """Give `engine.python` and the function of `objective.reward` to the jobs of a sweep inside the block.
+def for_workers(own: OwnCode) -> Iterator[None]:
+    """Give what the user has given to the jobs of a sweep inside the block.
 
     They get it in this process and in those that it starts.
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    variables = {"PYTHONSAFEPATH": "1"} | ({} if python is None else {VARIABLE: python})
-    variables |= {} if reward is None else {REWARD_VARIABLE: reward}
+    variables = {"PYTHONSAFEPATH": "1"} | ({} if own.python is None else {VARIABLE: own.python})
+    variables |= {} if own.reward is None else {REWARD_VARIABLE: own.reward}
     before = {key: os.environ.get(key) for key in variables}
     os.environ.update(variables)
     try:
@@ -175,8 +168,8 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
         name = text.lstrip("+~")
         if name.startswith(PYTHON):
             raise UserError(f"{source}: '{text}': {FROM_USER}; take it out of the file, and give it again")
-        match = _REWARD.fullmatch(text)
-        if match and names_code(_unquoted(match[1])):
+        key, _, value = name.partition("=")
+        if key.strip() == REWARD and names_code(_unquoted(value)):
             raise UserError(f"{source}: '{text}': {REWARD_FROM_USER}; take it out of the file, and give it again")
         if name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper")) and not _HARMLESS.fullmatch(text):
             raise UserError(
@@ -187,3 +180,12 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
 
 def _unquoted(value: str) -> str:
     return re.sub(r"""^(["'])(.*)\1$""", r"\2", value.strip())
+
+
+def _absolute(reward: str) -> str:
+    """Return `FILE.py:function` with an absolute path, so that it holds in any working directory; else the same."""
+    name = reward.removeprefix(SHUFFLED)
+    place, _, function = name.rpartition(":")
+    if not place.endswith(".py"):
+        return reward
+    return f"{SHUFFLED if name != reward else ''}{Path(place).expanduser().absolute()}:{function}"

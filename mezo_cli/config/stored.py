@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from mezo_cli.config.own_code import names_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build, with_logger_names
 from mezo_cli.config.yaml_limits import check_yaml
@@ -35,7 +36,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config as the text of `config.yaml`, without `engine.python`, which is not stored (own_code.py)."""
+    """Return the config as the text of `config.yaml`, without what is not stored (own_code.py)."""
     plain = _readable(to_dict(config))
     return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
@@ -46,7 +47,8 @@ def from_yaml(text: str) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read a run's `config.yaml` and validate it. An `engine.python` in it is ignored: it may be somebody else's.
+    """Read a run's `config.yaml` and validate it. The user's own code in it is ignored: it may be
+    somebody else's (own_code.py).
 
     Raises:
         UserError: when the file is missing or damaged; the line names it.
@@ -86,7 +88,7 @@ def read_settings(text: str) -> dict[str, Any]:
 
 
 def _readable(plain: Any) -> Any:
-    """Return the values of a config.yaml without the program that runs an engine, and without a key that is removed.
+    """Return the values of a config.yaml without the user's own code (own_code.py), and without a key that is removed.
 
     A run whose ranks shared the weights (`distributed.shard`) is bitwise identical to one of one process.
     """
@@ -94,6 +96,8 @@ def _readable(plain: Any) -> Any:
         return plain
     if isinstance(plain.get("engine"), dict) and "python" in plain["engine"]:
         plain = {**plain, "engine": {**plain["engine"], "python": None}}
+    if isinstance(plain.get("objective"), dict) and names_code(plain["objective"].get("reward")):
+        plain = {**plain, "objective": {**plain["objective"], "reward": None}}
     if isinstance(plain.get("distributed"), dict):
         plain = {**plain, "distributed": {k: v for k, v in plain["distributed"].items() if k != "shard"}}
     return plain

@@ -13,7 +13,7 @@ from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override
-from mezo_cli.config.own_code import FROM_USER, PYTHON, split_python, with_python
+from mezo_cli.config.own_code import FROM_USER, PYTHON, OwnCode, split_own_code, with_own_code
 from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import is_below
@@ -27,7 +27,7 @@ class SweepPlan:
     overrides: list[str]  # those of the experiment's grid included, and the values of each written out
     sweeper: Sweeper
     jobs: list[Job] | None
-    python: str | None  # `engine.python` of the command line, which is in none of the above
+    own: OwnCode  # of the command line, which is in none of the above
 
 
 def plan_sweep(
@@ -43,7 +43,7 @@ def plan_sweep(
     Raises:
         UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
     """
-    overrides, python = split_python(overrides)
+    overrides, own = split_own_code(overrides)
     parsed, sweeper = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
     adaptive = sweeper.name != "basic"
     jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
@@ -51,8 +51,8 @@ def plan_sweep(
     tolerated = _read_by_some_job(parsed)
     directory, planned = _compose_jobs(jobs, common, tolerated, config_dir, on_progress)
     for job in planned:
-        with_python(job.config, python)  # refuses it where there is no engine
-    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned, python)
+        with_own_code(job.config, own)  # refuses what a job does not read
+    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned, own)
 
 
 def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], Sweeper]:

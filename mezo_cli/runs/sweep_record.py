@@ -50,6 +50,7 @@ class SweepRecord:
     config_dir: str | None
     jobs: list[SweepJob] | None
     own_engine_python: bool = False  # the user's own program runs the engine; which one is not stored
+    own_reward: bool = False  # the reward is a function of the user's own; which one is not stored
     tune: dict[str, Any] | None = None  # of `mezo tune`: ranges, trials, goal; jobs are added as it goes
     retry_failed: bool = False  # of the process that runs it now, as is:
     quiet: bool = False

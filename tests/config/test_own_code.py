@@ -1,13 +1,20 @@
 """A function as `objective.reward` comes from the command line, the API or the environment, never from a file."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mezo_cli.config import own_code
+from mezo_cli.config.compose import build_config
 from mezo_cli.config.file_rules import check_file
 from mezo_cli.errors import UserError
+
+
+def split_reward(overrides: list[str]) -> tuple[list[str], str | None]:
+    rest, own = own_code.split_own_code(overrides)
+    return rest, own.reward
 
 
 def test_a_function_is_taken_out_of_the_overrides_with_an_absolute_path(
@@ -15,22 +22,22 @@ def test_a_function_is_taken_out_of_the_overrides_with_an_absolute_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for word in ("reward.py:f", "'reward.py:f'", '"reward.py:f"'):
-        overrides, reward = own_code.split_reward(["lr=1", f"objective.reward={word}", "seed=2"])
+        overrides, reward = split_reward(["lr=1", f"objective.reward={word}", "seed=2"])
         assert (overrides, reward) == (["lr=1", "seed=2"], f"{tmp_path}/reward.py:f")
-    assert own_code.split_reward(["objective.reward=shuffled:a/b.py:f"]) == ([], f"shuffled:{tmp_path}/a/b.py:f")
-    assert own_code.split_reward(["objective.reward=package.module:f"]) == ([], "package.module:f")
-    assert own_code.split_reward(["objective.reward=a.py:f", "objective.reward=f1"]) == (["objective.reward=f1"], None)
+    assert split_reward(["objective.reward=shuffled:a/b.py:f"]) == ([], f"shuffled:{tmp_path}/a/b.py:f")
+    assert split_reward(["objective.reward=package.module:f"]) == ([], "package.module:f")
+    assert split_reward(["objective.reward=a.py:f", "objective.reward=f1"]) == (["objective.reward=f1"], None)
 
 
 @pytest.mark.parametrize("value", ["f1", "exact,f1", "{format: {pattern: 'a:b'}}", " {a: 1}", "shuffled:f1", "null"])
 def test_registered_names_stay_among_the_overrides(value: str) -> None:
-    assert own_code.split_reward([f"objective.reward={value}"]) == ([f"objective.reward={value}"], None)
+    assert split_reward([f"objective.reward={value}"]) == ([f"objective.reward={value}"], None)
 
 
 @pytest.mark.parametrize("value", ["a.py:f,b.py:f", "${oc.env:X}"])
 def test_one_function_is_given(value: str) -> None:
     with pytest.raises(UserError, match="expected one function"):
-        own_code.split_reward([f"objective.reward={value}"])
+        split_reward([f"objective.reward={value}"])
 
 
 @pytest.mark.parametrize(
@@ -56,3 +63,15 @@ def test_a_sweeps_record_names_no_function(tmp_path: Path) -> None:
     for word in ("objective.reward=reward.py:f", "++objective.reward='reward.py:f'"):
         with pytest.raises(UserError, match="only the command line"):
             own_code.check_stored([word], tmp_path)
+
+
+def test_what_does_not_read_a_function_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="objective=mlm does not read it, only objective=generate"):
+        build_config(["task=sst2", "model=demo", "data=demo", f"objective.reward={tmp_path}/reward.py:score"])
+
+
+def test_the_jobs_of_a_sweep_get_it_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
+    with own_code.for_workers(own_code.OwnCode(reward="/x/reward.py:score")):
+        assert os.environ["MEZO_REWARD"] == "/x/reward.py:score"
+    assert "MEZO_REWARD" not in os.environ
