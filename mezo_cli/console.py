@@ -120,9 +120,9 @@ class ProgressReporter:
 
         return report
 
-    def report_dev(self, step: int, accuracy: float, summary: str) -> None:
-        """Show the accuracy on dev in the bar, and log the summary of the evaluation."""
-        self._fields["dev"] = f"{100 * accuracy:.1f}%"
+    def report_dev(self, step: int, score: str, summary: str) -> None:
+        """Show the score on dev in the bar, and log the summary of the evaluation."""
+        self._fields["dev"] = score
         if self._progress is not None:
             self._progress.update(self._task, **self._fields)
         log.info("%s  dev %s", self._at(step), summary)
@@ -347,3 +347,8 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_score(metric: str, value: float) -> str:
+    """Return a score for people: an accuracy in percent, any other as a number."""
+    return f"{100 * value:.1f}%" if metric == "accuracy" else f"{value:.3f}"

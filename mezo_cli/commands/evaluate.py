@@ -29,7 +29,7 @@ from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
-    from mezo_cli.training.evaluation import Evaluation
+    from mezo_cli.objectives.evaluation import Evaluation
 
 log = logging.getLogger("mezo")
 
@@ -78,18 +78,18 @@ def evaluate(
             with in_turn(ranks):
                 source = _open_run(open_run(path, checkpoint, base), overrides)
         result = _evaluate_split(source, split, ranks, Console(quiet=True) if quiet else console)
-    name, rows = source.name, sum(result.predicted.values())
+    name, rows = source.name, len(result.values)
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
     if as_json:
         opened = source.opened
         run = path if opened is None or opened.published is not None else opened.run.path
         which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
-        document = {**which, "rows": rows, **result.scores(), "predicted": result.predicted}
+        document = {**which, "rows": rows, **result.scores(), **result.details}
         print_line(json.dumps(document, indent=2))
         return
     print_line(f"{name}, {split}: {rows} rows")
-    console.print(_table(result.scores(), result.predicted, console.width))
+    console.print(_table(result.scores(), result.details.get("predicted", {}), console.width))
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,6 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
     """
     from mezo_cli.training.agreement import check_same_weights
     from mezo_cli.training.device_errors import explain_device_errors
-    from mezo_cli.training.evaluation import evaluate as evaluate_rows
     from mezo_cli.training.load import load_session
 
     config, opened = source.config, source.opened
@@ -171,7 +170,7 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
         explain_device_errors(f"{source.name}: evaluating {split}", advice),
         progress_bar(console, f"{split} rows", len(rows)) as report,
     ):
-        return evaluate_rows(session, session.encoder.encode_all(rows), report=report)
+        return session.objective.evaluate(session.encoder.encode_all(rows), report, session.ranks)
 
 
 def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:

@@ -63,7 +63,7 @@ def execute(
 
         result = loop.train(config, run, console, prunes)
         if run.writes:
-            _log_results(run, result.summary, result.first_dev, config.task.metric)
+            _log_results(run, result.summary, result.first_dev, config.chosen_metric)
     return result.summary
 
 

@@ -223,7 +223,7 @@ def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, co
     run = open_or_create(path, config, record)
     if run is not None:
         execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
-    return float(Run(path).read_summary()["dev"][config.task.metric]) if job_status(path) == "finished" else math.nan
+    return float(Run(path).read_summary()["dev"][config.chosen_metric]) if job_status(path) == "finished" else math.nan
 
 
 def _recorded(folder: Path, number: int, job: compose.Job) -> SweepJob:

@@ -272,7 +272,7 @@ def _report(trial: "optuna.Trial", evaluations: Evaluations, config: Config, goa
     known = dict(trial.study.trials[trial.number].intermediate_values)
     for step, evaluation in evaluations.items():
         if step not in known:
-            known[step] = trial_results.value_of(evaluation, config.task.metric, goal)
+            known[step] = trial_results.value_of(evaluation, config.chosen_metric, goal)
             trial.report(known[step], step)
     return max(known, default=None)
 
@@ -296,7 +296,7 @@ def _result(run: Run, config: Config, goal: str) -> tuple[str, float | None, str
     Raises:
         UserError: when it has failed for another reason than a loss that is not finite, or was not trained.
     """
-    end, metric = trial_results.end_of(run), config.task.metric
+    end, metric = trial_results.end_of(run), config.chosen_metric
     if end == DIVERGED:
         return "COMPLETE", math.inf if goal == "loss" else -math.inf, "diverged, which counts as the worst result"
     best = trial_results.best_evaluation(run, config.steps, metric, goal)

@@ -190,8 +190,7 @@ CHOICES: dict[type, Registry] = {
 }
 NAMES = {  # keys whose value is a name in a table
     **{f"{registry.key}.name": registry for registry in CHOICES.values()},
-    "task.metric": METRICS,
-    "objective.loss": LOSSES,
+    "objective.loss": LOSSES,  # unless the objective lists losses of its own
     "optimizer.noise": NOISES,
     "logger.names": LOGGERS,
 }

@@ -4,9 +4,9 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from mezo_cli.config.registry import LOGGERS, LOSSES, OBJECTIVES, OPTIMIZERS, PEFT
+from mezo_cli.config.registry import LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
 from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.errors import UserError, join, without_credentials
+from mezo_cli.errors import UserError, did_you_mean, join, without_credentials
 
 
 def check_rules(config: Config) -> None:
@@ -16,6 +16,7 @@ def check_rules(config: Config) -> None:
         SettingError: for the first combination that is not allowed.
     """
     _check_addresses(config)
+    _check_objective(config)
     _check_optimizer(config)
     _check_storage(config)
     _check_linear_probe(config)
@@ -44,6 +45,15 @@ def _check_addresses(config: Config) -> None:
             raise SettingError(key, f"{key}={without_credentials(value)}: {why}; log in by hf auth login or HF_TOKEN")
 
 
+def _check_objective(config: Config) -> None:
+    """Reject a metric that the objective does not compute."""
+    for key, name in (("metric", config.metric), ("task.metric", config.task.metric)):
+        known = config.objective.metric_names
+        if name is not None and known is not None and name not in (*known, "loss"):
+            names = known if key == "task.metric" else [*known, "loss"]
+            raise SettingError(key, f"{key}={name}: not one of {join(names)}{did_you_mean(name, names)}")
+
+
 def _check_optimizer(config: Config) -> None:
     chosen_class, chosen = _optimizer(config), f"optimizer={config.optimizer.name}"
     if config.checkpoint == "trajectory" and not chosen_class.replayable:
@@ -56,7 +66,7 @@ def _check_optimizer(config: Config) -> None:
             "micro-batches save memory only with forward passes",
         )
     loss = config.objective.loss
-    if chosen_class.needs_backward and not getattr(LOSSES.load(loss), "differentiable", True):
+    if chosen_class.needs_backward and not config.objective.is_differentiable:
         raise SettingError(
             "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
         )

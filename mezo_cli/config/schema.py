@@ -149,7 +149,8 @@ class TaskConfig(Settings):
         max_length: tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused.
         first_limit: tokens kept of the first sentence; null: no limit of its own.
         other_limit: tokens kept of every other sentence; null: no limit of its own.
-        metric: the score that picks the best checkpoint (`registry.METRICS`).
+        metric: the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the objective's
+            first, which is the accuracy for objectives that score labels.
     """
 
     name: Text = MISSING
@@ -164,7 +165,7 @@ class TaskConfig(Settings):
     max_length: Annotated[Whole, Field(ge=8)] = 128
     first_limit: Positive | None = None
     other_limit: Positive | None = None
-    metric: Text = "accuracy"
+    metric: Text | None = None
     lm: LmPrompt = field(default_factory=LmPrompt)
     generate: GeneratePrompt = field(default_factory=GeneratePrompt)
     hub: HubSource = field(default_factory=HubSource)
@@ -187,6 +188,30 @@ class ObjectiveConfig(Settings):
     needs_labels: ClassVar[bool] = True
     name: Text = MISSING
     loss: Text = "cross_entropy"
+
+    @property
+    def default_metric(self) -> str:
+        """The metric that picks the best checkpoint where neither `metric` nor `task.metric` names one."""
+        return "accuracy"
+
+    @property
+    def metric_names(self) -> list[str] | None:
+        """The metrics of its evaluations besides the loss; None if they are not known before there is one."""
+        from mezo_cli.config.registry import METRICS  # it reads this module
+
+        return METRICS.names
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        """The metrics of which the lowest value is the best."""
+        return frozenset({"loss"})
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the loss has a gradient."""
+        from mezo_cli.config.registry import LOSSES  # as above
+
+        return bool(getattr(LOSSES.load(self.loss), "differentiable", True))
 
 
 @dataclass(frozen=True)
@@ -375,6 +400,8 @@ class Config(Settings):
             with the untrained model's (docs/reference/compare.md).
         checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
         checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
+        metric: the metric on dev that picks the best checkpoint, `loss` for the loss; null: `task.metric`, or the
+            objective's first.
         max_seconds: seconds from a process's second step on after which it stops (the first compiles); null: no limit.
         at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
             tests it at its best step and ends it.
@@ -404,6 +431,7 @@ class Config(Settings):
     test_at_start: Flag = True
     checkpoint: Literal["full", "trajectory"] = "full"
     checkpoint_every: NotNegative = 0
+    metric: Text | None = None
     max_seconds: Annotated[Number, Field(gt=0.0)] | None = None
     at_limit: Literal["stop", "finish"] = "stop"
     patience: Positive | None = None
@@ -418,6 +446,15 @@ class Config(Settings):
     def data_seed(self) -> int:
         """The seed that rows are drawn with: `data.seed`, or the run's seed if that is null."""
         return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def chosen_metric(self) -> str:
+        """The metric on dev that picks the best checkpoint."""
+        return self.metric or self.task.metric or self.objective.default_metric
+
+    def order_of(self, metric: str) -> int:
+        """Return 1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""
+        return -1 if metric in self.objective.lower_is_better else 1
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and every `eval_every`."""

@@ -83,7 +83,7 @@ def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -
     except ValidationError as error:
         raise _explain(settings_type, error, parent) from error
     for name in fields:
-        if f"{parent}{name}" in NAMES:
+        if f"{parent}{name}" in NAMES and not allowed(fields[name]).choices:
             check_name(f"{parent}{name}", getattr(settings, name))
     return settings
 

@@ -182,7 +182,7 @@ def _row_seconds(session: Session, dev: Sequence[TokenizedExample]) -> float:
     """Return the seconds per row of an evaluation: a batch of evenly spaced dev rows."""
     size = min(session.config.eval_batch_size, len(dev))
     start = time.perf_counter()
-    session.objective.logits(session.batch([dev[i * len(dev) // size] for i in range(size)])).cpu()
+    session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
     return (time.perf_counter() - start) / size
 
 

@@ -14,9 +14,10 @@ import torch
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
+from mezo_cli.objectives.baselines import remove_bias
+from mezo_cli.objectives.classification import Classification
+from mezo_cli.objectives.intervals import wilson
 from mezo_cli.report.untrained import BASELINES
-from mezo_cli.training.baselines import remove_bias
-from mezo_cli.training.intervals import wilson
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import not_finite_at_start
 
@@ -70,15 +71,16 @@ def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedEx
 @torch.no_grad()
 def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadline) -> Scores:
     """Score rows in a random order that the seed draws, until all are scored or the time is up."""
-    order = np.random.RandomState(session.config.seed).permutation(len(rows))
+    objective, order = session.objective, np.random.RandomState(session.config.seed).permutation(len(rows))
+    assert isinstance(objective, Classification)
     columns = _label_columns(session)
     scores, done = [], 0
     words: torch.Tensor | None = None
     for chosen in _batches(order, deadline):
-        batch = session.batch([rows[i] for i in chosen])
-        logits = session.objective.vocabulary_logits(batch)
+        batch = objective.collate([rows[i] for i in chosen])
+        logits = objective.vocabulary_logits(batch)
         vocabulary = None if logits is None else logits.log_softmax(-1)
-        own = vocabulary[:, columns] if vocabulary is not None and columns else session.objective.logits(batch)
+        own = vocabulary[:, columns] if vocabulary is not None and columns else objective.logits(batch)
         if not bool(own.isfinite().all()):
             raise not_finite_at_start(session.config)
         scores.append(own.cpu().numpy())

@@ -12,10 +12,12 @@ from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.diagnosis.jobs import Jobs
 from mezo_cli.models.loading import DTYPES
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
+from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 
@@ -58,7 +60,7 @@ def prepare_run(config: Config) -> Prepared:
         first = [train[i] for i in BatchSampler(len(train), config.batch_size, config.seed).batch(0)]
         unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0], first)}
         if config.init == "linear_probe":
-            session.objective.output_layer()
+            find_output_layer(session)
         if session.optimizer.replayable:
             _compile_noise(session, train[0])
     return Prepared(session, splits, rows, unreachable, time.perf_counter() - start)
@@ -81,8 +83,9 @@ def diagnose(prepared: Prepared, jobs: Jobs, deadline: Deadline) -> Iterator[Sec
     """
     session, rows = prepared.session, prepared.rows
     advice = smaller_batches(session.config)
-    with explain_device_errors("scoring dev rows", advice):
-        yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
+    if isinstance(session.objective, Classification):
+        with explain_device_errors("scoring dev rows", advice):
+            yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
     yield data_check.check(session.encoder, prepared.splits, rows, deadline.part(DATA))
     with explain_device_errors("losses of a batch", advice):
         yield signal.check(session, rows["train"], deadline.part(SIGNAL))

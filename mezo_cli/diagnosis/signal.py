@@ -12,7 +12,6 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Sect
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, FIRST, Losses, measure, plan_points, projected_grads
 from mezo_cli.models.loading import DTYPES
-from mezo_cli.objectives.losses import find_loss
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
@@ -174,7 +173,7 @@ def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
     if own is None:
         return
     ways = "use a larger optimizer.eps, or model.compute_dtype=float32"
-    if not find_loss(loss).differentiable:
+    if not config.objective.is_differentiable:
         ways = f"objective.loss={loss} is constant almost everywhere; use cross_entropy, a larger batch_size or eps"
     text = f"g is exactly 0 in {percent(own.zeros) if own.zeros else 'none'} of {count(own.directions, 'direction')}"
     advice = f"a step with g = 0 changes nothing: {ways}"

@@ -27,7 +27,7 @@ from mezo_cli.engine.scores import EngineScores
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
-from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.settings import zeroth_order
@@ -68,7 +68,9 @@ class Engine:
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
-    def objective(self, loaded: LoadedModel, forward: PerturbedForward, own: Objective, rows: Batch) -> EngineScores:
+    def objective(
+        self, loaded: LoadedModel, forward: PerturbedForward, own: Classification, rows: Batch
+    ) -> EngineScores:
         """Return the objective that scores a session's rows by the engine, with the session's weights.
 
         Args:
@@ -87,7 +89,7 @@ class Engine:
             self._adapters = AdapterFiles(loaded.adapter, forward.params)
         else:
             self._load(forward.params)
-        scores = EngineScores(loaded.model, forward, own.label_ids, lambda *requests: self._score(forward, *requests))
+        scores = EngineScores(own, lambda *requests: self._score(forward, *requests))
         if first:
             self._check(forward, own, scores, rows)
             self._is_started = True
@@ -122,7 +124,7 @@ class Engine:
         log.info("engine %s %s, %s%s", engine.name, described["version"], engine.dtype, sharded)
 
     @torch.no_grad()
-    def _check(self, forward: PerturbedForward, own: Objective, scores: EngineScores, rows: Batch) -> None:
+    def _check(self, forward: PerturbedForward, own: Classification, scores: EngineScores, rows: Batch) -> None:
         """Compare the label scores of some rows with those of the session's own objective, plain and perturbed."""
         direction = Direction(self.config.seed, 0)
         plain, tolerance = own.logits(rows), TOLERANCE[self._settings.dtype]

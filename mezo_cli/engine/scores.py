@@ -1,16 +1,14 @@
 """The label scores of objective lm, with an engine's forwards in place of the model's own."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.models import CAUSAL_LM
-from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
 
 Tokens = Sequence[Sequence[int]]
@@ -18,15 +16,13 @@ Tokens = Sequence[Sequence[int]]
 Score = Callable[[Tokens, Tokens], list[list[list[float]]]]
 
 
-class EngineScores(Objective):
+class EngineScores(Classification):
     """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
 
     After each prompt, and after each start of a word behind it, the engine scores the tokens that continue some word.
 
     Args:
-        model: the model, which computes nothing here.
-        forward: says with which weights to compute.
-        label_ids: the tokens of each label's word.
+        own: the run's objective, whose model computes nothing here; its `forward` says with which weights to compute.
         score: asks the engine.
     """
 
@@ -34,10 +30,10 @@ class EngineScores(Objective):
     encoder_class = LmEncoder
     supports_paired_forward = True
 
-    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Sequence[int]], score: Score) -> None:
-        super().__init__(model, forward, label_ids)
+    def __init__(self, own: Classification, score: Score) -> None:
+        super().__init__(own.config, own.loaded, own.forward, own.encoder)
         self._score = score
-        self._words = [tuple(word) for word in label_ids]
+        self._words = [tuple(word) for word in self.label_ids]
         self._starts = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
         self._next = [
             sorted({word[len(start)] for word in self._words if word[: len(start)] == start and word != start})

@@ -1,86 +1,158 @@
-"""The interface of an objective: from a batch to a score per label."""
+"""The interface of an objective: from a batch to its loss, and from the rows of a split to metrics and records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.errors import UserError
-from mezo_cli.models import ModelKind
-from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.config.schema import Config, Example, ObjectiveConfig, TokenizedExample
+from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.models import LoadedModel, ModelKind
+from mezo_cli.objectives.collate import Arrays, collate
+from mezo_cli.objectives.evaluation import Evaluation, measure_rows
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import ClassificationEncoder
+from mezo_cli.tasks import InputEncoder
 
 
 class Objective:
-    """Computes label scores. A subclass has its name in `OBJECTIVES`, or in the entry-point group `mezo.objectives`.
+    """Computes losses and evaluates rows. A subclass has its name in `OBJECTIVES`, or the group `mezo.objectives`.
+
+    A subclass defines `outputs` and `row_losses` at least; where the loss is no mean over rows, `counts` and
+    `from_counts` in place of `row_losses`. `Classification` and `Generation` are the built-in families. All methods see
+    the weights that are active in `forward`: theta, or theta + eps z for one sign or both.
 
     Class attributes:
         model_kind: the kind of model that is loaded.
         encoder_class: turns a task's rows into token ids.
+        settings: the class of the settings `objective.*`.
 
     Attributes:
-        supports_paired_forward: whether `logits` can compute both signs of a perturbation in one forward.
-        frozen: the model's lowest layers, whose output `logits` computes once per batch if they are not trained; None
-            if it does not.
+        loss_from_counts: whether the loss of a batch is `from_counts` of its `counts`, not the mean of `row_losses`.
+        supports_paired_forward: whether both signs of a perturbation can be computed in one forward.
+        frozen: the model's lowest layers, whose output is computed once per batch if they are not trained; None for an
+            objective that does not.
 
     Args:
-        model: a loaded model of `model_kind`.
+        config: of the run.
+        loaded: the model, of `model_kind`, and its tokenizer.
         forward: runs it with perturbed weights. Its modules are patched, so `model(...)` sees them too.
-        label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
+        encoder: of `encoder_class`.
     """
 
     model_kind: ClassVar[ModelKind]
-    encoder_class: ClassVar[type[ClassificationEncoder]]
-    supports_paired_forward = False
+    encoder_class: ClassVar[type[InputEncoder]]
+    settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
+    loss_from_counts: bool = False
+    supports_paired_forward: bool = False
     frozen: FrozenLayers | None = None
 
-    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Any]) -> None:
-        self.model, self.forward, self.label_ids = model, forward, label_ids
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+        self.config, self.loaded, self.forward, self.encoder = config, loaded, forward, encoder
+        self.model: Any = loaded.model
 
-    @staticmethod
-    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Any]) -> Tensor:
-        """Return the same scores by the model's own forward, as plainly as possible: [rows, labels].
+    # --- batches ---
 
-        It is called before the model is patched. At every start the scores of two rows are checked against it.
-        """
-        raise NotImplementedError
+    def collate(self, rows: Sequence[Any]) -> Any:
+        """Return rows as a batch on the model's device. By default a `Batch`, laid out by `lay_out`."""
+        loaded = self.loaded
+        return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, self.lay_out)
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
-        """Return the arrays that `logits` reads as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
+        """Return the arrays that are read as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
 
         They are made on the host, so that a batch is copied to the device once and nothing waits for it.
         """
         return None
 
-    def logits(self, batch: Batch) -> Tensor:
-        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.
+    # --- losses ---
 
-        The second shape is asked for only where `fits_paired_forward` returned True.
+    def row_losses(self, batch: Any) -> Tensor:
+        """Return the loss of each row, of which the batch's loss is the mean.
+
+        Returns:
+            float64 (float32 on MPS), [1, rows], or [2, rows] inside `forward.perturbed` with both signs, which is asked
+            for only where `fits_paired_forward` returned True. It is differentiable under `torch.enable_grad`.
         """
         raise NotImplementedError
 
-    def vocabulary_logits(self, batch: Batch) -> Tensor | None:
-        """Return the score of every word of the vocabulary at the scored position, float32 [rows, words].
+    def counts(self, batch: Any) -> Tensor:
+        """Return what the loss of a batch follows from, float64 [1, ...] or [2, ...]; those of parts of it add up."""
+        raise NotImplementedError
 
-        The label words' columns are their scores, if each is one token. None for an objective that scores no words.
-        """
-        return None
+    def from_counts(self, counts: Tensor) -> Tensor:
+        """Return the loss that `counts` of all rows are, for each weight set: [1] or [2]."""
+        raise NotImplementedError
 
-    def fits_paired_forward(self, batch: Batch) -> bool:
+    def begin_step(self, step: int) -> None:
+        """Prepare for the losses of step number `step`; by default nothing depends on it."""
+
+    def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
-            return False
-        return batch.tokens <= self.forward.paired_tokens
+        return False
 
-    def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
-        """Return the layer that scores the labels, and its rows that do, in label order (None: all of them).
+    def outputs(self, batch: Any) -> Tensor:
+        """Return the model's outputs that the loss is computed from, differentiable: [rows, ...], float32.
 
-        A linear probe is written to these rows.
-
-        Raises:
-            UserError: when there is no such layer.
+        They show which parameters the loss depends on, and are compared with `plain_outputs` at every start.
         """
-        raise UserError(f"init=linear_probe: {type(self).__name__} has no output layer for a probe")
+        raise NotImplementedError
+
+    @classmethod
+    def plain_outputs(cls, model: Any, batch: Any, encoder: InputEncoder) -> Tensor:
+        """Return the same outputs by the model's own forward, as plainly as possible.
+
+        It is called before the model is patched, with a batch of padded rows.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def check_rows(cls, encoder: InputEncoder) -> list[Any]:
+        """Return two short rows, on which `outputs` is compared with `plain_outputs`."""
+        columns = encoder.task.columns
+        return encoder.encode_all([Example((text,) * len(columns), 0) for text in ("a", "a a a")])
+
+    # --- evaluations ---
+
+    def measure(self, batch: Any) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Return what an evaluation follows from, float32 or float64 [rows, values], and a record of each row.
+
+        A record has what is worth keeping besides the values, such as generated text; it is plain JSON.
+        """
+        return self.row_losses(batch)[0].unsqueeze(1), [{} for _ in batch.rows]
+
+    def assess(
+        self, values: Tensor, rows: Sequence[Any], records: Sequence[Mapping[str, Any]] | None = None
+    ) -> Evaluation:
+        """Return the evaluation of rows that `measure` has measured; `records` are None for those of before training.
+
+        By default the values are losses, and their mean is the only metric.
+        """
+        return Evaluation(float(values.double().mean()), {}, values, list(records or []))
+
+    def evaluate(
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+    ) -> Evaluation:
+        """Evaluate all rows, in batches of `eval_batch_size`. `report` is called with the number of rows done.
+
+        Ranks share the batches.
+        """
+        with torch.no_grad():
+            return self.assess(*measure_rows(self, rows, report, ranks))
+
+    def describe_row(self, example: Example) -> dict[str, Any]:
+        """Return what predictions.jsonl says of a row besides its record."""
+        return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
+
+    def compare_with_untrained(
+        self, before: Mapping[str, Evaluation], after: Mapping[str, Evaluation], rows: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Any]:
+        """Return further fields of summary.json: what the untrained model comes to without training.
+
+        Args:
+            before: split -> evaluation by the untrained model; `train` among them.
+            after: split -> evaluation at the best step; empty for a run without steps.
+            rows: split -> its rows.
+        """
+        return {}

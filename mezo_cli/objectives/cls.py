@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.models import SEQUENCE_CLASSIFIER
-from mezo_cli.objectives.base import Objective
+from mezo_cli.models import SEQUENCE_CLASSIFIER, LoadedModel
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import ClsEncoder
+from mezo_cli.tasks import ClsEncoder, InputEncoder
 
 
-class ClassHeadScorer(Objective):
+class ClassHeadScorer(Classification):
     """The logits of transformers' sequence-classification head.
 
     In the model families that are packed the head reads the first token of a row.
@@ -25,8 +25,9 @@ class ClassHeadScorer(Objective):
     model_kind = SEQUENCE_CLASSIFIER
     encoder_class = ClsEncoder
 
-    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[int]) -> None:
-        super().__init__(model, forward, label_ids)
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        model = loaded.model
         self._packed = pack_encoder(model, forward)
         self.supports_paired_forward = self._packed is not None
         self.frozen = None if self._packed is None else self._packed.frozen

@@ -15,24 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.models import CAUSAL_LM
+from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
-from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import LmEncoder
+from mezo_cli.tasks import InputEncoder, LmEncoder
 
 _VOCABULARY_CHUNK = 8192  # rows of the head that are perturbed and multiplied at a time; bounds the memory
 
 
-class CausalLabelScorer(Objective):
+class CausalLabelScorer(Classification):
     """The label words' log-probabilities after the prompt, without the prompt's normalizer.
 
     `label_ids` are the tokens of each label's word, in label order.
@@ -41,8 +41,9 @@ class CausalLabelScorer(Objective):
     model_kind = CAUSAL_LM
     encoder_class = LmEncoder
 
-    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[Sequence[int]]) -> None:
-        super().__init__(model, forward, label_ids)
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        model, label_ids = loaded.model, encoder.label_ids
         head = vocabulary_head(model)
         if head is None:
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")

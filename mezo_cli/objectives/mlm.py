@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.models import MASKED_LM
-from mezo_cli.objectives.base import Objective
+from mezo_cli.models import MASKED_LM, LoadedModel
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import MlmEncoder
+from mezo_cli.tasks import InputEncoder, MlmEncoder
 
 
-class MaskedLabelScorer(Objective):
+class MaskedLabelScorer(Classification):
     """The logits of the label words at the mask (paper, section 3; LM-BFF).
 
     Only the mask position goes through the head, and only the label words' rows of the decoder are computed, whether
@@ -26,8 +26,9 @@ class MaskedLabelScorer(Objective):
     model_kind = MASKED_LM
     encoder_class = MlmEncoder
 
-    def __init__(self, model: Any, forward: PerturbedForward, label_ids: Sequence[int]) -> None:
-        super().__init__(model, forward, label_ids)
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        model, label_ids = loaded.model, encoder.label_ids
         decoder = model.get_output_embeddings()
         if not isinstance(decoder, nn.Linear):
             raise UserError(f"{type(model).__name__} has no decoder over the vocabulary: objective=mlm needs one")

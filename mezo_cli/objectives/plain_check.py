@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.forward import PerturbedForward, is_plain_embedding
 from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
@@ -49,7 +48,7 @@ def check_against_plain(logits: Tensor, plain: Tensor, device: str, name: str) -
         raise UserError(f"{name} is a model family that is not supported: its scores are wrong (by {error:.2g})")
 
 
-def check_perturbed(forward: PerturbedForward, objective: Objective, batch: Batch, plain: Tensor, name: str) -> None:
+def check_perturbed(forward: PerturbedForward, objective: Objective, batch: Any, plain: Tensor, name: str) -> None:
     """Refuse a model whose patched forwards miss a use of a weight: one that its own module does not make.
 
     A weight that a module reads and another one too (an embedding in a linear layer elsewhere) is seen perturbed by the
@@ -66,14 +65,14 @@ def check_perturbed(forward: PerturbedForward, objective: Objective, batch: Batc
     """
     tensors, noise = forward.params.tensors, forward.params.noise
     try:
-        forward.select_reachable(lambda: objective.logits(batch))
+        forward.select_reachable(lambda: objective.outputs(batch))
         forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
         with forward.perturbed(Direction(0, 0), 1.0):
             paired = objective.fits_paired_forward(batch)
-            logits = objective.logits(batch) if paired else forward.forward_per_sign(lambda: objective.logits(batch))
+            logits = objective.outputs(batch) if paired else forward.forward_per_sign(lambda: objective.outputs(batch))
     finally:
         forward.params.tensors, forward.params.noise = tensors, noise
-    if not _agree(logits, plain, batch.device.type):
+    if not _agree(logits, plain, plain.device.type):
         raise UserError(
             f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
             "some weight is used outside its own module"

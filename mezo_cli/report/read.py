@@ -61,7 +61,7 @@ class Entry:
     @property
     def metric(self) -> str:
         """The metric by which the best checkpoint is chosen."""
-        return self.config.task.metric
+        return self.config.chosen_metric
 
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
@@ -161,7 +161,7 @@ def read_run(path: Path) -> Entry:
     steps = [summary.get("steps", 0)]
     if status != "finished":
         steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.metrics())]
-    scores = _scores(path / "summary.json", summary, config.task.metric)
+    scores = _scores(path / "summary.json", summary, config.chosen_metric)
     start, error, fingerprint = (info.get(name) for name in ("start", "error", "data_fingerprint"))
     return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, scores)
 

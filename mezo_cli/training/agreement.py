@@ -6,8 +6,6 @@ from mezo_cli import models
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, UserError, join
-from mezo_cli.objectives import LOSSES
-from mezo_cli.objectives.losses import find_loss
 from mezo_cli.runs import Run
 from mezo_cli.training import recovery, restore
 from mezo_cli.training.session import Session
@@ -26,7 +24,7 @@ def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | Non
 
 
 def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
-    """Check that all ranks have the same rows; and, if they share them, one each at least, and a loss that allows it.
+    """Check that all ranks have the same rows; and, if they share them, one each at least.
 
     Raises:
         UserError: when they have not.
@@ -35,12 +33,6 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
     rows = min(config.batch_size, len(splits.train))
     if ranks.split == "rows" and rows < ranks.size:
         raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
-    if ranks.split == "rows" and not find_loss(config.objective.loss).can_split_rows:
-        allowed = join(name for name in LOSSES.built_in if find_loss(name).can_split_rows)
-        raise UserError(
-            f"distributed.split=rows: objective.loss={config.objective.loss} is not put together from rows; "
-            f"allowed are {allowed}; use distributed.split=directions"
-        )
 
 
 def check_same_weights(session: Session, ranks: Ranks) -> None:

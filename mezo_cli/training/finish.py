@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor
 
 from mezo_cli import system
 from mezo_cli.config.schema import Example
 from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.objectives.comparison import compare
+from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training.comparison import ScoredRows, compare
-from mezo_cli.training.evaluation import Evaluation, label_predictions, label_tensor
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
@@ -70,14 +69,15 @@ def _summarise(
     run, optimizer, best = state.run, session.optimizer, state.best_step
     passes, probe = optimizer.count_forwards(state.step), run.info().get("probe", {})
     passes["forwards"] += probe.get("forwards", 0)
-    scores = _summarise_scores(state, rows, evaluations)
+    scores = _summarise_scores(state, session, rows, evaluations)
+    metric = state.config.chosen_metric
     grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None
     summary = {
         "steps": state.step,
         **passes,
         "seconds": round(seconds, 3),
         "verdict": verdict(state.divergence.reason is not None, best, state.step),
-        "best": {"step": best, "accuracy": scores["dev"]["accuracy"]},
+        "best": {"step": best, metric: scores["dev"][metric]},
         **scores,
         optimizer.scalar: trajectory.scalar_stats(grads),
         "peak_memory_bytes": system.peak_memory(session.loaded.device),
@@ -89,15 +89,16 @@ def _summarise(
     return summary
 
 
-def _summarise_scores(state: TrainingRun, rows: EncodedRows, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+def _summarise_scores(
+    state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
+) -> dict[str, Any]:
     """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
-    compared = _compare_with_untrained(state, rows, evaluations)
+    compared = _compare_with_untrained(state, session, rows, evaluations)
     intervals, test = compared.pop("intervals"), evaluations.get("test")
     # The scores that chose the best step: those of the same weights restored may differ in the last bits.
     dev = state.dev[state.best_step]
-    names = dict.fromkeys(("accuracy", "loss", state.config.task.metric))
     return {
-        "dev": {**{name: dev[name] for name in names}, "intervals": intervals["dev"]},
+        "dev": {**{name: dev[name] for name in evaluations["dev"].scores()}, "intervals": intervals["dev"]},
         "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
         "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
         **compared,
@@ -105,20 +106,19 @@ def _summarise_scores(state: TrainingRun, rows: EncodedRows, evaluations: Mappin
 
 
 def _compare_with_untrained(
-    state: TrainingRun, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
+    state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
 ) -> dict[str, Any]:
-    """Return what `compare` says of the best step's evaluations beside the scores before training."""
-    config = state.config
-    after = {name: evaluation.logits for name, evaluation in evaluations.items()}
-    before: Mapping[str, Tensor] = {}
+    """Return what `compare` says of the best step's evaluations beside those before training."""
+    config, objective, splits = state.config, session.objective, rows.splits()
+    before: Mapping[str, Evaluation] = {}
     if config.test_at_start:
-        before = state.untrained if config.steps else after
+        stored = state.untrained
+        before = (
+            {name: objective.assess(stored[name], splits[name]) for name in stored} if config.steps else evaluations
+        )
         if not before:
             log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
-    scored = {
-        name: ScoredRows(label_tensor(split), after[name], before.get(name)) for name, split in rows.splits().items()
-    }
-    return compare(config, scored)
+    return compare(objective, before, evaluations, splits, trained=config.steps > 0)
 
 
 def _describe_ranks(ranks: Ranks, bytes_per_step: float) -> dict[str, Any]:
@@ -131,9 +131,5 @@ def _describe_ranks(ranks: Ranks, bytes_per_step: float) -> dict[str, Any]:
 
 
 def _write_predictions(session: Session, run: Run, texts: list[Example], evaluation: Evaluation) -> None:
-    task = session.config.task
-    predictions = label_predictions(evaluation.logits, task.labels)
-    run.write_predictions(
-        {"columns": dict(zip(task.columns, row.texts, strict=True)), "label": task.labels[row.label], **prediction}
-        for row, prediction in zip(texts, predictions, strict=True)
-    )
+    describe = session.objective.describe_row
+    run.write_predictions({**describe(row), **record} for row, record in zip(texts, evaluation.records, strict=True))

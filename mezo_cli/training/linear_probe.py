@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError, join
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -55,7 +56,7 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
         UserError: when a label has no row, or a feature is not finite.
     """
     config = session.config
-    layer, label_rows = session.objective.output_layer()
+    layer, label_rows = find_output_layer(session)
     x, labels = compute_features(session, layer, rows), np.array([row.label for row in rows])
     fitted = fit(x, labels, config.task.labels, config.probe_c, intercept=layer.bias is not None)
     _write(session, layer, label_rows, fitted)
@@ -76,6 +77,17 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
     }
 
 
+def find_output_layer(session: Session) -> tuple[nn.Linear, Tensor | None]:
+    """Return the layer that the probe is written to, and its rows that score labels, in label order (None: all).
+
+    Raises:
+        UserError: when there is no such layer.
+    """
+    if not isinstance(session.objective, Classification):
+        raise UserError(f"init=linear_probe: objective={session.config.objective.name} scores no labels")
+    return session.objective.output_layer()
+
+
 @torch.no_grad()
 def compute_features(session: Session, layer: nn.Module, rows: Sequence[TokenizedExample]) -> np.ndarray:
     """Return the input of the output layer for each row, in order: [rows, width], float64."""
@@ -84,8 +96,8 @@ def compute_features(session: Session, layer: nn.Module, rows: Sequence[Tokenize
     hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     try:
         for start in range(0, len(rows), size):
-            batch = session.batch(rows[start : start + size])
-            session.objective.logits(batch)
+            batch = session.objective.collate(rows[start : start + size])
+            session.objective.outputs(batch)
             parts.append(inputs.pop().reshape(len(batch.labels), -1).cpu().double())  # MPS has no float64
     finally:
         hook.remove()

@@ -3,12 +3,13 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
-from mezo_cli.config.schema import Config, Example, Splits, TokenizedExample
+from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.ranks import current
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import Optimizer, optimizer_class
@@ -34,12 +35,12 @@ class EncodedRows:
         test: all of test, None if there is no test split; `texts` are the same as texts.
     """
 
-    train: list[TokenizedExample]
-    dev: list[TokenizedExample]
-    test: list[TokenizedExample] | None
+    train: list[Any]
+    dev: list[Any]
+    test: list[Any] | None
     texts: list[Example] | None
 
-    def splits(self) -> dict[str, list[TokenizedExample]]:
+    def splits(self) -> dict[str, list[Any]]:
         """Return name -> rows of the splits that there are."""
         return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
 
@@ -107,7 +108,7 @@ def _build_session(
     forward = PerturbedForward(loaded.model, params)
     if config.model.paired_tokens is not None:
         forward.paired_tokens = config.model.paired_tokens
-    objective = OBJECTIVES.load(config.objective.name)(loaded.model, forward, encoder.label_ids)
+    objective = OBJECTIVES.load(config.objective.name)(config, loaded, forward, encoder)
     ranks = current()
     session = Session(config, loaded, forward, objective, optimizer, encoder, ranks)
     check.compare(session)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
-from mezo_cli.training.evaluation import compute_logits, label_predictions
 from mezo_cli.training.session import Session
 
 
@@ -38,11 +37,10 @@ def predict(
     """
     task = session.config.task
     rows, cut = session.encoder.encode_to_fit(examples)
-    logits = compute_logits(session, rows, report)
-    if not bool(logits.isfinite().all()):
+    evaluation = session.objective.evaluate(rows, report, session.ranks)
+    if not evaluation.is_finite:
         raise UserError("the scores are not finite: the weights have diverged or are damaged")
-    predictions = label_predictions(logits, task.labels)
     return [
-        Prediction(dict(zip(task.columns, example.texts, strict=True)), cut=was_cut, **prediction)
-        for example, was_cut, prediction in zip(examples, cut, predictions, strict=True)
+        Prediction(dict(zip(task.columns, example.texts, strict=True)), cut=was_cut, **record)
+        for example, was_cut, record in zip(examples, cut, evaluation.records, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Check at every start that the patched model's label scores are those of its own forward, and that the data are the
+"""Check at every start that the patched model's outputs are those of its own forward, and that the data are the
 run's."""
 
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from mezo_cli import models
-from mezo_cli.config.schema import Config, Example, Splits
+from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.collate import collate
@@ -25,7 +25,7 @@ from mezo_cli.training.session import Session
 
 
 class ScoreCheck:
-    """The label scores of two short rows by the model's own forward, to compare those of the patched model with.
+    """The outputs for two short rows by the model's own forward, to compare those of the patched model with.
 
     It is made before the model is patched.
 
@@ -47,14 +47,14 @@ class ScoreCheck:
         perturbed: bool,
     ) -> None:
         self._name = _model_name(config, loaded)
-        self._rows = encoder.encode_all([Example((text,) * len(config.task.columns), 0) for text in ("a", "a a a")])
-        padded = collate(self._rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, None)
         objective, self._flipped = OBJECTIVES.load(config.objective.name), None
+        self._rows = objective.check_rows(encoder)
+        padded = collate(self._rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, None)
         with computing_in_float32(loaded.model):
-            self._plain = objective.reference_logits(loaded.model, padded, encoder.label_ids)
+            self._plain = objective.plain_outputs(loaded.model, padded, encoder)
             if perturbed:
                 with flip_weights(params):
-                    self._flipped = objective.reference_logits(loaded.model, padded, encoder.label_ids)
+                    self._flipped = objective.plain_outputs(loaded.model, padded, encoder)
 
     def compare(self, session: Session) -> None:
         """Compare the scores of the patched model, computed in float32, then switch to the run's compute dtype.
@@ -62,14 +62,15 @@ class ScoreCheck:
         Raises:
             UserError: when the scores differ, or are not finite.
         """
-        batch, loaded, forward = session.batch(self._rows), session.loaded, session.forward
-        check_against_plain(session.objective.logits(batch), self._plain, loaded.device.type, self._name)
+        loaded, forward = session.loaded, session.forward
+        batch = session.objective.collate(self._rows)
+        check_against_plain(session.objective.outputs(batch), self._plain, loaded.device.type, self._name)
         if self._flipped is not None:
             scores = torch.stack([self._flipped, self._plain])
             check_perturbed(forward, session.objective, batch, scores, self._name)
         forward.set_compute_dtype(loaded.compute_dtype)
         torch.set_float32_matmul_precision(session.config.model.matmul_precision)
-        session.objective.logits(batch)  # a model may not support this dtype
+        session.objective.outputs(batch)  # a model may not support this dtype
 
 
 @contextmanager

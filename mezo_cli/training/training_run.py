@@ -14,16 +14,17 @@ from torch import Tensor
 
 from mezo_cli import models
 from mezo_cli.config.keys import type_hints
-from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.console import ProgressReporter, progress_bar
+from mezo_cli.config.schema import Config
+from mezo_cli.console import ProgressReporter, format_score, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
+from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
-from mezo_cli.training.evaluation import Evaluation, best_step, dev_evaluations, evaluate
+from mezo_cli.training.evaluation import best_step, dev_evaluations
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
@@ -45,8 +46,8 @@ class TrainingRun:
     Attributes:
         step: steps done.
         dev: every evaluation on dev so far.
-        best_step: the step of the best of them by the task's metric; of equal scores the earliest.
-        untrained: split -> label scores before the first step, [rows, labels]; empty if they are not known.
+        best_step: the step of the best of them by the metric that the run is judged by; of equal scores the earliest.
+        untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
         divergence: whether the run has diverged.
         stop_reason: what ended the run before its last step, see `find_stop_reason`.
         summary: what the loggers get at the end; empty until the run has finished.
@@ -242,7 +243,7 @@ class TrainingRun:
             is_over = self.ranks.first_says(is_over)
         return "max_seconds" if is_over else None
 
-    def stop(self, session: Session, reason: str, rows: list[TokenizedExample], progress: ProgressReporter) -> None:
+    def stop(self, session: Session, reason: str, rows: list[Any], progress: ProgressReporter) -> None:
         """End the run before its last step: evaluate on dev if it finishes now, save the weights, record the reason.
 
         Raises:
@@ -268,7 +269,7 @@ class TrainingRun:
     # --- evaluations and checkpoints ---
 
     def evaluate_and_save(
-        self, session: Session, rows: list[TokenizedExample], progress: ProgressReporter, is_last: bool = False
+        self, session: Session, rows: list[Any], progress: ProgressReporter, is_last: bool = False
     ) -> None:
         """Evaluate on dev and save checkpoints, if they are due at the current step, or the run ends with it.
 
@@ -293,8 +294,9 @@ class TrainingRun:
             self.log_evaluation("dev", step, evaluation)
             self.divergence.add({"kind": "eval", "split": "dev", **self.dev[step]})
             self.run.sync_metrics()
-            self._loggers.log(step, {f"dev/{key}": value for key, value in evaluation.scores().items()})
-            progress.report_dev(step, evaluation.accuracy, evaluation.summary())
+            scores = evaluation.scores()
+            self._loggers.log(step, {f"dev/{key}": value for key, value in scores.items()})
+            progress.report_dev(step, format_score(config.chosen_metric, scores[config.chosen_metric]), evaluation.text)
         elif save_due:
             self._sync()
             self._save_checkpoint(session, "last")
@@ -318,13 +320,13 @@ class TrainingRun:
         if self.step or not self.config.steps or not self.config.test_at_start:
             return
         evaluations = {name: self.evaluate_best(session, name, split, console) for name, split in rows.splits().items()}
-        self.untrained = {name: evaluation.logits for name, evaluation in evaluations.items()}
+        self.untrained = {name: evaluation.values for name, evaluation in evaluations.items()}
         self.run.write_untrained({name: scores.tolist() for name, scores in self.untrained.items()})
         if "test" in evaluations and self.run.writes and not self._has_test_before:
             self.log_evaluation(TEST_BEFORE, 0, evaluations["test"])
             self.run.sync_metrics()
 
-    def evaluate_best(self, session: Session, name: str, rows: list[TokenizedExample], console: Console) -> Evaluation:
+    def evaluate_best(self, session: Session, name: str, rows: list[Any], console: Console) -> Evaluation:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
         if name == "dev" and self._latest is not None and self._latest[0] == self.best_step:
             return self._latest[1]
@@ -341,10 +343,10 @@ class TrainingRun:
     def _evaluate_or_fail(
         self,
         session: Session,
-        rows: list[TokenizedExample],
+        rows: list[Any],
         report: Callable[[int], None],
     ) -> Evaluation:
-        evaluation = evaluate(session, rows, report)
+        evaluation = session.objective.evaluate(rows, report, session.ranks)
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
         if not evaluation.is_finite:
@@ -357,9 +359,8 @@ class TrainingRun:
 
     def _add_to_dev(self, evaluation: Evaluation) -> bool:
         """Add the evaluation of the current step; return whether it is the best so far."""
-        metric = self.config.task.metric
-        is_best = not self.dev or evaluation.score > self.dev[self.best_step][metric]
-        self.dev[self.step] = evaluation.metrics()
+        self.dev[self.step] = evaluation.line()
+        is_best = best_step(self.config, self.dev) == self.step
         if is_best:
             self.best_step = self.step
         self._since_best = 0 if is_best else self._since_best + 1
@@ -367,7 +368,7 @@ class TrainingRun:
 
     def log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
         """Write the line of an evaluation."""
-        self.run.log_metrics("eval", step, split=split, **evaluation.metrics(), seconds=round(self.seconds(), 3))
+        self.run.log_metrics("eval", step, split=split, **evaluation.line(), seconds=round(self.seconds(), 3))
 
     def _save_checkpoint(self, session: Session, name: str) -> None:
         def write(folder: Path) -> None:

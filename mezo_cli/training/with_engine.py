@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.training.session import Session
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
@@ -32,7 +33,7 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
     from mezo_cli.engine.engine import Engine
 
     longest = max(len(row.input_ids) for split in splits for row in split)
-    engine = Engine(config, longest + max(map(len, session.objective.label_ids)) - 1)
+    engine = Engine(config, longest + max(map(len, session.encoder.label_ids)) - 1)
     try:
         attach(engine, session, splits[0])
         del session  # as above
@@ -43,5 +44,6 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
 
 def attach(engine: "Engine", session: Session, rows: Sequence[TokenizedExample]) -> None:
     """Let a running engine compute a session's scores, with the session's weights."""
-    batch = session.batch(rows[:CHECKED_ROWS])
-    session.objective = engine.objective(session.loaded, session.forward, session.objective, batch)
+    own = session.objective
+    assert isinstance(own, Classification)  # the only family that an engine takes over (config/rules.py)
+    session.objective = engine.objective(session.loaded, session.forward, own, own.collate(rows[:CHECKED_ROWS]))

@@ -9,7 +9,8 @@ adapters in its queries and values. `replay` is one step of `mezo replay`, timed
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 from mezo_cli import system
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.adapters.lora import LoraConfig
-from mezo_cli.config.schema import ModelConfig, TokenizedExample
+from mezo_cli.config.schema import Config, ModelConfig, ObjectiveConfig, TokenizedExample
 from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.mlm import MaskedLabelScorer
@@ -118,7 +119,9 @@ class Ours:
         self.count = 0
         self.forward = PerturbedForward(model, Params(model, make_noise(noise)))
         self.forward.compute_dtype = dtype
-        self.objective = MaskedLabelScorer(model, self.forward, LABELS)
+        loaded = LoadedModel(model, None, MASKED_LM, model.device, dtype)
+        config, encoder = Config(objective=ObjectiveConfig(name="mlm")), SimpleNamespace(label_ids=LABELS)
+        self.objective = MaskedLabelScorer(config, loaded, self.forward, cast("Any", encoder))
         self.batch, one_row = (
             collate(rows, 1, batch.device, False, self.objective.lay_out) for rows in (batch.rows, batch.rows[:1])
         )

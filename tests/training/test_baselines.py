@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from mezo_cli.training.baselines import best_threshold, fit_bias, remove_bias
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from mezo_cli.training.comparison import ScoredRows, compare
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
-from mezo_cli.training.comparison import ScoredRows, compare
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from mezo_cli.training.intervals import paired_difference, percentile, resample, wilson
 
 

@@ -1,0 +1,204 @@
+"""The objectives that score labels: a loss of the scores, the metrics of a task, and baselines without training."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.config.schema import Config, Example, TokenizedExample
+from mezo_cli.errors import UserError
+from mezo_cli.models import LoadedModel
+from mezo_cli.objectives import comparison
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.baselines import remove_bias
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.intervals import Score
+from mezo_cli.objectives.losses import count_predictions, find_loss
+from mezo_cli.objectives.metrics import find_metric
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks import InputEncoder
+
+
+class Classification(Objective):
+    """Scores labels. A subclass defines `logits` and `reference_logits`.
+
+    Its evaluations have the accuracy, and the metric that the run is judged by if that is another one.
+
+    Attributes:
+        label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
+    """
+
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        self.label_ids: Sequence[Any] = encoder.label_ids
+        self._loss = find_loss(config.objective.loss)
+        self.loss_from_counts = self._loss.of_rows is None
+
+    # --- label scores ---
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.
+
+        The second shape is asked for only where `fits_paired_forward` returned True.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Any]) -> Tensor:
+        """Return the same scores by the model's own forward, as plainly as possible: [rows, labels].
+
+        It is called before the model is patched. At every start the scores of two rows are checked against it.
+        """
+        raise NotImplementedError
+
+    def vocabulary_logits(self, batch: Batch) -> Tensor | None:
+        """Return the score of every word of the vocabulary at the scored position, float32 [rows, words].
+
+        The label words' columns are their scores, if each is one token. None for an objective that scores no words.
+        """
+        return None
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
+        """Return the layer that scores the labels, and its rows that do, in label order (None: all of them).
+
+        A linear probe is written to these rows.
+
+        Raises:
+            UserError: when there is no such layer.
+        """
+        raise UserError(f"init=linear_probe: {type(self).__name__} has no output layer for a probe")
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return the label scores."""
+        return self.logits(batch)
+
+    @classmethod
+    def plain_outputs(cls, model: Any, batch: Batch, encoder: InputEncoder) -> Tensor:
+        """Return the label scores by the model's own forward."""
+        return cls.reference_logits(model, batch, encoder.label_ids)
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
+        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
+            return False
+        return batch.tokens <= self.forward.paired_tokens
+
+    # --- losses ---
+
+    def row_losses(self, batch: Batch) -> Tensor:
+        """Return the loss of each row: [1, rows] or [2, rows]; nan for a row with a score that is not finite."""
+        assert self._loss.of_rows is not None
+        return torch.stack(
+            [
+                torch.where(scores.isfinite().all(dim=-1), self._loss.of_rows(scores, batch.labels), math.nan)
+                for scores in self._scores(batch)
+            ]
+        )
+
+    def counts(self, batch: Batch) -> Tensor:
+        """Return the number of rows per label and prediction: [1, labels, labels] or [2, labels, labels]."""
+        return torch.stack([count_predictions(scores, batch.labels) for scores in self._scores(batch)])
+
+    def from_counts(self, counts: Tensor) -> Tensor:
+        """Return the loss that follows from the predictions: [1] or [2]."""
+        assert self._loss.of_counts is not None
+        return torch.stack([self._loss.of_counts(of_member) for of_member in counts])
+
+    def _scores(self, batch: Batch) -> Tensor:
+        logits = self.logits(batch)
+        return logits if logits.dim() == 3 else logits.unsqueeze(0)
+
+    # --- evaluations ---
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Return the label scores; what is predicted follows from them."""
+        return self.logits(batch), []
+
+    def assess(
+        self,
+        values: Tensor,
+        rows: Sequence[TokenizedExample],
+        records: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        with_loss: bool = True,
+    ) -> Evaluation:
+        """Return the evaluation that label scores, [rows, labels], are; `with_loss`: the loss gets an interval too."""
+        metric, names = self.config.chosen_metric, self.config.task.labels
+        labels, predicted = torch.tensor([row.label for row in rows]), values.argmax(dim=-1)
+        right, counts = predicted == labels, Counter(predicted.tolist())
+        # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
+        is_finite = bool(values.isfinite().all())
+        metrics = {"accuracy": float(right.double().mean())}
+        samples: dict[str, Score] = {"loss": partial(self._sample_loss, values, labels)} if with_loss else {}
+        if metric not in (*metrics, "loss"):
+            own = find_metric(metric)
+            metrics[metric] = own.compute(values.numpy(), labels.numpy())
+            samples[metric] = partial(own.compute_samples, values.numpy(), labels.numpy())
+        by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
+        loss = float(self._loss(values, labels)) if is_finite else math.nan
+        return Evaluation(
+            loss=loss,
+            metrics=metrics,
+            values=values,
+            records=label_predictions(values, names) if is_finite else [],
+            details={"predicted": by_label},
+            samples=samples,
+            right={"accuracy": right.numpy()},
+            text=_describe(loss, metrics, by_label),
+        )
+
+    def _sample_loss(self, scores: Tensor, labels: Tensor, samples: np.ndarray) -> np.ndarray:
+        """Return the loss of each sample of the rows: row numbers [samples, rows] -> [samples]."""
+        if self._loss.of_rows is not None:
+            return self._loss.of_rows(scores, labels).double().numpy()[samples].mean(axis=1)
+        return np.array([float(self._loss(scores[rows], labels[rows])) for rows in torch.from_numpy(samples)])
+
+    def describe_row(self, example: Example) -> dict[str, Any]:
+        """Return the texts of a row and its label."""
+        return {**super().describe_row(example), "label": self.config.task.labels[example.label]}
+
+    def compare_with_untrained(
+        self, before: Mapping[str, Evaluation], after: Mapping[str, Evaluation], rows: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Any]:
+        """Return `baselines`: what the untrained scores give when the bias between the labels is removed.
+
+        Each has `train_rows`, `bias`, and the scores of dev and test with this bias removed; `difference` is what
+        training has beyond that, on the same rows.
+        """
+        baselines: dict[str, Any] = {}
+        labels = np.array([row.label for row in rows["train"]])
+        for name, bias in remove_bias(before["train"].values.numpy(), labels).items():
+            baselines[name] = {"train_rows": len(labels), "bias": bias.tolist()}
+            for split in before:
+                if split == "train":
+                    continue
+                moved = before[split].values.double() + torch.from_numpy(bias)
+                judged = comparison.judge(self.assess(moved, rows[split], with_loss=False))
+                baselines[name][split] = judged.summary()
+                if split in after:
+                    baselines[name][split]["difference"] = comparison.judge(after[split]).minus(judged)
+        return {"baselines": baselines}
+
+
+def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return `{"predicted": label, "probabilities": {label: float}}` for each row of label scores [rows, labels].
+
+    Probabilities are the softmax of the scores over the labels, in float64.
+    """
+    return [
+        {"predicted": labels[index], "probabilities": dict(zip(labels, row, strict=True))}
+        for index, row in zip(logits.argmax(dim=-1).tolist(), logits.double().softmax(dim=-1).tolist(), strict=True)
+    ]
+
+
+def _describe(loss: float, metrics: Mapping[str, float], predicted: Mapping[str, int]) -> str:
+    total = sum(predicted.values())
+    fractions = ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in predicted.items())
+    others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
+    return f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}"
