@@ -10,7 +10,6 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.optim import optimizer_class
-from mezo_cli.training import evaluation
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.load import load_session
 from tests import tiny
@@ -104,7 +103,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
             with hosts.setdefault("probe", HostWaits(read)):
                 fit_output_layer(session, rows)
         with hosts.setdefault("evaluation", HostWaits(read)):
-            evaluation.compute_logits(session, rows)
+            session.objective.evaluate(rows)
     return hosts
 
 

@@ -46,7 +46,7 @@ def test_a_pipe_has_plain_lines_that_are_never_wrapped() -> None:
     with console_logging(console), progress_reporter(console, 40, 0) as progress:
         for step in range(1, 41):
             progress.report_step(step, 0.5)
-        progress.report_dev(40, 0.75, "accuracy  75.0%" + " x" * 100)
+        progress.report_dev(40, "75.0%", "accuracy  75.0%" + " x" * 100)
     lines = file.getvalue().splitlines()
     assert len(lines) == 21
     assert re.fullmatch(r"step  2/40  loss 0\.5000  \S+ steps/s  \S+ s left", lines[0])
@@ -85,7 +85,7 @@ def test_ci_and_no_color_are_heeded(
         with console_logging(console), progress_reporter(console, 40, 0) as progress:
             for step in range(1, 41):
                 progress.report_step(step, 0.5)
-            progress.report_dev(40, 0.75, "accuracy  75.0%")
+            progress.report_dev(40, "75.0%", "accuracy  75.0%")
         seen = terminal.getvalue()
         assert console.is_terminal == live
         assert ("\x1b[?25l" in seen) == live  # the cursor is hidden while a bar is drawn

@@ -169,7 +169,7 @@ def test_a_loss_and_a_metric(plugins: Path, tmp_path: Path) -> None:
 def test_a_model_family(plugins: Path, tmp_path: Path) -> None:
     ours = ready(family(tmp_path, SERVED["electra"]), "objective=mlm")  # the start has compared its scores
     assert find_encoder_family(ours.loaded.model) is not None
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert ours.objective.fits_paired_forward(batch)
     with torch.no_grad():
         assert ours.objective.logits(batch).isfinite().all()

@@ -132,11 +132,12 @@ def _read(run: Run, folder: Path) -> Listed:
     except UserError as error:
         return Listed(name, settings, {"run": str(run.path), "status": "damaged", "problem": one_line(error)})
     keys = {"task": "task.name", "objective": "objective.name", "loss": "objective.loss", "optimizer": "optimizer.name"}
-    keys |= {"peft": "peft.name", "model": "model.path", "metric": "task.metric"}
+    keys |= {"peft": "peft.name", "model": "model.path"}
     record = {
         "run": str(run.path),
         "status": status,
         **{name: str(setting(settings, key)) for name, key in keys.items()},
+        "metric": _metric(info, settings),
         "seed": setting(settings, "seed"),
         "step": step,
         "steps": setting(settings, "steps"),
@@ -152,7 +153,7 @@ def _read(run: Run, folder: Path) -> Listed:
 def _progress(
     run: Run, info: Mapping[str, Any], settings: Mapping[str, Any], status: str
 ) -> tuple[int, dict[str, float | None], str | None, dict[str, Any]]:
-    """Return the steps done, `dev` and `test` in the task's metric, why the run failed, the summary.
+    """Return the steps done, `dev` and `test` in the metric that picks the best checkpoint, why the run failed, the summary.
 
     The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
     is the best so far.
@@ -160,7 +161,7 @@ def _progress(
     Raises:
         UserError: when the run is damaged.
     """
-    metric = str(setting(settings, "task.metric"))
+    metric = _metric(info, settings)
     steps = int(setting(settings, "steps"))
     if status == "finished":
         summary = run.read_summary()
@@ -174,6 +175,11 @@ def _progress(
     dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
     step = max((line["step"] for line in lines), default=0)
     return max(step, done), {"dev": max(dev, default=None), "test": None}, problem, {"verdict": info.get("verdict")}
+
+
+def _metric(info: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return the metric that picks the best checkpoint; run.json of earlier versions does not say it."""
+    return str(info.get("metric") or setting(settings, "task.metric") or "accuracy")
 
 
 def _is_replayable(optimizer: str) -> bool:

@@ -18,11 +18,11 @@ class BatchLoss:
     Args:
         objective: computes losses of rows, or counts.
         batches: the batch, or its micro-batches: one forward each.
-        rows: the number of rows of the whole batch.
         ranks: those that share its rows, of which `batches` are this rank's; None if this process has all of them.
+        rows: the number of rows of the whole batch, for ranks.
     """
 
-    def __init__(self, objective: Objective, batches: Sequence[Any], rows: int, ranks: Ranks | None = None) -> None:
+    def __init__(self, objective: Objective, batches: Sequence[Any], ranks: Ranks | None = None, rows: int = 0) -> None:
         self._objective, self._batches, self._rows, self._ranks = objective, batches, rows, ranks
 
     def __call__(self) -> Tensor:

@@ -122,6 +122,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
         prompt=session.encoder.decode(rows.train[0]),
         scored_by=session.encoder.scored_by,
         label_words=session.encoder.label_words,
+        metric=session.config.chosen_metric,
     )
     if is_new:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)

@@ -53,7 +53,7 @@ class Session:
         """
         ranks = self.ranks if self.ranks is not None and self.ranks.split == "rows" else None
         own = rows if ranks is None else ranks.own(rows)
-        return BatchLoss(self.objective, self.micro_batches(own), len(rows), ranks)
+        return BatchLoss(self.objective, self.micro_batches(own), ranks, len(rows))
 
     def micro_batches(self, rows: Sequence[Any]) -> list[Any]:
         """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""

@@ -3,7 +3,6 @@
 import json
 import shutil
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, MASKED_LM
 from mezo_cli.models.parameter_names import format_names
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def scores(session: Session) -> torch.Tensor:
-    return session.objective.logits(session.batch(session.encoder.encode_all(SENTENCES)))
+    return session.objective.logits(session.objective.collate(session.encoder.encode_all(SENTENCES)))
 
 
 def perturb_in_place(session: Session, c: float) -> None:
@@ -74,7 +74,7 @@ def test_only_the_adapter_is_perturbed_and_trained(
     words = [f"peft={kind}", f"objective={objective}", f"optimizer.noise={noise}", f"model.compute_dtype={dtype}"]
     words += ["optimizer.lr=1e-2", "optimizer.weight_decay=0.1", "optimizer.eps=0.1", "task=sst2"]
     ours, moved = (ready(request.getfixturevalue(family), *words) for _ in range(2))
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
     with torch.no_grad():
         here = scores(ours)
@@ -91,7 +91,7 @@ def test_only_the_adapter_is_perturbed_and_trained(
         torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5 if dtype == "float32" else 0.05)
         before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
         for step in range(3):
-            ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
+            ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), step)
     changed = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
     assert changed == set(ours.params.tensors)
     assert 0 < len(changed) < len(before)
@@ -226,7 +226,7 @@ def test_an_interrupted_run_ends_bitwise_identical(
 def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
     base = request.getfixturevalue(family)
     ours = ready(base, f"peft={kind}", f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with torch.no_grad():
         before = scores(ours)
         perturb_in_place(ours, 0.3)

@@ -90,7 +90,7 @@ def with_bias(model: Path, change: float) -> tuple[Session, list]:
 def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Path) -> None:
     model = tiny.roberta(tmp_path / "m") if kind == "mlm" else tiny.decoder(tmp_path / "m")
     session = load(model, f"objective={kind}")[0]
-    batch = session.batch(session.encoder.encode_all([Example(("good",), 0), Example(("it was bad",), 1)]))
+    batch = session.objective.collate(session.encoder.encode_all([Example(("good",), 0), Example(("it was bad",), 1)]))
     with torch.no_grad():
         own, every = session.objective.logits(batch), session.objective.vocabulary_logits(batch)
     assert every is not None

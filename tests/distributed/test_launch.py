@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.config.schema import Config, Example, ObjectiveConfig, Splits
+from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.launch import read_launch
 from mezo_cli.distributed.split import split_part, split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import LOSSES
 from mezo_cli.training.agreement import check_rows
 from tests.command_line import error_line, mezo
 
@@ -80,13 +79,10 @@ def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypat
     assert waited == [10.0, 10.0]
 
 
-def test_a_loss_that_is_not_known_by_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES.targets, "own", "torch.nn.functional:cross_entropy")  # a plain function is no mean
-    ranks: Any = SimpleNamespace(split="rows", size=2, check_same=lambda what, text: None)
+def test_fewer_rows_than_ranks_are_refused() -> None:
+    ranks: Any = SimpleNamespace(split="rows", size=4, check_same=lambda what, text: None)
     rows = Splits([Example(("a",), 0)] * 4, [], None)
-    check_rows(Config(objective=ObjectiveConfig("mlm", "f1")), rows, ranks)
-    with pytest.raises(UserError, match="own is not put together from rows"):
-        check_rows(Config(objective=ObjectiveConfig("mlm", "own")), rows, ranks)
+    check_rows(Config(), rows, ranks)
     ranks.size = 5
     with pytest.raises(UserError, match="a step has 4 rows, fewer than 5 ranks"):
         check_rows(Config(), rows, ranks)

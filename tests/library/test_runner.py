@@ -13,6 +13,7 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 from tests.command_line import small
@@ -35,15 +36,15 @@ def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_pat
     model, encoder = loaded.model, runner.encoder
     optimizer = MezoOptimizer(model, lr=1e-2, eps=config.optimizer.eps, seed=config.seed)
     if own:
-        objective = OBJECTIVES.load("mlm")(model, optimizer.forward, encoder.label_ids)
+        objective = OBJECTIVES.load("mlm")(config, loaded, optimizer.forward, encoder)
         session = Session(config, loaded, optimizer.forward, objective, runner.optimizer, encoder)
     for step in range(STEPS):
         chosen = [rows[i] for i in sampler.batch(step)]
         with torch.no_grad():
             expected = runner.step(chosen, step)
         if own:
-            batch = session.batch(chosen)
-            loss = optimizer.step(lambda batch=batch: session.loss(batch), paired=True)  # type: ignore[misc]
+            batch = session.objective.collate(chosen)
+            loss = optimizer.step(lambda batch=batch: BatchLoss(session.objective, [batch])(), paired=True)  # type: ignore[misc]
             assert loss == expected.loss
             assert optimizer.result is not None
             assert optimizer.result.projected_grads == expected.projected_grads

@@ -57,7 +57,7 @@ def change_json(file: Path, **values: Any) -> None:
 def logits(folder: Path, rows: Any = SENTENCES) -> torch.Tensor:
     session = ready(folder, "model.device=cpu")
     with torch.no_grad():
-        return session.objective.logits(session.batch(session.encoder.encode_all(rows)))
+        return session.objective.logits(session.objective.collate(session.encoder.encode_all(rows)))
 
 
 # --- heads ---
@@ -381,7 +381,7 @@ def test_a_family_gives_its_own_scores_also_with_perturbed_weights(name: str, tm
     folder = family(tmp_path, SERVED[name])
     ours = ready(folder, "task=rte", "model.device=cpu")
     stock = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    batch = ours.batch(ours.encoder.encode_all(PAIRS))
+    batch = ours.objective.collate(ours.encoder.encode_all(PAIRS))
     z = Direction(3, 11)
     dead = ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     assert dead == (["roformer.encoder.embed_positions.weight"] if name == "roformer" else [])  # fixed sines
@@ -415,7 +415,7 @@ def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) 
 
 def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
     ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert not batch.inputs()["attention_mask"].bool().all()
     packing.use_packed_attention(stock)
     with torch.no_grad():

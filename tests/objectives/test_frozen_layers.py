@@ -14,8 +14,8 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.evaluation import compute_logits
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
@@ -94,9 +94,9 @@ def counted(session: Session) -> Iterator[list[int]]:
 def losses_of(session: Session, rows: list[Any], steps: int = 3) -> torch.Tensor:
     results = []
     for step in range(steps):
-        batch = session.batch([rows[i] for i in (step, step + 2, step + 3)])
+        batch = session.objective.collate([rows[i] for i in (step, step + 2, step + 3)])
         with session.forward.perturbed(Direction(7, step), 1e-2):
-            results.append(session.loss(batch))
+            results.append(BatchLoss(session.objective, [batch])())
     return torch.stack(results)
 
 
@@ -122,7 +122,9 @@ def test_frozen_layers_run_once_per_batch_with_the_same_losses(case: tuple[str, 
     assert (found[:, 0] != found[:, 1]).all()
     assert sum(all_of_it) == (2 if CASES[case] else 1) * sum(ours)
     with torch.no_grad():
-        torch.testing.assert_close(compute_logits(session, rows), compute_logits(plain, rows), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            session.objective.evaluate(rows).values, plain.objective.evaluate(rows).values, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.sample(1)
@@ -139,15 +141,15 @@ def test_kept_rows_are_computed_once_and_in_the_same_bits_whatever_came_before(
         first = losses_of(session, rows)
         assert len(tokens) == 2  # groups of four rows and of two
         with torch.no_grad():
-            scores = compute_logits(session, rows)
+            scores = session.objective.evaluate(rows).values
         again = losses_of(session, rows)
         assert len(tokens) == 2
     assert kept_bytes(session) == size
     torch.testing.assert_close(first, losses_of(plain, rows), rtol=1e-6, atol=0)
     assert torch.equal(first, again)
     with torch.no_grad():
-        resumed.loss(resumed.batch(same_rows[2:4]))  # another batch comes first
-        assert torch.equal(compute_logits(resumed, same_rows), scores)
+        BatchLoss(resumed.objective, [resumed.objective.collate(same_rows[2:4])])()  # another batch comes first
+        assert torch.equal(resumed.objective.evaluate(same_rows).values, scores)
     assert torch.equal(losses_of(resumed, same_rows), first)
 
 
@@ -175,11 +177,13 @@ def test_micro_batches_share_the_frozen_layers_between_signs(
 ) -> None:
     session, rows = lora
     monkeypatch.setattr(type(session.objective), "fits_paired_forward", lambda self, batch: False)
-    batches = [session.batch(rows[:2]), session.batch(rows[2:])]
+    batches = [session.objective.collate(rows[:2]), session.objective.collate(rows[2:])]
     with counted(session) as tokens, session.forward.perturbed(Direction(7, 0), 1e-2):
-        losses = session.loss(*batches)
+        losses = BatchLoss(session.objective, batches)()
         assert len(tokens) == 2
-        torch.testing.assert_close(losses, session.loss(session.batch(rows)), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            losses, BatchLoss(session.objective, [session.objective.collate(rows)])(), rtol=1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize("peft", ["lora", "bias"])

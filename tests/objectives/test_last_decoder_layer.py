@@ -10,6 +10,7 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import DECODER_FAMILIES
 from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
@@ -32,7 +33,7 @@ def session_of(folder: Path, family: str, peft: str, words: str, **shape: Any) -
 
 def losses_of(session: Session, batch: Batch) -> torch.Tensor:
     with torch.no_grad(), session.forward.perturbed(Direction(3, 11), 1e-2):
-        return session.loss(batch)
+        return BatchLoss(session.objective, [batch])()
 
 
 def mlp_tokens(session: Session) -> list[int]:
@@ -58,7 +59,7 @@ def test_only_read_positions_are_computed_with_the_same_losses(
     session = session_of(tmp_path, family, peft, words, **shape)
     rows = session.encoder.encode_all(SENTENCES)
     session.exclude_unreachable(rows[0])
-    batch, tokens = session.batch(rows), mlp_tokens(session)
+    batch, tokens = session.objective.collate(rows), mlp_tokens(session)
     found = losses_of(session, batch)
     assert tokens == [2 * batch.layout["scored_positions"].numel()]
     inputs = packed_decoder.packed_inputs
@@ -68,7 +69,7 @@ def test_only_read_positions_are_computed_with_the_same_losses(
         return {**made, "packed_layout": replace(made["packed_layout"], read=None)}
 
     monkeypatch.setattr(packed_decoder, "packed_inputs", reading_all)
-    other = session.batch(rows)
+    other = session.objective.collate(rows)
     expected = losses_of(session, other)
     assert tokens[1:] == [2 * len(batch.layout["rows"])]
     assert found[0] != found[1]

@@ -16,6 +16,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.collate import to_device
 from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.perturb.noise import Direction
@@ -82,7 +83,7 @@ def by_hand(folder: Path, prompts: list[str], follows: list[str], stock: Any = N
 
 def scores(ours: Session, rows: list[Example]) -> torch.Tensor:
     with torch.no_grad():
-        return ours.objective.logits(ours.batch(ours.encoder.encode_all(rows)))
+        return ours.objective.logits(ours.objective.collate(ours.encoder.encode_all(rows)))
 
 
 def same(ours: torch.Tensor, full: torch.Tensor, **close: float) -> None:
@@ -110,7 +111,7 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, words: str, task: s
 def test_loss_and_gradient_are_those_of_full_log_probabilities(gpt2: Path) -> None:
     """The prompt's normalizer cancels in cross-entropy over the labels, in the loss and in its gradient."""
     ours, words = ready(gpt2, label_words(WORDS["mixed"])), WORDS["mixed"]
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     stock = AutoModelForCausalLM.from_pretrained(gpt2).eval()
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
     full = F.cross_entropy(by_hand(gpt2, prompts, [f" {word}" for word in words], stock), batch.labels)
@@ -127,7 +128,7 @@ def test_loss_and_gradient_are_those_of_full_log_probabilities(gpt2: Path) -> No
 
 def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) -> None:
     ours = ready(gpt2)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     seen: list[Any] = []
     ours.loaded.model.transformer.h[0].mlp.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
     ours.loaded.model.lm_head.register_forward_hook(lambda m, args, out: seen.append(out.shape))
@@ -288,7 +289,7 @@ def test_adapters_on_every_family(kind: str, words: str, task: str, peft: str, h
             ready(family, "peft=bias")
         return
     ours = ready(family, f"peft={peft}", "optimizer.eps=0.1", "optimizer.lr=0.1", "task=sst2")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == []
     before = {name: p.detach().clone() for name, p in ours.loaded.model.named_parameters()}
     with torch.no_grad(), ours.forward.perturbed(Direction(5, 3), 0.1):
@@ -296,6 +297,6 @@ def test_adapters_on_every_family(kind: str, words: str, task: str, peft: str, h
         assert (both[0] - both[1]).abs().max() > 1e-3
         if ours.objective.fits_paired_forward(batch):
             torch.testing.assert_close(ours.objective.logits(batch), both, rtol=1e-4, atol=1e-5)
-    ours.optimizer.step(ours.forward, lambda: ours.loss(batch), 0)
+    ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), 0)
     moved = {name for name, p in ours.loaded.model.named_parameters() if not torch.equal(before[name], p)}
     assert moved == set(ours.params.tensors)

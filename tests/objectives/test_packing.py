@@ -10,6 +10,7 @@ from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_encoder
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.perturb.noise import Direction
 from tests.models.test_loading import SERVED, SHAPE, family
@@ -28,7 +29,7 @@ BUILT = {"roberta": ("Roberta", SHAPE), "camembert": ("Camembert", SHAPE), **SER
 def test_packed_equals_padded(objective: str, kind: str, rows: str, request: Any) -> None:
     folder = request.getfixturevalue(kind)
     ours = ready(folder, f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(ROWS[rows]))
+    batch = ours.objective.collate(ours.encoder.encode_all(ROWS[rows]))
     with torch.no_grad():
         expected = ours.objective.reference_logits(stock_of(ours, folder), batch, ours.encoder.label_ids)
         torch.testing.assert_close(ours.objective.logits(batch), expected, rtol=1e-4, atol=1e-5)
@@ -40,7 +41,7 @@ def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
 ) -> None:
     folder = family(tmp_path, BUILT[name])
     ours = ready(folder, f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     assert ours.objective.fits_paired_forward(batch)
     stock, z = stock_of(ours, folder), Direction(3, 11)
@@ -62,7 +63,7 @@ def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
 @pytest.mark.parametrize("kind", ["roberta", "bert"])
 def test_only_real_tokens_are_computed(objective: str, kind: str, request: Any) -> None:
     ours = ready(request.getfixturevalue(kind), f"objective={objective}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     seen: list[tuple[str, int]] = []
     layers = ours.loaded.model.base_model.encoder.layer
     for name, module in (("first", layers[0].intermediate.dense), ("last", layers[-1].intermediate.dense)):
@@ -76,14 +77,14 @@ def test_only_real_tokens_are_computed(objective: str, kind: str, request: Any) 
 def test_a_classification_head_of_another_family_takes_padded_batches(tmp_path: Path) -> None:
     folder = family(tmp_path, SERVED["distilbert"])
     ours = ready(folder, "objective=cls")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert find_encoder_family(ours.loaded.model) is None
     assert not ours.objective.fits_paired_forward(batch)
     with torch.no_grad():
         want = stock_of(ours, folder)(**batch.inputs()).logits
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-6)
         with ours.forward.perturbed(Direction(3, 11), 0.05):
-            assert ours.loss(batch).shape == (2,)
+            assert BatchLoss(ours.objective, [batch])().shape == (2,)
 
 
 def test_a_head_that_reads_another_token_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_the_layer_over_the_labels_is_computed_in_float32(
     monkeypatch.setenv("MEZO_EAGER", "1")
     words = [f"model.path={roberta}", "model.name=tiny", "objective=cls", f"peft={peft}"]
     session = load_session(build_config([*words, "model.compute_dtype=bfloat16", "data=demo", "steps=3"]))
-    batch = session.batch(session.encoder.encode_all(ROWS))
+    batch = session.objective.collate(session.encoder.encode_all(ROWS))
     layer, _ = session.objective.output_layer()
     seen: list[Any] = []
     layer.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))

@@ -10,6 +10,7 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packing
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
@@ -21,7 +22,7 @@ METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.load(name).needs_ba
 def tuned(model: Path, *words: str) -> Session:
     session = ready(model, *words)
     rows = session.encoder.encode_all(SENTENCES)
-    session.forward.select_reachable(lambda: session.objective.logits(session.batch(rows[:1])))
+    session.forward.select_reachable(lambda: session.objective.logits(session.objective.collate(rows[:1])))
     return session
 
 
@@ -53,7 +54,7 @@ def test_it_is_the_stock_model_under_torchs_own_optimizer_in_float64(
     ours = tuned(folder, f"optimizer={name}", f"optimizer.max_grad_norm={limit}", *common, *words)
     stock = AutoModelForMaskedLM.from_pretrained(folder).double().eval()
     torchs = make(stock.parameters(), lr=1e-3, weight_decay=0.1)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     for step, result in enumerate(steps(ours, 10)):
         loss = torch.nn.functional.cross_entropy(full_logits(stock, batch, ours.encoder.label_ids), batch.labels)
         torchs.zero_grad()
@@ -103,7 +104,7 @@ def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(objective: s
     assert first.loss != second.loss
     assert [r.scalars() for r in steps(ours, 2)] == [first.scalars(), second.scalars()]
     assert steps(tuned(roberta, *still, "seed=7"), 1)[0].loss != first.loss
-    plain = ours.loss(ours.batch(ours.encoder.encode_all(SENTENCES))).item()
+    plain = BatchLoss(ours.objective, [ours.objective.collate(ours.encoder.encode_all(SENTENCES))])().item()
     none = tuned(roberta, *still, "optimizer.dropout=0")
     assert steps(none, 1)[0].loss == pytest.approx(plain, abs=1e-6)
     more = tuned(roberta, *still, "optimizer.dropout=0.5")

@@ -11,6 +11,7 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -84,14 +85,14 @@ def test_a_hundred_steps_agree_with_the_reference(
     )
     stock = AutoModelForMaskedLM.from_pretrained(folder)
     theirs = Reference(stock, lr=lr, eps=eps, weight_decay=weight_decay, seed=7)
-    batch = ours.batch(ours.encoder.encode_all(rows))
+    batch = ours.objective.collate(ours.encoder.encode_all(rows))
     # transformers gives an untied decoder its own bias, and the head's then serves nothing
     dead = [] if decoder == "tied" else ["lm_head.bias"]
     assert ours.forward.select_reachable(lambda: ours.objective.logits(batch)) == dead
     moved = 0
     with torch.no_grad():
         for step in range(100):
-            result = ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
+            result = ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), step)
             plus, minus = theirs.step(partial(reference_loss, loss, batch, ours.encoder.label_ids))
             assert result.loss_plus == pytest.approx(plus, abs=1e-5), step
             assert result.loss_minus == pytest.approx(minus, abs=1e-5), step
@@ -102,12 +103,12 @@ def test_a_hundred_steps_agree_with_the_reference(
 def test_the_projected_gradient_is_the_slope_along_z(roberta: Path) -> None:
     """For small eps, g is the directional derivative, which backpropagation gives exactly."""
     ours = ready(roberta, "optimizer.eps=1e-3", "optimizer.lr=0")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     F.cross_entropy(ours.objective.logits(batch), batch.labels).backward()
     with torch.no_grad():
         for step in range(5):
-            result = ours.optimizer.step(ours.forward, partial(ours.loss, batch), step)
+            result = ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), step)
             slope = 0.0
             for name, p in ours.params.tensors.items():
                 z = ours.params.noise.z(Direction(42, step), name, p.shape, "cpu").view(p.shape)

@@ -61,7 +61,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
     if model not in _READY:
         loaded = ready(model)
         rows = loaded.encoder.encode_all(SENTENCES[:2])
-        loaded.forward.select_reachable(lambda: loaded.objective.logits(loaded.batch(rows)))
+        loaded.forward.select_reachable(lambda: loaded.objective.logits(loaded.objective.collate(rows)))
         some = {
             n: p for n, p in loaded.params.tensors.items() if "word_embeddings" in n or "layer.1.attention.self" in n
         }

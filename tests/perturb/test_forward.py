@@ -29,7 +29,7 @@ def perturb_in_place(stock: nn.Module, params: Params, c: float) -> None:
 
 def test_theta_keeps_its_bits(roberta: Path) -> None:
     ours = ready(roberta)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     before = {name: p.clone() for name, p in ours.params.tensors.items()}
     with torch.no_grad(), ours.forward.perturbed(Z, 10.0, signs=(1,)):
         ours.objective.logits(batch)
@@ -52,7 +52,7 @@ def test_parameters_that_cannot_reach_the_loss_are_not_selected(tmp_path: Path, 
     model.add_module("unused_head", nn.Linear(32, 7))
     ours = ready(bert)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     unreachable = forward.select_reachable(lambda: model(**batch.inputs()).logits)
     assert unreachable == ["unused_head.weight", "unused_head.bias"]
     assert "cls.predictions.bias" in forward.params.tensors
@@ -125,7 +125,7 @@ def test_weights_read_outside_their_module_are_perturbed(noise: str) -> None:
 
 def test_bfloat16_rounds_the_perturbed_weights_and_keeps_theta_in_float32(roberta: Path) -> None:
     exact, rounded = ready(roberta), ready(roberta, "model.compute_dtype=bfloat16")
-    batch = exact.batch(exact.encoder.encode_all(SENTENCES))
+    batch = exact.objective.collate(exact.encoder.encode_all(SENTENCES))
     with torch.no_grad(), exact.forward.perturbed(Z, 0.01, signs=(1,)), rounded.forward.perturbed(Z, 0.01, signs=(1,)):
         a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
     assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
@@ -134,7 +134,7 @@ def test_bfloat16_rounds_the_perturbed_weights_and_keeps_theta_in_float32(robert
 
 def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> None:
     ours = ready(untied)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     layer = ours.loaded.model.roberta.encoder.layer[0]
     largest = max(layer.intermediate.dense, layer.output.dense, key=lambda module: module.weight.numel())
@@ -152,7 +152,7 @@ def test_the_scratch_buffer_is_as_large_as_the_largest_module(untied: Path) -> N
 def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtype: str, roberta: Path) -> None:
     """As on a GPU, where a call per layer is made instead of one per module."""
     ours = ready(roberta, f"model.compute_dtype={dtype}", f"peft={peft}")
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     found, calls = [], []
     for elements in (0, 1 << 25):
@@ -174,7 +174,7 @@ def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtyp
 
 def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refused(roberta: Path) -> None:
     ours = ready(roberta)
-    batch = ours.batch(ours.encoder.encode_all(SENTENCES))
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with ours.forward.perturbed(Z, 0.05), pytest.raises(RuntimeError, match="both signs"):
         ours.loaded.model(**batch.inputs())
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from mezo_cli.training.comparison import ScoredRows, compare
 
-from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.objectives.comparison import compare
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
+from tests.optim.test_mezo import ready
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -27,12 +28,21 @@ def flat(run: Path) -> list[tuple[str, str]]:
     return [(line["kind"], line.get("split", line["step"])) for line in Run(run).metrics()]
 
 
-def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline() -> None:
+def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline(roberta: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(400) % 2
     clean = torch.randn(400, 2, generator=generator) + 1.5 * torch.eye(2)[labels]
-    rows = ScoredRows(labels, clean, clean + torch.tensor([0.0, 4.0]))
-    found = compare(build_config(["task=sst2"]), {"train": rows, "dev": rows})
+    objective = ready(roberta, "task=sst2").objective
+    rows = [TokenizedExample([0], [0], 0, label) for label in labels.tolist()]
+    after, before = objective.assess(clean, rows), objective.assess(clean + torch.tensor([0.0, 4.0]), rows)
+    splits = ("train", "dev")
+    found = compare(
+        objective,
+        dict.fromkeys(splits, before),
+        dict.fromkeys(splits, after),
+        dict.fromkeys(splits, rows),
+        trained=True,
+    )
     low, _ = found["difference"]["dev"]["intervals"]["accuracy"]
     assert low > 0.2  # a great gain, as it seems
     for baseline in found["baselines"].values():

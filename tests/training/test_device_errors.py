@@ -125,7 +125,7 @@ def test_other_errors_stay_as_they_are(
 def test_a_loss_that_is_not_finite_is_on_the_device_of_the_logits(roberta: Path) -> None:
     """Or the other sign's loss, which is finite, could not be stacked with it on a GPU."""
     session = ready(roberta, "model.device=cpu")
-    batch = session.batch(session.encoder.encode_all([Example(("a",), 0)]))
+    batch = session.objective.collate(session.encoder.encode_all([Example(("a",), 0)]))
     with torch.device("meta"):  # a tensor made with no device lands elsewhere, as on a machine with a GPU
         loss = session._loss(torch.tensor([[float("nan"), 0.0]], device="cpu"), batch.labels)
     assert loss.device.type == "cpu"

@@ -9,7 +9,7 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.training import evaluation
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.training.evaluation import best_step
 from mezo_cli.training.load import load_session
 
@@ -24,14 +24,14 @@ def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:
         TokenizedExample([0, *rng.integers(5, 80, size=n).tolist(), 4, 2], [0] * (n + 3), n + 1, n % 2)
         for n in range(3, 24)
     ]
-    whole = evaluation.evaluate(session, rows)
+    whole = session.objective.evaluate(rows)
     for size in (1, 4, 100):
-        session.config = build_config([f"model.path={roberta}", "data=demo", f"eval_batch_size={size}"])
-        seen = evaluation.evaluate(session, rows)
-        assert seen.predicted == whole.predicted
+        session.objective.config = build_config([f"model.path={roberta}", "data=demo", f"eval_batch_size={size}"])
+        seen = session.objective.evaluate(rows)
+        assert seen.details == whole.details
         assert seen.loss == pytest.approx(whole.loss, rel=1e-5)
-    logits = torch.cat([session.objective.logits(session.batch([row])) for row in rows])
-    assert whole.accuracy == pytest.approx(
+    logits = torch.cat([session.objective.logits(session.objective.collate([row])) for row in rows])
+    assert whole.metrics["accuracy"] == pytest.approx(
         float((logits.argmax(-1) == torch.tensor([row.label for row in rows])).float().mean())
     )
 
@@ -42,11 +42,17 @@ def test_logits_that_are_not_finite_are_not_counted_as_wrong(roberta: Path) -> N
     with torch.no_grad():
         for p in session.params.tensors.values():
             p.fill_(math.nan)
-        assert math.isnan(session.loss(session.batch([row])))
-        assert not evaluation.evaluate(session, [row]).is_finite
+        assert math.isnan(BatchLoss(session.objective, [session.objective.collate([row])])())
+        assert not session.objective.evaluate([row]).is_finite
 
 
 def test_the_best_step_has_the_highest_score_and_the_earliest_wins_a_tie() -> None:
     config = build_config(["data=demo"])
     for scores, best in (({0: 0.5, 10: 0.75, 20: 0.75, 30: 0.25}, 10), ({20: 0.75, 10: 0.75}, 10), ({0: -0.1}, 0)):
         assert best_step(config, {step: {"accuracy": score} for step, score in scores.items()}) == best
+
+
+def test_metric_loss_picks_the_lowest_loss() -> None:
+    config = build_config(["data=demo", "metric=loss"])
+    scores = {0: (0.9, 0.5), 10: (0.7, 0.3), 20: (0.8, 0.3)}
+    assert best_step(config, {step: {"accuracy": a, "loss": loss} for step, (a, loss) in scores.items()}) == 10

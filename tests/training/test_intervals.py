@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from mezo_cli.training.intervals import paired_difference, percentile, resample, wilson
+
+from mezo_cli.objectives.intervals import paired_difference, percentile, resample, wilson
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(
     assert (said := mezo("train", *words)).code == 0, said
 
     ready = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "best")
-    batch = ready.batch(ready.encoder.encode_all(TEXTS))
+    batch = ready.objective.collate(ready.encoder.encode_all(TEXTS))
     model = STOCK[objective].from_pretrained(run / "checkpoints/best").eval()
     layer = model.get_output_embeddings() if objective == "mlm" else list(model.modules())[-1]
     label_ids = ready.encoder.label_ids if objective == "mlm" else [0, 1]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.evaluation import compute_logits
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -24,7 +24,10 @@ def test_the_loss_is_that_of_the_whole_batch(objective: str, loss: str, roberta:
         for both in (False, True):
             context = session.forward.perturbed(Direction(1, 0), 1e-2) if both else torch.no_grad()
             with context:
-                split, whole = session.loss_of(rows)(), session.loss(session.batch(rows))
+                split, whole = (
+                    session.loss_of(rows)(),
+                    BatchLoss(session.objective, [session.objective.collate(rows)])(),
+                )
             assert split.shape == whole.shape
             torch.testing.assert_close(split, whole, rtol=1e-6, atol=1e-7)
     assert max(forwards) == len(rows)
@@ -48,7 +51,7 @@ def test_evaluations_go_through_the_model_in_micro_batches(roberta: Path) -> Non
         rows = session.encoder.encode_all(SENTENCES * 4)
         forwards.clear()
         session.objective.logits = counted(session.objective.logits, forwards)  # type: ignore[method-assign]
-        scores.append(compute_logits(session, rows))
+        scores.append(session.objective.evaluate(rows).values)
         assert (max(forwards), sum(forwards)) == (3 if more else 8, len(rows))
     torch.testing.assert_close(scores[0], scores[1], rtol=1e-5, atol=1e-6)
 

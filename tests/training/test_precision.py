@@ -13,7 +13,7 @@ from tests.optim.test_mezo import SENTENCES, ready
 
 def made(folder: Path, *words: str) -> Session:
     session = ready(folder, *words)
-    batch = session.batch(session.encoder.encode_all(SENTENCES))
+    batch = session.objective.collate(session.encoder.encode_all(SENTENCES))
     session.forward.select_reachable(lambda: session.objective.logits(batch))
     return session
 

@@ -14,6 +14,7 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import fingerprint
 from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training import start_checks
 from mezo_cli.training.load import load_session
@@ -23,13 +24,15 @@ from tests import tiny
 def test_a_session_is_ready_to_run(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = load_session(build_config([f"model.path={roberta}", "data=demo"]))
     rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
-    batch = made.batch(rows)
+    batch = made.objective.collate(rows)
     assert batch.inputs()["input_ids"].tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
     assert batch.inputs()["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
     assert "token_type_ids" not in batch.inputs()
     with torch.no_grad():
         scores = made.objective.logits(batch)
-        assert float(made.loss(batch)) == pytest.approx(float(torch.nn.functional.cross_entropy(scores, batch.labels)))
+        assert float(BatchLoss(made.objective, [batch])()) == pytest.approx(
+            float(torch.nn.functional.cross_entropy(scores, batch.labels))
+        )
     assert not made.loaded.model.training
     more: list[torch.Size] = []
     monkeypatch.setattr(made.forward, "add_reachable", lambda everything, run: more.append(run().shape) or ["left"])
