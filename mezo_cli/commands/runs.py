@@ -153,7 +153,7 @@ def _read(run: Run, folder: Path) -> Listed:
 def _progress(
     run: Run, info: Mapping[str, Any], settings: Mapping[str, Any], status: str
 ) -> tuple[int, dict[str, float | None], str | None, dict[str, Any]]:
-    """Return the steps done, `dev` and `test` in the metric that picks the best checkpoint, why the run failed, the summary.
+    """Return the steps done, `dev` and `test` in the metric that picks `best`, why the run failed, the summary.
 
     The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
     is the best so far.
