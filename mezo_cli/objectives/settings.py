@@ -1,0 +1,99 @@
+"""The settings of the built-in objectives that have more than a name and a loss. Nothing here imports torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mezo_cli.config.own_code import reward_of
+from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError
+from mezo_cli.config.values import Number
+from mezo_cli.errors import did_you_mean, join
+from mezo_cli.rewards.spec import RewardSpec, parse
+
+if TYPE_CHECKING:
+    from mezo_cli.config.schema import Config
+
+NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
+
+
+@dataclass(frozen=True)
+class GenerateConfig(ObjectiveConfig):
+    """Settings of objective generate.
+
+    Attributes:
+        loss: reward: minus the mean reward of the completions; lm: cross-entropy of the answers' tokens.
+        reward: a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own (docs/how-to/rewards.md); null:
+            none.
+        reward_timeout: seconds for the rewards of a batch.
+        reward_errors: what a row counts whose reward fails: stop ends the run, zero counts 0.
+        max_new_tokens: the most tokens of a completion.
+        temperature: 0 for greedy completions, else they are drawn from softmax(logits / temperature).
+        samples: completions per prompt and member.
+        reduce: what a row's reward is of those of its completions; max: pass@k.
+        eval_temperature, eval_samples: the same of evaluations; null: 0, and 1.
+    """
+
+    needs_labels: ClassVar[bool] = False
+
+    loss: Literal["reward", "lm"] = "reward"
+    reward: Any = None
+    reward_timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = 10.0
+    reward_errors: Literal["stop", "zero"] = "stop"
+    max_new_tokens: Positive = 50
+    temperature: NotNegativeNumber = 0.0
+    samples: Positive = 1
+    reduce: Literal["mean", "max"] = "mean"
+    eval_temperature: NotNegativeNumber = 0.0
+    eval_samples: Positive = 1
+
+    @property
+    def default_metric(self) -> str:
+        """The reward, if there is one."""
+        return "loss" if self.reward is None and self.loss == "lm" else "reward"
+
+    @property
+    def metric_names(self) -> list[str] | None:
+        """Not known: a reward names its parts when it is called."""
+        return None
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the loss has a gradient."""
+        return self.loss == "lm"
+
+    def check(self, config: "Config") -> None:
+        """Reject combinations that are individually valid but incompatible.
+
+        Raises:
+            SettingError: with the key of one of them.
+        """
+        task, reward = config.task, reward_of(config)
+        if task.generate.prompt is None:
+            why = f"task '{task.name}' has no task.generate.prompt"
+            raise SettingError("objective", f"objective={self.name}: {why}")
+        if self.loss == "lm" and task.generate.answer is None:
+            raise SettingError("objective.loss", f"objective.loss=lm: task '{task.name}' has no task.generate.answer")
+        if reward is not None:
+            parse(reward)
+        if task.metric is not None and task.metric not in REWARDS.names:
+            near = did_you_mean(task.metric, REWARDS.names)
+            raise SettingError("task.metric", f"task.metric={task.metric}: not one of {join(REWARDS.names)}{near}")
+        for key, temperature, samples in (
+            ("samples", self.temperature, self.samples),
+            ("eval_samples", self.eval_temperature, self.eval_samples),
+        ):
+            if samples > 1 and temperature == 0:
+                other = key.replace("samples", "temperature")
+                why = f"greedy completions are all the same; give objective.{other}"
+                raise SettingError(f"objective.{key}", f"objective.{key}={samples}: {why}")
+        if config.distributed.split == "rows" and self.loss == "reward":
+            why = "ranks share the members of a step with rewards"
+            raise SettingError("distributed.split", f"distributed.split=rows: {why}; use directions")
+
+
+def reward_spec(config: "Config") -> RewardSpec | None:
+    """Return the reward of a run; None if it has none."""
+    reward = reward_of(config)
+    return None if reward is None else parse(reward)
