@@ -81,9 +81,11 @@ OBJECTIVES = Registry(
         "mlm": "mezo_cli.objectives.mlm:MaskedLabelScorer",
         "cls": "mezo_cli.objectives.cls:ClassHeadScorer",
         "lm": "mezo_cli.objectives.lm:CausalLabelScorer",
+        "generate": "mezo_cli.objectives.generation:Generation",
     },
     "mezo.objectives",
 )
+OBJECTIVE_SETTINGS = Registry("objective", {"generate": "mezo_cli.objectives.settings:GenerateConfig"})
 LOSSES = Registry(
     "objective.loss",
     {
@@ -206,8 +208,8 @@ def settings_class(base: type, name: str) -> Any:
     Raises:
         UserError: for an unknown name, and for a plug-in that cannot be imported.
     """
-    if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:
-        return base  # their modules import torch
+    if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:  # their modules import torch
+        return OBJECTIVE_SETTINGS.load(name) if name in OBJECTIVE_SETTINGS.built_in else base
     choice = CHOICES[base].load(name)
     return choice if isinstance(choice, type) and issubclass(choice, base) else getattr(choice, "settings", base)
 

@@ -46,7 +46,8 @@ def _check_addresses(config: Config) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Reject a metric that the objective does not compute."""
+    """Reject what the objective does not compute."""
+    config.objective.check(config)
     for key, name in (("metric", config.metric), ("task.metric", config.task.metric)):
         known = config.objective.metric_names
         if name is not None and known is not None and name not in (*known, "loss"):

@@ -206,6 +206,16 @@ class ObjectiveConfig(Settings):
         """The metrics of which the lowest value is the best."""
         return frozenset({"loss"})
 
+    def check(self, config: "Config") -> None:
+        """Reject combinations with other settings that are individually valid but incompatible.
+
+        Raises:
+            SettingError: with the key of one of them.
+        """
+        task = config.task
+        if not task.labels:
+            raise SettingError("task.labels", f"task '{task.name}': task.labels is empty; give two or more names")
+
     @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""

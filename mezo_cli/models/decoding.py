@@ -60,6 +60,9 @@ class Decoder:
         model: a causal language model of transformers; it is run as it is, under whatever weights it has.
         tokenizer: its tokenizer.
 
+    Attributes:
+        takes_positions: whether the model's forward takes `position_ids`.
+
     Raises:
         UserError: for a model that keeps no keys and values.
     """
@@ -69,7 +72,7 @@ class Decoder:
         if "past_key_values" not in parameters:
             raise UserError(f"{type(model).__name__} keeps no keys and values of earlier tokens: it cannot generate")
         self._model, self._tokenizer = model, tokenizer
-        self._takes_positions = "position_ids" in parameters
+        self.takes_positions = "position_ids" in parameters
         ends = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if ends is None else ends
         self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
@@ -103,7 +106,7 @@ class Decoder:
         ids: list[list[int]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
         rows = list(range(len(prompts)))  # those in the batch
-        state = _DecodingState(self._model, prompts, self._takes_positions)
+        state = _DecodingState(self._model, prompts, self.takes_positions)
         device = state.logits.device
         noise = GumbelNoise(sampling.seed, sampling.step, keys, device) if sampling.temperature else None
         for position in range(sampling.max_new_tokens):

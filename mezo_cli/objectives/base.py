@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mezo_cli.config.schema import Config, Example, ObjectiveConfig, TokenizedExample
 from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
 from mezo_cli.objectives.collate import Arrays, collate
 from mezo_cli.objectives.evaluation import Evaluation, measure_rows
@@ -85,8 +86,23 @@ class Objective:
         """Return the loss that `counts` of all rows are, for each weight set: [1] or [2]."""
         raise NotImplementedError
 
+    def check_start(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """Check what has to be right before the first step, on rows of train; return what run.json keeps of it.
+
+        Raises:
+            UserError: when something is wrong.
+        """
+        return {}
+
     def begin_step(self, step: int) -> None:
         """Prepare for the losses of step number `step`; by default nothing depends on it."""
+
+    def step_scalars(self) -> dict[str, float]:
+        """Return further figures of the step that was begun last, for its line in metrics.jsonl."""
+        return {}
+
+    def close(self) -> None:
+        """End what runs beside this process; by default nothing does."""
 
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
@@ -140,6 +156,19 @@ class Objective:
         """
         with torch.no_grad():
             return self.assess(*measure_rows(self, rows, report, ranks))
+
+    def predict(
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return a record per row: what the model says of it. The right answers are not needed.
+
+        Raises:
+            UserError: when an output of the model is not finite.
+        """
+        evaluation = self.evaluate(rows, report, ranks)
+        if not evaluation.is_finite:
+            raise UserError("the scores are not finite: the weights have diverged or are damaged")
+        return evaluation.records
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return what predictions.jsonl says of a row besides its record."""

@@ -85,7 +85,7 @@ def train(
             while state.step < config.steps and stop_reason is None:
                 batch = [rows.train[i] for i in sampler.batch(state.step)]
                 result = session.step(batch, state.step)
-                state.record(result)
+                state.record(result, session.objective.step_scalars())
                 if engine is not None:
                     engine.update(session.optimizer, state.step - 1, result)
                 state.record_kernels(session.params.noise)
@@ -141,6 +141,7 @@ def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: 
     _log_model(session, unreachable, session.keep_states(rows.train, rows.dev) if config.steps else 0)
     if is_new and config.init == "linear_probe":
         run.update(probe=fit_output_layer(session, rows.train))
+    run.update(**session.objective.check_start(rows.train))
     if is_new and config.steps and session.optimizer.replayable:
         precision.check(session, session.loss_of(first))
 

@@ -37,10 +37,8 @@ def predict(
     """
     task = session.config.task
     rows, cut = session.encoder.encode_to_fit(examples)
-    evaluation = session.objective.evaluate(rows, report, session.ranks)
-    if not evaluation.is_finite:
-        raise UserError("the scores are not finite: the weights have diverged or are damaged")
+    records = session.objective.predict(rows, report, session.ranks)
     return [
         Prediction(dict(zip(task.columns, example.texts, strict=True)), cut=was_cut, **record)
-        for example, was_cut, record in zip(examples, cut, evaluation.records, strict=True)
+        for example, was_cut, record in zip(examples, cut, records, strict=True)
     ]

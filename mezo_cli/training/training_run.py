@@ -183,8 +183,12 @@ class TrainingRun:
 
     # --- after each step ---
 
-    def record(self, result: StepResult) -> None:
+    def record(self, result: StepResult, more: Mapping[str, float]) -> None:
         """Check the result of the current step, write its line of metrics.jsonl and its trajectory record.
+
+        Args:
+            result: of the step.
+            more: the objective's figures of it, for metrics.jsonl.
 
         Raises:
             RunFailed: when a scalar of the result is not finite; nothing is written.
@@ -193,7 +197,7 @@ class TrainingRun:
         self._check_finite(step, result)
         # The metrics line is written first: after a crash between the two, the step is repeated and its line dropped.
         if self.config.logs_at(step):
-            values = {**result.scalars(), "seconds": round(self.seconds(), 3)}
+            values = {**result.scalars(), **more, "seconds": round(self.seconds(), 3)}
             self.run.log_metrics("train", step, **values)
             self.divergence.add({"kind": "train", **values})
             self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})

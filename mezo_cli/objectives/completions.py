@@ -1,0 +1,123 @@
+"""Complete the prompts of rows with the weights that are active, and reward the completions."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mezo_cli.config.schema import Config
+from mezo_cli.models import LoadedModel
+from mezo_cli.models.decoding import Completion, Decoder, Sampling
+from mezo_cli.objectives.settings import GenerateConfig
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.rewards.scoring import Reward, open_reward
+from mezo_cli.rewards.spec import RewardSpec
+from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
+
+REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """The rewards of some rows.
+
+    Attributes:
+        values: name -> of each row, float64 [rows], its samples put together; `reward` first.
+        errors: completions whose reward failed and counts 0.
+    """
+
+    values: dict[str, np.ndarray]
+    errors: int
+
+
+class Completer:
+    """Completes and rewards the rows of a run.
+
+    Args:
+        config: of the run; its objective is a `GenerateConfig`.
+        loaded: the model.
+        forward: its forwards; what is perturbed there is generated with.
+        encoder: of the rows.
+
+    Attributes:
+        takes_positions: whether the model's forward takes `position_ids`.
+    """
+
+    def __init__(
+        self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: GenerateEncoder
+    ) -> None:
+        assert isinstance(config.objective, GenerateConfig)
+        self._own, self._seed, self._forward, self._encoder = config.objective, config.seed, forward, encoder
+        self._decoder = Decoder(loaded.model, loaded.tokenizer)
+        self.takes_positions = self._decoder.takes_positions
+        self._rewards: dict[str, Reward] = {}  # by what they are, once they are open
+
+    def complete(
+        self, rows: Sequence[PromptRow], temperature: float, samples: int, step: int
+    ) -> list[list[Completion]]:
+        """Return the completions of each row: [rows][samples]."""
+        stop, keep_stop = tuple(self._encoder.stop), self._encoder.keep_stop
+        sampling = Sampling(self._own.max_new_tokens, temperature, stop, keep_stop, self._seed, step)
+        keys = [(row.index, sample) for row in rows for sample in range(samples)]
+        prompts = [row.input_ids for row in rows for _ in range(samples)]
+        with self._forward.materialized():
+            completions = self._decoder.complete(prompts, keys, sampling)
+        return [completions[i : i + samples] for i in range(0, len(completions), samples)]
+
+    def reward(
+        self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
+    ) -> Rewarded:
+        """Return the rewards of the completions of rows.
+
+        Raises:
+            UserError: when the reward cannot be opened.
+            RunFailed: when it fails, with `objective.reward_errors=stop`.
+        """
+        keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
+        scored = self.open(spec).score(
+            [completion.text for of_row in completions for completion in of_row],
+            [row.columns for row, _ in keys],
+            [row.golds for row, _ in keys],
+            [self.seed_of(row, sample, step) for row, sample in keys],
+            [row.where or f"row {row.index}" for row, _ in keys],
+        )
+        reduce = np.max if self._own.reduce == "max" else np.mean
+        values = {REWARD: scored.values, **scored.parts}
+        return Rewarded({name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors)
+
+    def check(self, spec: RewardSpec, rows: Sequence[PromptRow]) -> bool:
+        """Call a reward twice on some rows; return whether it gave the same numbers.
+
+        Raises:
+            UserError: when it cannot be opened, or fails.
+        """
+        places = [row.where or f"row {row.index}" for row in rows]
+        seeds = [self.seed_of(row, 0, 0) for row in rows]
+        return self.open(spec).check([row.columns for row in rows], [row.golds for row in rows], seeds, places)
+
+    def open(self, spec: RewardSpec) -> Reward:
+        """Return a reward that is ready; it is opened once."""
+        name = spec.describe()
+        if name not in self._rewards:
+            own = self._own
+            self._rewards[name] = open_reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+        return self._rewards[name]
+
+    def close(self) -> None:
+        """End the processes of the rewards."""
+        while self._rewards:
+            self._rewards.popitem()[1].close()
+
+    def seed_of(self, row: PromptRow, sample: int, step: int) -> int:
+        """Return the seed that a reward gets for a completion: 63 bits of a hash."""
+        digest = hashlib.sha256(f"{self._seed} {step} {row.index} {sample}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
+
+
+def figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarray]:
+    """Return of each row the share of its completions that ended at the limit, and their mean length in tokens."""
+    return {
+        "truncated": np.array([np.mean([one.truncated for one in of_row]) for of_row in completions]),
+        "length": np.array([np.mean([len(one.ids) for one in of_row]) for of_row in completions]),
+    }
