@@ -15,7 +15,7 @@ from mezo_cli.config.own_code import has_own_python, has_own_reward
 from mezo_cli.config.registry import readers
 from mezo_cli.config.schema import Config, OptimizerConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
-from mezo_cli.console import format_duration, print_line, relative_path
+from mezo_cli.console import format_duration, format_score, print_line, relative_path
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim.settings import PerturbationConfig
@@ -141,16 +141,16 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
     rows += [("test before training", summary.get("test_before"), 0)]
     rows += [(baseline.name, baseline.scores, 0) for baseline in untrained.baselines(summary)]
     rows += [("test at best", test, best)]
-    own = "" if metric == "accuracy" else f"{metric:>8}  "
+    others = [name for name in ("accuracy", "loss") if name in first and name != metric]
     width = max(len(name) for name, scores, _ in rows if scores is not None)
-    log.info("%-*s  %saccuracy    loss  at step  95%% interval", width, "", own)
+    heads = "  ".join(f"{name:>8}" for name in (metric, *others))
+    log.info("%-*s  %s  at step  95%% interval", width, "", heads)
     mark = f"  {MARK}" if picked_start(summary) else ""
     for name, scores, step in rows:
         if scores is not None:
-            score = f"{scores[metric]:8.3f}  " if own else ""
-            loss = f"{scores['loss']:6.4f}" if "loss" in scores else " " * 6
-            between = untrained.interval(scores, metric)
-            line = f"{name:{width}}  {score}{100 * scores['accuracy']:7.1f}%  {loss}  {step:7d}  {between}"
+            values = (_show(score, scores) if score in scores else "" for score in (metric, *others))
+            cells = "  ".join(f"{value:>8}" for value in values)
+            line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric)}"
             log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
     for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
         log.info("%s", said)
@@ -169,4 +169,4 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
 
 
 def _show(metric: str, scores: Mapping[str, Any]) -> str:
-    return f"{100 * scores[metric]:.1f}%" if metric == "accuracy" else f"{scores[metric]:.3f}"
+    return f"{scores[metric]:.4f}" if metric == "loss" else format_score(metric, scores[metric])

@@ -212,9 +212,6 @@ class ObjectiveConfig(Settings):
         Raises:
             SettingError: with the key of one of them.
         """
-        task = config.task
-        if not task.labels:
-            raise SettingError("task.labels", f"task '{task.name}': task.labels is empty; give two or more names")
 
     @property
     def is_differentiable(self) -> bool:

@@ -43,14 +43,15 @@ class Objective:
     """
 
     model_kind: ClassVar[ModelKind]
-    encoder_class: ClassVar[type[InputEncoder]]
+    encoder_class: ClassVar[type[InputEncoder[Any]]]
     settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     loss_from_counts: bool = False
     supports_paired_forward: bool = False
     frozen: FrozenLayers | None = None
 
-    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
-        self.config, self.loaded, self.forward, self.encoder = config, loaded, forward, encoder
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
+        self.config, self.loaded, self.forward = config, loaded, forward
+        self.encoder: Any = encoder
         self.model: Any = loaded.model
 
     # --- batches ---
@@ -116,15 +117,12 @@ class Objective:
         raise NotImplementedError
 
     @classmethod
-    def plain_outputs(cls, model: Any, batch: Any, encoder: InputEncoder) -> Tensor:
-        """Return the same outputs by the model's own forward, as plainly as possible.
-
-        It is called before the model is patched, with a batch of padded rows.
-        """
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[Any], encoder: Any) -> Tensor:
+        """Return the same outputs by the model's own forward, as plainly as possible, before the model is patched."""
         raise NotImplementedError
 
     @classmethod
-    def check_rows(cls, encoder: InputEncoder) -> list[Any]:
+    def check_rows(cls, encoder: Any) -> list[Any]:
         """Return two short rows, on which `outputs` is compared with `plain_outputs`."""
         columns = encoder.task.columns
         return encoder.encode_all([Example((text,) * len(columns), 0) for text in ("a", "a a a")])
@@ -169,6 +167,10 @@ class Objective:
         if not evaluation.is_finite:
             raise UserError("the scores are not finite: the weights have diverged or are damaged")
         return evaluation.records
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says of it for those who read the run."""
+        return {}
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return what predictions.jsonl says of a row besides its record."""

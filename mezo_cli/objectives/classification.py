@@ -16,13 +16,13 @@ from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import comparison
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.baselines import remove_bias
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.objectives.intervals import Score
 from mezo_cli.objectives.losses import count_predictions, find_loss
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 
 
 class Classification(Objective):
@@ -34,7 +34,9 @@ class Classification(Objective):
         label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
     """
 
-    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+    encoder: ClassificationEncoder
+
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         self.label_ids: Sequence[Any] = encoder.label_ids
         self._loss = find_loss(config.objective.loss)
@@ -79,9 +81,10 @@ class Classification(Objective):
         return self.logits(batch)
 
     @classmethod
-    def plain_outputs(cls, model: Any, batch: Batch, encoder: InputEncoder) -> Tensor:
-        """Return the label scores by the model's own forward."""
-        return cls.reference_logits(model, batch, encoder.label_ids)
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
+        """Return the label scores by the model's own forward, of padded rows."""
+        batch = collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+        return cls.reference_logits(loaded.model, batch, encoder.label_ids)
 
     def fits_paired_forward(self, batch: Batch) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
@@ -158,6 +161,10 @@ class Classification(Objective):
         if self._loss.of_rows is not None:
             return self._loss.of_rows(scores, labels).double().numpy()[samples].mean(axis=1)
         return np.array([float(self._loss(scores[rows], labels[rows])) for rows in torch.from_numpy(samples)])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what scores a label, and the label words."""
+        return {"scored_by": self.encoder.scored_by, "label_words": self.encoder.label_words}
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return the texts of a row and its label."""

@@ -13,7 +13,7 @@ from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import ClsEncoder, InputEncoder
+from mezo_cli.tasks import ClsEncoder
 
 
 class ClassHeadScorer(Classification):
@@ -25,7 +25,7 @@ class ClassHeadScorer(Classification):
     model_kind = SEQUENCE_CLASSIFIER
     encoder_class = ClsEncoder
 
-    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         model = loaded.model
         self._packed = pack_encoder(model, forward)

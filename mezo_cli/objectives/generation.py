@@ -163,11 +163,10 @@ class Generation(Objective):
         return self.model(**batch.inputs, use_cache=False, logits_to_keep=1).logits[:, -1].float()
 
     @classmethod
-    def plain_outputs(cls, model: Any, batch: Any, encoder: Any) -> Tensor:
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[PromptRow], encoder: Any) -> Tensor:
         """Return the same by the model's own forward, each row by itself."""
-        device = model.get_input_embeddings().weight.device
-        rows = [torch.tensor([[*row.input_ids, *row.answer_ids]]).to(device) for row in batch.rows]
-        return torch.cat([model(input_ids=ids, use_cache=False).logits[:, -1].float() for ids in rows])
+        texts = [torch.tensor([[*row.input_ids, *row.answer_ids]]).to(loaded.device) for row in rows]
+        return torch.cat([loaded.model(input_ids=ids, use_cache=False).logits[:, -1].float() for ids in texts])
 
     def step_scalars(self) -> dict[str, float]:
         """Return the figures of this step's completions for its line in metrics.jsonl; {} if none was generated.

@@ -27,7 +27,7 @@ from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import InputEncoder, LmEncoder
+from mezo_cli.tasks import LmEncoder
 
 _VOCABULARY_CHUNK = 8192  # rows of the head that are perturbed and multiplied at a time; bounds the memory
 
@@ -41,7 +41,7 @@ class CausalLabelScorer(Classification):
     model_kind = CAUSAL_LM
     encoder_class = LmEncoder
 
-    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         model, label_ids = loaded.model, encoder.label_ids
         head = vocabulary_head(model)

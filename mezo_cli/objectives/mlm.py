@@ -13,7 +13,7 @@ from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packed_encoder import pack_encoder
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.tasks import InputEncoder, MlmEncoder
+from mezo_cli.tasks import MlmEncoder
 
 
 class MaskedLabelScorer(Classification):
@@ -26,7 +26,7 @@ class MaskedLabelScorer(Classification):
     model_kind = MASKED_LM
     encoder_class = MlmEncoder
 
-    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: InputEncoder) -> None:
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         model, label_ids = loaded.model, encoder.label_ids
         decoder = model.get_output_embeddings()

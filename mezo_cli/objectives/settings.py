@@ -70,9 +70,6 @@ class GenerateConfig(ObjectiveConfig):
             SettingError: with the key of one of them.
         """
         task, reward = config.task, reward_of(config)
-        if task.generate.prompt is None:
-            why = f"task '{task.name}' has no task.generate.prompt"
-            raise SettingError("objective", f"objective={self.name}: {why}")
         if self.loss == "lm" and task.generate.answer is None:
             raise SettingError("objective.loss", f"objective.loss=lm: task '{task.name}' has no task.generate.answer")
         if reward is not None:

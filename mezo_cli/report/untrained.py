@@ -29,9 +29,11 @@ def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
 
 
 def interval(scores: Mapping[str, Any], metric: str) -> str:
-    """Return the 95% interval of a score in percent, `65.4 to 73.9`; empty for a run that has none."""
+    """Return the 95% interval of a score, of an accuracy in percent: `65.4 to 73.9`; empty for a run that has none."""
     ends = (scores.get("intervals") or {}).get(metric)
-    return "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
+    if ends is None:
+        return ""
+    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if metric == "accuracy" else f"{ends[0]:.3f} to {ends[1]:.3f}"
 
 
 def sentence(summary: Mapping[str, Any], metric: str) -> str:

@@ -51,6 +51,7 @@ class PromptRow:
         columns: every column of the row, lists and records included.
         golds: the right texts; empty for a task with neither gold nor answer.
         cut: whether tokens were cut off on the left.
+        where: its file and line, for error lines: "train.jsonl:17".
     """
 
     input_ids: Sequence[int]
@@ -59,6 +60,7 @@ class PromptRow:
     columns: Mapping[str, Any]
     golds: tuple[str, ...]
     cut: bool = False
+    where: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", array("i", self.input_ids))
@@ -109,7 +111,8 @@ class GenerateEncoder(InputEncoder[PromptRow]):
 
     def encode_all(self, examples: Sequence[Example]) -> list[PromptRow]:
         """Encode the rows of a split, in order, and number them."""
-        return [replace(row, index=index) for index, row in enumerate(super().encode_all(examples))]
+        rows = zip(super().encode_all(examples), examples, strict=True)
+        return [replace(row, index=index, where=example.where) for index, (row, example) in enumerate(rows)]
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[PromptRow]:
         """Tokenize prompts alone, and together with their answers."""

@@ -26,6 +26,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
+from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
@@ -128,10 +129,11 @@ class Conformance:
 
     def test_scores_are_those_of_the_models_own_forward(self, session: Session, rows: list[Example]) -> None:
         """Outputs are [rows, ...], float32, repeatable, and equal to those of the plain forward."""
-        batch = session.objective.collate(session.encoder.encode_all(rows))
+        encoded = session.encoder.encode_all(rows)
+        batch = session.objective.collate(encoded)
         with torch.no_grad():
             logits = session.objective.outputs(batch)
-            self.assert_close(logits, self.plain_outputs(session, self.load(session), batch))
+            self.assert_close(logits, self.plain_outputs(session, self.load(session), encoded))
             assert torch.equal(logits, session.objective.outputs(batch))
         assert len(logits) == len(rows)
         assert logits.dtype == torch.float32
@@ -152,15 +154,17 @@ class Conformance:
         batch = session.objective.collate(encoded)
         session.forward.select_reachable(lambda: session.objective.outputs(batch))
         theta = {name: p.detach().clone() for name, p in session.params.tensors.items()}
-        model, other, expected, expected_losses = self.load(session), load_session(config), [], []
+        plain, other = self.load(session), load_session(config)
+        expected: list[Tensor] = []
+        expected_losses: list[Tensor] = []
         with torch.no_grad():
             for sign in (1, -1):
-                for name, p in model.named_parameters():
+                for name, p in plain.model.named_parameters():
                     if name in theta:
                         z = session.params.noise.z(DIRECTION, name, p.shape, p.device).view(p.shape)
                         p.copy_(theta[name] + sign * EPS * z)
-                        other.params.tensors[name].data = p.data.clone()
-                expected.append(self.plain_outputs(session, model, batch))
+                        other.params.tensors[name].data.copy_(p)
+                expected.append(self.plain_outputs(session, plain, encoded))
                 expected_losses.append(other.loss_of(encoded)())
                 with session.forward.perturbed(DIRECTION, EPS, signs=(sign,)):
                     self.assert_close(session.objective.outputs(batch), expected[-1])
@@ -178,14 +182,14 @@ class Conformance:
     ) -> None:
         """Methods that backpropagate get the gradient of the plain forward."""
         encoded = session.encoder.encode_all(rows)
-        model = self.load(session)
+        plain = self.load(session)
         with torch.enable_grad():
-            loss = self.plain_loss(session, model, session.objective.collate(encoded))
+            loss = self.plain_loss(session, plain, encoded)
             if loss is None:
                 pytest.skip("this objective gives no plain loss to compare with")
             loss.backward()
             session.loss_of(encoded)().backward()
-        expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        expected = {name: p.grad for name, p in plain.model.named_parameters() if p.grad is not None}
         gradients = {name: p.grad for name, p in session.params.tensors.items() if p.grad is not None}
         assert set(gradients) == set(expected)
         for name, gradient in expected.items():
@@ -216,20 +220,21 @@ class Conformance:
 
     # --- helpers ---
 
-    def load(self, session: Session) -> Any:
+    def load(self, session: Session) -> LoadedModel:
         """Return the session's model once more, unpatched."""
         config, model_kind = session.config, session.loaded.model_kind
-        return models.load(config.model, model_kind, config.task.labels, config.seed).model
+        return models.load(config.model, model_kind, config.task.labels, config.seed)
 
-    def plain_outputs(self, session: Session, model: Any, batch: Any) -> Tensor:
-        """Return the outputs for a batch by a model's own forward."""
-        return session.objective.plain_outputs(model, batch, session.encoder)
+    def plain_outputs(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
+        """Return the outputs for rows by a model's own forward."""
+        return session.objective.plain_outputs(plain, rows, session.encoder)
 
-    def plain_loss(self, session: Session, model: Any, batch: Any) -> Tensor | None:
-        """Return the loss of a batch by a model's own forward, differentiable; None if it is not tested."""
+    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor | None:
+        """Return the loss of rows by a model's own forward, differentiable; None if it is not tested."""
         if not isinstance(session.objective, Classification):
             return None
-        return F.cross_entropy(self.plain_outputs(session, model, batch), batch.labels)
+        labels = torch.tensor([row.label for row in rows]).to(plain.device)
+        return F.cross_entropy(self.plain_outputs(session, plain, rows), labels)
 
     def assert_close(self, ours: Tensor, expected: Tensor) -> None:
         """Compare scores."""

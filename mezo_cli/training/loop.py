@@ -120,8 +120,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
         data_fingerprint=splits.fingerprint,
         rows=sizes,
         prompt=session.encoder.decode(rows.train[0]),
-        scored_by=session.encoder.scored_by,
-        label_words=session.encoder.label_words,
+        **session.objective.describe(),
         metric=session.config.chosen_metric,
     )
     if is_new:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mezo_cli.config.schema import Example
-from mezo_cli.errors import UserError
 from mezo_cli.training.session import Session
 
 

@@ -17,7 +17,6 @@ from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.dropout import dropout
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
-from mezo_cli.tasks import InputEncoder
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Session:
     forward: PerturbedForward
     objective: Objective
     optimizer: Optimizer
-    encoder: ClassificationEncoder
+    encoder: Any
     ranks: Ranks | None = None
 
     @property

@@ -10,7 +10,6 @@ from mezo_cli import models
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.objectives import OBJECTIVES
-from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.plain_check import (
     check_against_plain,
     check_perturbed,
@@ -49,12 +48,11 @@ class ScoreCheck:
         self._name = _model_name(config, loaded)
         objective, self._flipped = OBJECTIVES.load(config.objective.name), None
         self._rows = objective.check_rows(encoder)
-        padded = collate(self._rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, None)
         with computing_in_float32(loaded.model):
-            self._plain = objective.plain_outputs(loaded.model, padded, encoder)
+            self._plain = objective.plain_outputs(loaded, self._rows, encoder)
             if perturbed:
                 with flip_weights(params):
-                    self._flipped = objective.plain_outputs(loaded.model, padded, encoder)
+                    self._flipped = objective.plain_outputs(loaded, self._rows, encoder)
 
     def compare(self, session: Session) -> None:
         """Compare the scores of the patched model, computed in float32, then switch to the run's compute dtype.
