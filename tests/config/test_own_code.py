@@ -1,6 +1,7 @@
 """A function as `objective.reward` comes from the command line, the API or the environment, never from a file."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import yaml
 from mezo_cli.config import own_code
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.file_rules import check_file
+from mezo_cli.config.registry import OBJECTIVES
+from mezo_cli.config.schema import Config, ObjectiveConfig
+from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.errors import UserError
 
 
@@ -75,3 +79,51 @@ def test_the_jobs_of_a_sweep_get_it_by_the_environment(monkeypatch: pytest.Monke
     with own_code.for_workers(own_code.OwnCode(reward="/x/reward.py:score")):
         assert os.environ["MEZO_REWARD"] == "/x/reward.py:score"
     assert "MEZO_REWARD" not in os.environ
+
+
+@dataclass(frozen=True)
+class Rewarded(ObjectiveConfig):
+    reward: str | None = None
+
+
+class RewardedObjective:
+    settings = Rewarded
+
+
+@pytest.fixture
+def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an objective that has a reward, which a plug-in defines."""
+    monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
+    monkeypatch.setitem(OBJECTIVES.targets, "rewarded", f"{__name__}:RewardedObjective")
+    (tmp_path / "objective").mkdir()
+    (tmp_path / "objective" / "rewarded.yaml").write_text("name: rewarded\nloss: cross_entropy\n")
+    return tmp_path
+
+
+def compose(config_dir: Path, *words: str) -> Config:
+    return build_config(["task=sst2", "model=demo", "data=demo", "objective=rewarded", *words], str(config_dir))
+
+
+def test_a_function_is_in_the_config_and_not_in_what_is_stored(
+    config_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose(config_dir, "objective.reward=/x/reward.py:score")
+    assert config.objective.reward == own_code.reward_of(config) == "/x/reward.py:score"
+    assert own_code.has_own_reward(config)
+    (config_dir / "config.yaml").write_text(to_yaml(config))
+    assert "reward.py" not in (config_dir / "config.yaml").read_text()
+    stored = read_config(config_dir / "config.yaml")
+    assert not own_code.has_own_reward(stored)
+    monkeypatch.setenv(own_code.REWARD_VARIABLE, "/x/reward.py:score")
+    assert own_code.has_own_reward(stored)
+    somebody_elses = to_yaml(config).replace("reward: null", "reward: /y/reward.py:score")
+    (config_dir / "config.yaml").write_text(somebody_elses)
+    assert own_code.reward_of(read_config(config_dir / "config.yaml")) == "/x/reward.py:score"
+
+
+def test_a_name_is_stored_and_a_reference_to_a_function_is_refused(config_dir: Path) -> None:
+    config = compose(config_dir, "objective.reward=f1")
+    assert "reward: f1\n" in to_yaml(config)
+    assert not own_code.has_own_reward(config)
+    with pytest.raises(UserError, match="only the command line"):
+        compose(config_dir, "task.name='a:b'", "objective.reward=${task.name}")
