@@ -19,6 +19,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.runs import Run
 from mezo_cli.tasks import ClassificationEncoder
+from mezo_cli.testing import optimizers
 from tests.command_line import environment, error_line, mezo
 from tests.doc_blocks import files
 from tests.interruption import interrupt_at
@@ -112,6 +113,25 @@ def test_an_optimizer(plugins: Path, tmp_path: Path) -> None:
         ("optimizer=mezo_rsm",): "did you mean 'mezo_rms'?",
     }.items():
         assert key in error_line(mezo("train", *words))
+
+
+def test_an_update_of_each_element(plugins: Path, tmp_path: Path) -> None:
+    """Also of weights in half precision; all elements with a gradient estimate move by lr."""
+    train(tmp_path / "run", "optimizer=zo_sign", "optimizer.lr=1e-3", "model.dtype=bfloat16", "steps=4")
+    assert replay(tmp_path / "run", tmp_path / "replayed")
+    suite = optimizers.Conformance()
+    suite.name, suite.lr, suite.steps, suite.learning = "zo_sign", 0.2, 300, {"schedule": "linear"}  # type: ignore[misc]
+    suite.test_it_learns()
+    suite.test_steps_without_a_gradient_leave_their_decay_to_the_next_one(torch.bfloat16)
+    suite.steps = 3  # type: ignore[misc]
+    with pytest.raises(AssertionError, match=r"went from \d\S* to \d\S*, not to a tenth, with \{'lr': 0.2, 'steps"):
+        suite.test_it_learns()
+
+
+def test_without_pytest_the_suites_name_it() -> None:
+    code = "import sys; sys.modules['pytest'] = None; import mezo_cli.testing.optimizers"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert "mezo_cli.testing needs pytest: pip install pytest" in done.stderr.splitlines()[-1]
 
 
 def test_an_objective(plugins: Path, tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ class Conformance:
         name: the choice of `optimizer=`.
         lr: a learning rate that suits the regression, whose curvature is about 2.
         steps: the number of steps by which the error falls to a tenth.
+        learning: further settings for that, e.g. {"schedule": "linear"} where a step does not shrink with the gradient.
         config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
         device: the torch device of the regression's weights.
         variants: settings to try beside the defaults.
@@ -164,6 +165,7 @@ class Conformance:
     name: ClassVar[str]
     lr: ClassVar[float] = 0.05
     steps: ClassVar[int] = 100
+    learning: ClassVar[dict[str, Any]] = {}
     config_dir: ClassVar[str | None] = None
     device: ClassVar[str] = "cpu"
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -417,10 +419,12 @@ class Conformance:
         """
         for noise in set(self.noises()) - {"torch"}:
             own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}
-            trial = self.trial(make_config(self.name, lr=self.lr, **own, **self.members()), self.steps)
+            own |= {**self.members(), **self.learning}
+            trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
             before = trial.problem().item()
             trial.train(0, self.steps)
-            assert trial.problem().item() < before / 10, noise
+            after, by = trial.problem().item(), {"lr": self.lr, "steps": self.steps, **own}
+            assert after < before / 10, f"the error went from {before:.4g} to {after:.4g}, not to a tenth, with {by}"
 
     # --- helpers ---
 
