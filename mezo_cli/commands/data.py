@@ -29,7 +29,9 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
     for note in splits.notes:
         _warn(note)
     if not config.objective.needs_labels:
-        _show_generation(_load_encoder(config), splits)
+        encoder = _load_encoder(config)
+        encoder.leave_room(config.objective.completion_tokens(config))
+        _show_generation(encoder, splits)
         return
     _print(_tables(sources.describe(splits, config.task)))
     _print_prompts(_load_encoder(config), splits)

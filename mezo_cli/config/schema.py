@@ -213,6 +213,10 @@ class ObjectiveConfig(Settings):
             SettingError: with the key of one of them.
         """
 
+    def completion_tokens(self, config: "Config") -> int:
+        """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""
+        return 0
+
     @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""

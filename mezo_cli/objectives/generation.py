@@ -88,7 +88,7 @@ class Generation(Objective):
         self._step, self._members = 0, list[_Member]()
         self._generated = 0  # completions of the steps of this process
         self._columns: list[str] = []  # the names of an evaluation's values
-        encoder.leave_room(0 if self.loss_from_counts and not self._generates else self._own.max_new_tokens)
+        encoder.leave_room(self._own.completion_tokens(config))
 
     def _reward_has(self, metric: str) -> bool:
         """Return whether the reward, which is named in the metrics as `reward`, is this metric alone or has it."""

@@ -63,6 +63,11 @@ class GenerateConfig(ObjectiveConfig):
         """Whether the loss has a gradient."""
         return self.loss == "lm"
 
+    def completion_tokens(self, config: "Config") -> int:
+        """Return `max_new_tokens` for a run with a reward or a metric of completions."""
+        completes = self.loss == "reward" or reward_of(config) is not None or config.task.metric is not None
+        return self.max_new_tokens if completes else 0
+
     def check(self, config: "Config") -> None:
         """Reject combinations that are individually valid but incompatible.
 

@@ -1,10 +1,12 @@
 """`mezo data`: class balance, lengths and prompts; the few-shot files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tests import tiny
 from tests.command_line import mezo
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -39,3 +41,68 @@ def test_a_short_group_is_exported_with_a_warning(movies: Path, tmp_path: Path) 
     assert said.code == 0
     assert "warning: " in said.err
     assert "fewer than 13 rows" in said.err
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> list[object]:
+    """A task without labels, its rows with lists and records, and a decoder: the words of a command line."""
+    task = tmp_path / "conf" / "task" / "sums.yaml"
+    task.parent.mkdir(parents=True)
+    task.write_text(
+        "name: sums\ngenerate:\n  prompt: 'Add {numbers}: {question|strip}\\nAnswer:'\n"
+        "  answer: ' {answers.text[0]}\\n'\n  gold: answers.text\n  stop: ['\\n']\n"
+    )
+    rows = [
+        {"question": f"{i} + 1? ", "numbers": [i, 1], "answers": {"text": [str(i + 1), "?"]}, "id": i}
+        for i in range(20)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(lines)
+    model = tiny.decoder(tmp_path / "model")
+    words = ["task=sums", "objective=generate", "objective.loss=lm", f"model.path={model}", "data=files"]
+    return [*words, f"data.dir={tmp_path / 'rows.jsonl'}", "--config-dir", tmp_path / "conf"]
+
+
+def test_data_shows_prompts_and_answers(sums: list[object]) -> None:
+    said = mezo("data", *sums)
+    assert said.code == 0, said
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[0] == ["tokens", "per", "prompt", "min", "median", "p95", "max", "rows", "cut"]
+    assert [(line[0], *line[-2:]) for line in lines[1:3]] == [("train", "18", "0"), ("dev", "2", "0")]
+    assert lines[4] == ["tokens", "per", "answer", "min", "median", "p95", "max"]
+    shown = r"  Add \[(\d+), 1\]: \1 \+ 1\?\\nAnswer: -> ' \d+\\n'   \[rows.jsonl:\d+; \d+ \+ \d+ tokens\]"
+    assert len(re.findall(shown, said.out)) == 3
+    assert "label" not in said.out
+    cut = mezo("data", *sums, "task.generate.max_length=16", "task.generate.too_long=cut")
+    assert cut.out.splitlines()[1].split()[-2:] == ["18", "18"]
+    assert ", cut]" in cut.out
+
+
+def test_the_files_of_rows_without_labels(sums: list[object], tmp_path: Path) -> None:
+    assert mezo("data", *sums, "data.train_size=5", "data.dev_size=3", "--export", tmp_path / "out").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    assert set(rows[0]) == {"question", "numbers", "answers", "id"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task=sst2"], "task 'sst2' has no"),
+        (["data.shots=4"], "data.shots=4: task 'sums': its rows are read without labels"),
+        (["task.generate.prompt='{questoin}'"], "no column 'questoin', which task 'sums' reads"),
+        (["task.generate.gold=id"], "it must be a text or a list of texts"),
+        (["task.generate.max_length=16"], "tokens of prompt and answer, and the limit is 16"),
+        (["objective.max_new_tokens=300", "task.metric=f1"], "objective.max_new_tokens=300: the limit of 300 tokens"),
+        (["objective.max_new_tokens=290", "task.metric=f1"], "tokens of prompt and objective.max_new_tokens=290, and"),
+        (["task.generate.chat=true"], "has no chat template; use a chat model, or chat=false"),
+        (["task.generate.system=brief"], "task.generate.system is read with task.generate.chat=true only"),
+        (["task.generate.stop=['']"], "task.generate.stop"),
+        (["task.generate.promt=a"], "did you mean 'task.generate.prompt'?"),
+        (["objective=mlm", "objective.loss=accuracy"], "task.template is not set"),
+    ],
+)
+def test_mistakes_of_tasks_without_labels(words: list[str], said: str, sums: list[object]) -> None:
+    refused = mezo("data", *sums, *words)
+    assert refused.code == 2
+    assert said in refused.err.splitlines()[-1]
