@@ -45,7 +45,7 @@ from mezo_cli.perturb.params import Params
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
 ACTS_AFTER = 30  # steps in which a setting must have changed the weights
-MEMBERS = 8  # of a population, unless a test is about their number
+MEMBERS = 4  # of a population, unless a test is about their number
 USUAL_LR = 1e-6  # of methods whose scalars are projected gradients; above it, records have smaller ones
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
 READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the setup of a run

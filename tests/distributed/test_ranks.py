@@ -35,15 +35,26 @@ def check(results: list[Result]) -> None:
 
 
 @pytest.mark.slow
-def test_directions_end_in_the_bits_of_one_process(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    words = [*EACH, "optimizer.samples=3", "eval_batch_size=4", "optimizer=mezo_momentum"]
+@pytest.mark.parametrize(
+    ("optimizer", "exchanged"),
+    [
+        (["optimizer=mezo_momentum", "optimizer.samples=3"], 3 * 16),
+        (["optimizer=fzoo", "optimizer.members=4"], 4 * 8 + 8),
+        (["optimizer=es", "optimizer.members=6", "optimizer.antithetic=true", "optimizer.anchor={l2: 10}"], 3 * 16),
+    ],
+    ids=str,
+)
+def test_directions_end_in_the_bits_of_one_process(
+    optimizer: list[str], exchanged: int, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    words = [*EACH, "eval_batch_size=4", *optimizer]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
     two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
     check(run_ranks(two, two))
     assert files(tmp_path / "two") == files(tmp_path / "one")
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     shared = Run(tmp_path / "two").read_summary()["distributed"]
-    assert shared == {"ranks": 2, "split": "directions", "bytes_per_step": 3 * 16}
+    assert shared == {"ranks": 2, "split": "directions", "bytes_per_step": exchanged}
 
 
 @pytest.mark.slow
