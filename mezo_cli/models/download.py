@@ -29,6 +29,7 @@ log = logging.getLogger("mezo")
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"  # of a decoder: which tokens end a completion
 TOKENIZER = (
     "tokenizer_config.json",
     "tokenizer.json",
@@ -43,7 +44,7 @@ TOKENIZER = (
 )
 PATTERNS = {  # of the files to download, without the weights and with them
     False: [CONFIG, *TOKENIZER],
-    True: [CONFIG, *TOKENIZER, WEIGHTS, INDEX, "model-*-of-*.safetensors"],
+    True: [CONFIG, GENERATION, *TOKENIZER, WEIGHTS, INDEX, "model-*-of-*.safetensors"],
 }
 VOCABULARIES = (  # one of these is needed; without any, transformers makes an empty tokenizer without an error
     ("tokenizer.json",),
