@@ -46,15 +46,19 @@ def from_yaml(text: str) -> Config:
     return build(_readable(_load(text)))
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path, text: str | None = None) -> Config:
     """Read a run's `config.yaml` and validate it. The user's own code in it is ignored: it may be
     somebody else's (own_code.py).
+
+    Args:
+        path: the file.
+        text: what is in it, if it was read already, as of many runs: a section that runs share is parsed once.
 
     Raises:
         UserError: when the file is missing or damaged; the line names it.
     """
     try:
-        plain = _load(path.read_text(encoding="utf-8"))
+        plain = _load(path.read_text(encoding="utf-8")) if text is None else read_settings(text)
         plain = _readable({} if plain is None else plain)
         return build({**LATER, **plain} if isinstance(plain, dict) else plain)
     except FileNotFoundError as error:

@@ -34,9 +34,9 @@ def build(values: Any) -> Config:
     logger = values.get("logger")
     if isinstance(logger, Mapping) and "name" in logger:
         values = {**values, "logger": with_logger_names(logger)}
-    for key in values:
-        check_key(key)
     groups = dict(values)
+    for key in values.keys() - type_hints(Config).keys():
+        check_key(key)
     for name, hint in type_hints(Config).items():
         if is_group(hint):
             groups[name] = build_group(hint, values.get(name, {}), name)
@@ -54,11 +54,12 @@ def build_group(base: type, values: Any, group: str) -> Any:
     values = _mapping(values, group)
     if base not in CHOICES:
         return check(base, values, f"{group}.")
-    for key in values:
-        check_key(f"{group}.{key}")
     name = values.get("name", default_of(base, "name"))
+    own = type_hints(settings_class(base, name)) if name in CHOICES[base].names else {}
+    for key in values:
+        if key not in own:
+            check_key(f"{group}.{key}")
     settings_type = settings_class(base, check_name(f"{group}.name", name))
-    own = type_hints(settings_type)
     return check(settings_type, {key: value for key, value in values.items() if key in own}, f"{group}.")
 
 

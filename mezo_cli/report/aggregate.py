@@ -6,6 +6,7 @@ repetitions: their scores are averaged, dev and test alike, and they do not comp
 dev loss, then to the smaller lr. Test scores never decide.
 """
 
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -63,7 +64,7 @@ class Group:
         self.ambiguous, self.distinguishing = False, list[str]()
         self.runs, self.troubles = _current_runs(entries)
         self.grid: list[Point] = sorted(set(self.runs.point))
-        self.runs["point"] = self.runs.point.map(self.grid.index)
+        self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
         self.picks = _pick_best(self.runs)
 
     @property
@@ -141,11 +142,13 @@ def format_shots(shots: int | None) -> str:
     return "all" if shots is None else f"k={shots}"
 
 
-def format_point(number: int, grid: Sequence[Point]) -> str:
-    """Return a point of a grid in short: the settings that vary in the grid, or its lr if none does."""
-    frame = pd.DataFrame(map(dict, grid), dtype=object)
-    varying = [key for key in frame if frame[key].nunique(dropna=False) > 1] or ["optimizer.lr"]
-    return ", ".join(format_setting(key, value) for key, value in grid[number] if key in varying)
+def format_points(grid: Sequence[Point]) -> list[str]:
+    """Return each point of a grid in short: the settings that vary in the grid, or its lr if none does."""
+    values: dict[str, set[Any]] = defaultdict(set)
+    for key, value in itertools.chain(*grid):
+        values[key].add(value)
+    varying = [key for key, used in values.items() if len(used) > 1] or ["optimizer.lr"]
+    return [", ".join(format_setting(key, value) for key, value in point if key in varying) for point in grid]
 
 
 # --- inside a group ---
@@ -186,7 +189,7 @@ def _pick_best(runs: pd.DataFrame) -> pd.DataFrame:
     scores = points[["dev", "dev_loss", "test"]].mean()
     scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
     scores["at_start"] = points.at_start.any()
-    scores["entries"] = pd.Series({at: list(members.entry) for at, members in points}, scores.index, object)
+    scores["entries"] = points.entry.agg(list)
     best = scores.reset_index().sort_values(["dev", "dev_loss", "point"], ascending=[False, True, True])
     return best.drop_duplicates("data_seed").set_index("data_seed").sort_index()
 
@@ -197,14 +200,17 @@ def _note_missing(group: Group) -> None:
     absent = sorted(group.expected - seeds)
     if absent:
         group.troubles.append(f"not run: {_format_seeds(absent)}")
-    for number in range(len(group.grid)):
-        start = f"{format_point(number, group.grid)}: " if len(group.grid) > 1 else ""
-        here = group.runs[group.runs.point == number].sort_values("data_seed", kind="stable")
-        skipped = sorted(seeds - set(here.data_seed))
+    by_point: dict[int, list[Any]] = defaultdict(list)
+    for run in group.runs.sort_values("data_seed", kind="stable").itertuples():
+        by_point[run.point].append(run)
+    for number, point in enumerate(format_points(group.grid)):
+        start = f"{point}: " if len(group.grid) > 1 else ""
+        skipped = sorted(seeds - {run.data_seed for run in by_point[number]})
         if skipped and not group.zero_shot:
             group.troubles.append(f"{start}not run: {_format_seeds(skipped)}")
-        for run in here[~here.finished].itertuples():
-            group.troubles.append(f"{start}seed {run.data_seed} {run.entry.trouble()}")
+        for run in by_point[number]:
+            if not run.finished:
+                group.troubles.append(f"{start}seed {run.data_seed} {run.entry.trouble()}")
 
 
 def _format_seeds(seeds: Sequence[int]) -> str:

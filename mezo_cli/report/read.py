@@ -19,6 +19,7 @@ from mezo_cli.report.settings import (
     WITHOUT_EFFECT,
     flatten,
     is_zero_shot,
+    leave_out,
     matches,
     unused,
 )
@@ -100,7 +101,7 @@ class Entry:
         limit = LIMIT if config.at_limit == "stop" else ()
         sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
         excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *unused(config), *sources)
-        kept = {key: value for key, value in self.settings.items() if not matches(key, excluded)}
+        kept = leave_out(self.settings, excluded)
         if few_shot_folder(config) is not None:
             kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
         # A zero-shot run reads no training rows: only the kind of its test set counts.
@@ -130,7 +131,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     entries, warnings = [], []
     for run in runs.values():
         try:
-            entries.append(read_run(run.path))
+            entries.append(_read(run))
         except (UserError, OSError) as error:
             warnings.append(left_out(run, error))
     return entries, warnings
@@ -153,8 +154,13 @@ def read_run(path: Path) -> Entry:
     Raises:
         UserError: when there is none, or its files are damaged.
     """
-    run = Run.open(path)
-    config, info, status = read_config(path / "config.yaml"), run.info(), run.status()
+    return _read(Run.open(path))
+
+
+def _read(run: Run) -> Entry:
+    info, text = run.read()
+    path = run.path
+    config, status = read_config(path / "config.yaml", text), run.status(info)
     summary = run.read_summary() if status == "finished" else {}
     if status == "finished" and optimizer_class(config.optimizer).replayable:
         trajectory.check_length(run.trajectory, summary.get("steps", config.steps))

@@ -94,6 +94,16 @@ def matches(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
 
+def leave_out(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings without some keys and groups of keys."""
+    return {key: settings[key] for key in _others(tuple(settings), names)}
+
+
+@cache
+def _others(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in keys if not matches(key, names))
+
+
 # --- the defaults ---
 
 

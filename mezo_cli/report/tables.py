@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.aggregate import Group, format_point, format_shots, group_runs, unlike_paper
+from mezo_cli.report.aggregate import Group, format_points, format_shots, group_runs, unlike_paper
 from mezo_cli.report.details import RunDetails
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import Row, paper
@@ -106,12 +106,13 @@ def _group_row(group: Group) -> dict[str, str]:
 
 def _pick_rows(group: Group) -> list[dict[str, str]]:
     """Return the cells of each data seed's picked point, by column."""
+    points = format_points(group.grid)
     return [
         {
             "task": group.task,
             "shots": _shots_cell(group),
             "method": group.label,
-            "picked": format_point(pick.point, group.grid),
+            "picked": points[pick.point],
             "seed": str(pick.Index),
             "dev": format_percent(pick.dev, marked=pick.at_start),
             "test": format_percent(pick.test, marked=pick.at_start),
