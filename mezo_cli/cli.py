@@ -246,10 +246,16 @@ def runs(
     sort: Annotated[str | None, typer.Option("--sort", help="A column (test: best first), or a setting's key.")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the directories only.")] = False,
+    diff: Annotated[
+        tuple[Path, Path] | None, typer.Option("--diff", metavar="RUN RUN", help="Show how two runs differ, instead.")
+    ] = None,
 ) -> None:
-    """List the runs under a folder."""
+    """List the runs under a folder, with every setting in which they differ."""
     from mezo_cli.commands import runs as command
 
+    if diff is not None:
+        command.diff(*diff, as_json)
+        return
     command.runs(words or [], status, sort, as_json, quiet)
 
 

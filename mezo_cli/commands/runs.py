@@ -17,11 +17,15 @@ from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.report.differences import differing_keys, flatten_stored, short_name, telling_keys
+from mezo_cli.report.settings import format_score, format_value
 from mezo_cli.runs import Run, find_runs, trajectory
 from mezo_cli.runs.picked import MARK, NOTE, picked_start
 
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
-NUMBERS = ("seed", "step", "dev", "test")
+WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
+SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
+RESULTS = ("status", "step", "metric", "dev", "test", "verdict")  # of `--diff`
 DISPENSABLE = ("metric", "model", "objective", "task", "seed", "method")  # the first is the first to go
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
 
@@ -57,7 +61,8 @@ class Listed:
             "step": f"{record['step']}/{record['steps']}",
         }
         scores = {split: record[split] for split in ("dev", "test")}
-        own |= {split: "-" if score is None else f"{100 * score:.1f}{self.mark}" for split, score in scores.items()}
+        for split, score in scores.items():
+            own[split] = "-" if score is None else f"{format_score(record['metric'], score)}{self.mark}"
         return {name: own.get(name) or str(record[name]) for name in COLUMNS}
 
 
@@ -87,7 +92,10 @@ def runs(
     if order is not None:
         chosen.sort(key=lambda run: order(run.record, run.settings))
     if as_json:
-        print_line(json.dumps([run.record for run in chosen], indent=2))
+        settings, keys = _differences(chosen)
+        records = zip((run.record for run in chosen), settings, strict=True)
+        document = [{**record, "settings": {key: one[key] for key in keys} if one else None} for record, one in records]
+        print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in chosen:
             print_line(str(folder / run.name))
@@ -116,6 +124,43 @@ def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], f
         values = sorted({filters[0].shown(run.settings) for run in listed if run.settings})
         return f"{line}{did_you_mean(filters[0].values[0], values)}; there are {join(values[:10])}"
     return line
+
+
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """Print the settings in which two runs differ, and what they came to.
+
+    Args:
+        first, second: run directories.
+        as_json: print a JSON document instead.
+
+    Raises:
+        UserError: when one is no run, or is damaged.
+    """
+    pair = [_read(Run.open(path), Path()) for path in (first, second)]
+    for run in pair:
+        if run.record["status"] == "damaged":
+            raise UserError(str(run.record["problem"]))
+    settings, keys = _differences(pair)
+    results = {name: [run.record[name] for run in pair] for name in RESULTS}
+    if as_json:
+        own = {key: [one[key] for one in settings] for key in keys}
+        document = {"runs": [run.record["run"] for run in pair], "settings": own, "results": results}
+        print_line(json.dumps(document, indent=2))
+        return
+    rows = [(key, *(format_value(one[key]) for one in settings)) for key in keys]
+    rows += [(name, *(run.cells.get(name, str(run.record[name])) for run in pair)) for name in RESULTS]
+    if not keys:
+        print_line("their settings are the same")
+    titles = ("", *(run.name for run in pair))
+    for line in _table([dict(zip(titles, row, strict=True)) for row in (titles, *rows)], make_console().width):
+        print_line(line)
+
+
+def _differences(listed: Sequence[Listed]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the settings of each run by dotted key (empty for a damaged one), and the keys that differ."""
+    flat = flatten_stored([run.settings for run in listed], lambda key: setting({}, key))
+    keys = differing_keys([one for one, run in zip(flat, listed, strict=True) if run.settings])
+    return [one if run.settings else {} for one, run in zip(flat, listed, strict=True)], keys
 
 
 # --- one run ---
@@ -205,12 +250,19 @@ def _score(run: Run, scores: Any, metric: str) -> float | None:
 def _show(listed: Sequence[Listed]) -> None:
     """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()
-    columns, same, hidden = _fit([run.cells for run in listed], console.width)
+    settings, keys = _differences(listed)
+    own = telling_keys([one for one in settings if one], keys)
+    titles = {key: short_name(key) for key in own if key not in SHOWN}
+    rows = [
+        {**run.cells, **{title: format_value(one[key]) for key, title in titles.items() if one}}
+        for run, one in zip(listed, settings, strict=True)
+    ]
+    columns, same, hidden = _fit(rows, list(titles.values()), console.width)
     if same:
         print_line("all: " + ", ".join(f"{name} {value}" for name, value in same.items()))
     if hidden:
         print_line(f"not shown, for lack of width: {join(hidden)}")
-    header, *lines = _table([dict(zip(columns, columns, strict=True)), *(run.cells for run in listed)], console.width)
+    header, *lines = _table([dict(zip(columns, columns, strict=True)), *rows], console.width)
     console.print(Text(header, style="bold"), soft_wrap=True)
     print_line("\n".join(lines))
     if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
@@ -223,7 +275,7 @@ def _show(listed: Sequence[Listed]) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table: numbers to the right, texts to the left, directories folded if `width` is too small.
+    """Yield the lines of a table: numbers and settings to the right, the first column folded if `width` is too small.
 
     With rich's table a list of 1,000 runs takes twice the time (scripts/bench/bench_reports.py).
     """
@@ -233,7 +285,7 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
     widths[0] = max(len(columns[0]), min(widths[0], width - sum(2 + one for one in widths[1:])))
     for run, *others in cells:
         texts = [
-            " " * (size - cell_len(text)) + text if name in NUMBERS else set_cell_size(text, size)
+            set_cell_size(text, size) if name in WORDS else " " * (size - cell_len(text)) + text
             for name, text, size in zip(columns[1:], others, widths[1:], strict=True)
         ]
         first, *more = chop_cells(run, widths[0]) or [""]
@@ -241,9 +293,15 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
         yield from more
 
 
-def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the columns that fit a width, those with one value in all rows, and those that have to be left out."""
-    columns, same, hidden = list(COLUMNS), {}, []
+def _fit(
+    rows: Sequence[Mapping[str, str]], own: Sequence[str], width: int
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the columns that fit a width, those with one value in all rows, and those that have to be left out.
+
+    `own` are the columns of the settings that differ, which stand before the steps and go last.
+    """
+    step = COLUMNS.index("step")
+    columns, same, hidden = [*COLUMNS[:step], *own, *COLUMNS[step:]], {}, []
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
     if sum(needed.values()) > width and len(rows) > 1:
@@ -252,7 +310,7 @@ def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict
             if len(values) == 1:
                 same[name] = values.pop()
                 columns.remove(name)
-    for name in DISPENSABLE:
+    for name in (*DISPENSABLE, *reversed(own)):
         if name in columns and sum(needed[one] for one in columns) > width:
             hidden.append(name)
             columns.remove(name)

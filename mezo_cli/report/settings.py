@@ -20,7 +20,7 @@ from mezo_cli.config.keys import all_keys, groups, type_hints
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import class_defaults, defaults
-from mezo_cli.objectives import LOSSES, OBJECTIVES
+from mezo_cli.objectives import LOSSES, METRICS, OBJECTIVES
 from mezo_cli.optim import optimizer_class
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
@@ -171,6 +171,17 @@ def format_setting(key: str, value: Any) -> str:
     """Return a setting in short: `noise=rademacher`, `lr=1e-06`."""
     name = key.split(".", 1)[1] if key.startswith(("optimizer.", "peft.")) else key
     return f"{name}={format_value(value)}"
+
+
+@cache
+def is_fraction(metric: str) -> bool:
+    """Return whether a metric is shown in percent: those of labels are; a reward has a scale of its own."""
+    return metric in METRICS.names
+
+
+def format_score(metric: str, value: float) -> str:
+    """Return a score: in percent without the sign, or as it is."""
+    return f"{100 * value:.1f}" if is_fraction(metric) else f"{value:.4g}"
 
 
 def format_value(value: Any) -> str:

@@ -50,7 +50,7 @@ def copy(run: Path, to: Path, number: int) -> Path:
         Run(run).info(),
         [line.split()[1] for line in text.splitlines() if line.startswith(("  lr:", "seed:"))],
     )
-    lr, seed = f"  lr: {1e-6 * (1 + number // 5):.6g}\n", number % 5
+    lr, seed = f"  lr: {1e-6 * (1 + number // 5):.6e}\n", number % 5
     text = text.replace(f"  lr: {stored[0]}\n", lr).replace(f"seed: {stored[1]}\n", f"seed: {seed}\n")
     (to / "config.yaml").write_text(text)
     info |= {"config_sha256": hashlib.sha256(text.encode()).hexdigest(), "data_fingerprint": f"rows of {seed}"}

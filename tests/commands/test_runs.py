@@ -11,6 +11,7 @@ import pytest
 
 from mezo_cli.runs import Run
 from tests.command_line import Result, error_line, mezo, small
+from tests.report.run_directories import make_run
 from tests.terminal import on_a_terminal
 
 RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
@@ -191,3 +192,42 @@ def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str
     assert len(inside) == 10 * 5
     assert not [path for path in files_opened if "checkpoints" in path]
     assert sum("trajectory.bin" in path for path in inside) == 10
+
+
+# --- what differs ---
+
+
+def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:
+    """But not what follows from another: the template from the task, the data's seed from the run's."""
+    make_run(tmp_path / "a", {"seed": 1, "optimizer.lr": 1e-5, "logger.names": ["wandb"]})
+    make_run(tmp_path / "b", {"seed": 2, "optimizer.lr": 2e-5, "task": "rte"})
+    make_run(tmp_path / "c", {"seed": 2, "optimizer.lr": 2e-5, "data.shots": 16})
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+    result = mezo("runs", tmp_path)
+    assert result.out.split()[:13] == [
+        *("run", "status", "task", "objective", "method", "model", "metric", "seed", "lr", "data.shots"),
+        *("logger.names", "step", "dev"),
+    ]
+    assert rows(result)["a"][6:9] == ["1", "1e-05", "null"]
+    assert rows(result)["c"][6:9] == ["2", "2e-05", "16"]
+    document = {Path(run["run"]).name: run["settings"] for run in json.loads(mezo("runs", tmp_path, "--json").out)}
+    assert document["torn"] is None
+    assert document["c"]["data.shots"] == 16
+    assert document["b"]["task.template"] != document["a"]["task.template"]
+    assert "optimizer.eps" not in document["a"]
+
+
+def test_two_runs_beside_each_other(some: Path, tmp_path: Path) -> None:
+    for name, lr in (("a", 1e-5), ("b", 2e-5)):
+        make_run(tmp_path / name, {"optimizer.lr": lr}, dev=0.8, test=0.9 if name == "a" else 0.7)
+    result = mezo("runs", "--diff", tmp_path / "a", tmp_path / "b")
+    assert rows(result)["optimizer.lr"] == ["1e-05", "2e-05"]
+    assert rows(result)["test"] == ["90.0", "70.0"]
+    assert "optimizer.eps" not in result.out
+    document = json.loads(mezo("runs", "--diff", tmp_path / "a", tmp_path / "b", "--json").out)
+    assert document["settings"] == {"optimizer.lr": [1e-5, 2e-5]}
+    assert document["results"]["dev"] == [0.8, 0.8]
+    assert "their settings are the same" in mezo("runs", "--diff", tmp_path / "a", tmp_path / "a").out
+    assert "no such run directory" in error_line(mezo("runs", "--diff", tmp_path / "a", tmp_path / "none"))
+    assert "summary.json: no such file" in error_line(mezo("runs", "--diff", some / "mezo", some / "momentum"))
