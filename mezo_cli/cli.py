@@ -297,11 +297,12 @@ def report(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The page to write: FILE.html.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="One figure for a paper: FILE.svg|pdf|png.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Write it anew as long as a run is running.")] = False,
 ) -> None:
     """Write one self-contained page about runs, or a figure for a paper."""
     from mezo_cli.commands import report as command
 
-    command.report(folders or [], out, figure)
+    command.report(folders or [], out, figure, watch)
 
 
 @app.command()

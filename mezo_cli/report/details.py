@@ -36,7 +36,7 @@ class Result:
         name: where and when it was measured.
         scores: metric -> value, with the `loss`; a baseline, whose scores are moved by a bias, has no loss.
         step: of the weights.
-        interval: the 95% interval of the task's metric in percent; empty if it is not known.
+        interval: the 95% interval of the run's metric; empty if it is not known.
     """
 
     name: str
@@ -50,12 +50,14 @@ class Examples:
     """Test rows to look at, right and wrong, from the surest prediction to the least sure; or why there are none.
 
     The rows are those of predictions.jsonl; `counts` says how often each (label, predicted) occurs among all of them.
+    Of a run that generates text they are `completions`, from the best to the worst.
     """
 
     right: Sequence[Mapping[str, Any]] = ()
     wrong: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     message: str = ""
+    completions: Sequence[Mapping[str, Any]] = ()
 
     def count(self, right: bool) -> int:
         """Return the number of all test rows that are predicted right, or wrong."""
@@ -176,8 +178,8 @@ class RunDetails:
 
     @cached_property
     def best(self) -> dict[str, Any] | None:
-        """The best evaluation on dev, of equal ones the first; None before the first one."""
-        return max(self.dev, key=lambda line: float(line[self.metric]), default=None)
+        """The best evaluation on dev, of equal ones the first; None before the first."""
+        return max(self.dev, key=lambda line: self.entry.order * float(line[self.metric]), default=None)
 
     @property
     def last(self) -> dict[str, Any] | None:
@@ -288,6 +290,9 @@ class RunDetails:
         if not rows:
             done = "There is no test split." if self.entry.score("test") is None else NO_PREDICTIONS
             return Examples(message=done if self.entry.finished else OPEN_END)
+        if "predicted" not in rows[0]:
+            ordered = sorted(rows, key=lambda row: (-metrics_of(row).get(self.metric, 0.0), row["row"]))
+            return Examples(completions=_spread(ordered))
         rows = sorted(rows, key=lambda row: (-confidence(row), row["row"]))
         right = [row for row in rows if row["predicted"] == row["label"]]
         wrong = [row for row in rows if row["predicted"] != row["label"]]
@@ -335,7 +340,8 @@ class RunDetails:
             return ""
         jobs = {job.directory: job.overrides for job in (record and record.jobs) or ()}
         if self.run.path.name in jobs:
-            words = ["train", *jobs[self.run.path.name]]
+            folder_words = ["--config-dir", record.config_dir] if record is not None and record.config_dir else []
+            words = ["train", *jobs[self.run.path.name], *folder_words]
         return _command([word for word in words if not word.startswith("hydra.run.dir=")])
 
     def facts(self) -> list[tuple[str, str]]:
@@ -392,6 +398,11 @@ def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
 def confidence(row: Mapping[str, Any]) -> float:
     """Return the probability of the predicted label of a test row."""
     return float(row["probabilities"][row["predicted"]])
+
+
+def texts_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a test row that has no label: the prompt, the completion."""
+    return {name: value for name, value in row.items() if isinstance(value, str)}
 
 
 def thin_indices(count: int, most: int) -> np.ndarray:

@@ -9,7 +9,9 @@ import pandas as pd
 
 from mezo_cli.report.details import RunDetails, predicted_fractions, thin_indices
 from mezo_cli.report.output import make_table
+from mezo_cli.report.settings import format_score, is_fraction, scale
 from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes, series_name
+from mezo_cli.runs.metrics_log import metrics_of
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes
@@ -68,26 +70,32 @@ def _dev(run: RunDetails, name: str) -> Figure:
     axes = new_axes()
     best = draw_dev(axes, run)
     dev = pd.DataFrame(run.dev)
-    table = _table(dev["step"], {f"{run.metric} %": (100 * dev[run.metric], ".1f"), "loss": (dev["loss"], ".4f")})
+    columns = {name: dev[name] for name in metrics_of(run.dev[0]) if name not in (run.metric, "loss")}
+    columns = {run.metric: dev[run.metric], **columns}
+    cells = {f"{name}{' %' * is_fraction(name)}": (scale(name) * values, ".4g") for name, values in columns.items()}
+    table = _table(dev["step"], {**cells, "loss": (dev["loss"], ".4f")})
     title = f"{run.metric.capitalize()} on dev"
-    note = f"Dashed: {100 * run.dev[0][run.metric]:.1f}% before the first step. Best: {best}."
+    start = format_score(run.metric, run.dev[0][run.metric], "%")
+    note = f"Dashed: {start} before the first step. Best: {best}."
     return Figure(title, note, inline_svg(axes, name, f"{title} over steps. {note}"), table)
 
 
 def draw_dev(axes: "Axes", run: RunDetails) -> str:
-    """Draw the metric on dev in percent, its first value as a level, its best marked; return the best in words."""
+    """Draw the metric on dev, its first value as a level, its best marked; return the best in words."""
     assert run.best is not None
-    dev, at, best = pd.DataFrame(run.dev), run.best["step"], 100 * run.best[run.metric]
-    axes.axhline(100 * dev[run.metric].iloc[0], color=colour("quiet"), linewidth=1, linestyle=(0, (4, 3)))
-    axes.plot(dev["step"], 100 * dev[run.metric], color=colour("c3"), linewidth=2, **_dots(len(dev)))
-    axes.plot([at], [best], "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
+    dev, at, best = pd.DataFrame(run.dev), run.best["step"], format_score(run.metric, run.best[run.metric], "%")
+    scores = scale(run.metric) * dev[run.metric]
+    axes.axhline(scores.iloc[0], color=colour("quiet"), linewidth=1, linestyle=(0, (4, 3)))
+    axes.plot(dev["step"], scores, color=colour("c3"), linewidth=2, **_dots(len(dev)))
+    at_best = scale(run.metric) * run.best[run.metric]
+    axes.plot([at], [at_best], "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
     axes.margins(y=0.16)
     late = at > 0.6 * max(dev["step"].iloc[-1], 1)
     side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
-    axes.annotate(f"best {best:.1f}%", (at, best), textcoords="offset points", weight="bold", **side)
-    percent_axis(axes)
+    axes.annotate(f"best {best}", (at, at_best), textcoords="offset points", weight="bold", **side)
+    score_axis(axes, run.metric)
     step_axis(axes, dev["step"].iloc[-1])
-    return f"{best:.1f}% at step {at}"
+    return f"{best} at step {at}"
 
 
 def _dev_loss(run: RunDetails, name: str) -> Figure:
@@ -186,14 +194,19 @@ def _table(steps: Any, columns: Mapping[str, tuple[Any, str]]) -> pd.DataFrame:
 
 def _draw_curve(axes: "Axes", values: pd.Series, name: str) -> tuple[pd.Series, str]:
     """Draw a curve thin and, over it, its mean over neighbouring values; return this mean, and what the lines are."""
-    window = 2 * max(len(values) // (2 * SMOOTHING), 1) + 1 if len(values) >= FEWEST else 1
-    smooth = values.rolling(window, center=True, min_periods=1).mean()
+    smooth, window = smoothed(values)
     if window > 1:
         axes.plot(extremes(values), color=colour(name), alpha=0.5, linewidth=0.8)
     shown = smooth.iloc[thin_indices(len(smooth), CURVE_POINTS)]
     axes.plot(shown, color=colour(name), linewidth=2, **_dots(len(values) if window == 1 else FEW + 1))
     step_axis(axes, int(values.index[-1]))
     return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
+
+
+def smoothed(values: pd.Series) -> tuple[pd.Series, int]:
+    """Return the means over neighbouring values of a curve, and over how many; over one where the values are few."""
+    window = 2 * max(len(values) // (2 * SMOOTHING), 1) + 1 if len(values) >= FEWEST else 1
+    return values.rolling(window, center=True, min_periods=1).mean(), window
 
 
 def extremes(values: pd.Series) -> pd.Series:
@@ -227,6 +240,12 @@ def step_axis(axes: "Axes", last: int, label: str = "step") -> None:
 def percent_axis(axes: "Axes") -> None:
     """Label the vertical axis in percent."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
+
+
+def score_axis(axes: "Axes", metric: str) -> None:
+    """Label the vertical axis of a metric: in percent, if it is a fraction."""
+    if is_fraction(metric):
+        percent_axis(axes)
 
 
 def count_axis(axes: "Axes", integer: bool = False) -> None:

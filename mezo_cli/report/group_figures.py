@@ -15,10 +15,10 @@ from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_shots
 from mezo_cli.report.details import RunDetails, thin_indices
-from mezo_cli.report.figures import TABLE_ROWS, Figure, draw_dev, draw_loss, log_axis, percent_axis, step_axis
+from mezo_cli.report.figures import TABLE_ROWS, Figure, draw_dev, draw_loss, log_axis, score_axis, step_axis
 from mezo_cli.report.output import make_table, write_output
 from mezo_cli.report.searches import Search
-from mezo_cli.report.settings import format_value
+from mezo_cli.report.settings import format_mean, format_value, is_fraction, scale
 from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes, series_name
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
@@ -29,6 +29,7 @@ FORMATS = (".svg", ".pdf", ".png")  # of a figure for a paper
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of the series; the template shows the same
 SHOWN_LINES = len(SERIES)  # lines in colours of their own
 HEAT = (6, 46)  # percent of colour in the lowest and the highest cell; text stays readable on both
+MOST_CELLS = 400  # of a heat map
 WIDE = (440, 280)
 PAPER_STYLE = {"svg.fonttype": "path", "pdf.fonttype": 42, "font.size": 8, "figure.dpi": 300, "savefig.dpi": 300}
 COLUMN, ROW = 3.3, 2.3  # inches: a column of a two-column paper, and the height of a panel
@@ -43,7 +44,7 @@ class Line:
         label: what distinguishes the group from the others of its panel.
         group: the group; its test score and the paper's number stand beside the curve.
         curve: a row per step at which runs were evaluated: forwards (of a batch), mean and std (the population's) of
-            the metric in percent, runs (how many were evaluated there).
+            the metric as it is shown, runs (how many were evaluated there).
     """
 
     label: str
@@ -84,7 +85,8 @@ def _curve(group: Group, details: Mapping[str, RunDetails]) -> pd.DataFrame:
     """Return the curve of the runs that `compare` picks; of all runs as long as none has finished."""
     picked = [entry for entries in group.picks.entries for entry in entries]
     runs = [details[entry.location] for entry in picked or group.entries if entry.location in details]
-    lines = [(line["step"], run.forwards(line["step"]), 100 * line[run.metric]) for run in runs for line in run.dev]
+    factor = scale(group.metric)
+    lines = [(line["step"], run.forwards(line["step"]), factor * line[run.metric]) for run in runs for line in run.dev]
     by_step = pd.DataFrame(lines, columns=["step", "forwards", "score"]).astype(float).groupby("step")
     scores = by_step["score"]
     columns = {"forwards": by_step["forwards"].mean(), "mean": scores.mean(), "std": scores.std(ddof=0)}
@@ -119,7 +121,7 @@ def panel_figure(panel: Panel, name: str) -> Figure:
 
 def _line_table(line: Line) -> pd.DataFrame:
     shown = line.curve.iloc[thin_indices(len(line.curve), TABLE_ROWS // 2)]
-    texts = {"forwards": shown["forwards"].map("{:,.0f}".format), "mean %": shown["mean"].map("{:.1f}".format)}
+    texts = {"forwards": shown["forwards"].map("{:,.0f}".format), "mean": shown["mean"].map("{:.1f}".format)}
     texts |= {"std": shown["std"].map("{:.1f}".format), "runs": shown["runs"].astype(str)}
     return pd.DataFrame({"group": line.label, **texts})
 
@@ -129,7 +131,7 @@ def panel_legend(lines: Sequence[Line]) -> list[tuple[str, str]]:
     legend = []
     for number, line in enumerate(lines[:SHOWN_LINES]):
         mean, std, paper = line.group.mean, line.group.std, line.group.paper_number
-        test = "" if mean is None else f": test {100 * mean:.1f}" + ("" if std is None else f" ({100 * std:.1f})")
+        test = "" if mean is None else f": test {format_mean(line.group.metric, mean, std)}"
         legend.append((series_name(number), f"{line.label}{test}{'' if paper is None else f', paper {paper}'}"))
     rest = len(lines) - SHOWN_LINES
     return legend + ([("quiet", f"{rest} more, in the table")] if rest > 0 else [])
@@ -153,15 +155,16 @@ def draw_lines(axes: "Axes", lines: Sequence[Line]) -> None:
     for number, line in enumerate(lines[:SHOWN_LINES]):
         x += 0.035 * furthest * _draw_scores(axes, line.group, x, colour(series_name(number)))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
-    percent_axis(axes)
+    score_axis(axes, lines[0].group.metric)
     step_axis(axes, int(furthest), "forwards")
 
 
 def _draw_scores(axes: "Axes", group: Group, x: float, shade: str) -> bool:
     """Draw a group's test score and the paper's at a place; return whether there is one."""
     if group.mean is not None:
-        error = None if group.std is None else [100 * group.std]
-        axes.errorbar([x], [100 * group.mean], error, fmt="D", markersize=5, color=shade, elinewidth=1.2)
+        factor = scale(group.metric)
+        error = None if group.std is None else [factor * group.std]
+        axes.errorbar([x], [factor * group.mean], error, fmt="D", markersize=5, color=shade, elinewidth=1.2)
     if group.paper_number is not None:
         axes.plot([x], [group.paper_number.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=shade, mew=1.5)
     return group.mean is not None or group.paper_number is not None
@@ -171,7 +174,7 @@ def _draw_scores(axes: "Axes", group: Group, x: float, shade: str) -> bool:
 
 
 def heat_map(group: Group, trials: Collection[str] = ()) -> dict[str, Any] | None:
-    """Return the best dev score at each point of a group's grid, mean over data seeds; None if there is one point.
+    """Return the best dev score at each point of a group's grid, mean over data seeds; None for one point or too many.
 
     The two settings that vary most are the columns and rows; further settings are at their best.
 
@@ -192,7 +195,10 @@ def heat_map(group: Group, trials: Collection[str] = ()) -> dict[str, Any] | Non
     best = means.sort_values("mean").drop_duplicates([down, across], keep="last")
     cells = best.pivot(index=down, columns=across, values=["mean", "size"])
     corner = f"{down.split('.')[-1]} \\ {across.split('.')[-1]}"
-    return heat_table(group.title, corner, 100 * cells["mean"], ".1f", cells["size"])
+    if cells["mean"].size > MOST_CELLS:
+        return None  # the table of all runs, which can be sorted, says more
+    form = ".1f" if is_fraction(group.metric) else ".4g"
+    return heat_table(group.title, corner, scale(group.metric) * cells["mean"], form, cells["size"])
 
 
 def heat_table(
@@ -233,10 +239,10 @@ def search_figures(search: Search, name: str) -> list[Figure]:
         f"The {what} on dev after step 0. Filled: the best trial so far; ringed: the best. Hollow: another that "
         "finished. Small and grey: pruned, or not finished. Cross: diverged."
     )
-    column, figures = f"{search.goal}{'' if is_loss else ' %'}", []
+    column, figures = f"{search.goal}{' %' * is_fraction(search.goal)}", []
     for number, searched in enumerate(search.ranges):
         best = trials["is_record"].map({True: ", the best so far", False: ""})
-        scores = (trials["score"] * (1 if is_loss else 100)).map("{:.3g}".format).replace("nan", "-")
+        scores = (trials["score"] * scale(search.goal)).map("{:.3g}".format).replace("nan", "-")
         texts = {"trial": trials["number"].astype(str), searched.key: trials[searched.key].map("{:.3g}".format)}
         table = make_table("", pd.DataFrame({**texts, column: scores, "ended": trials["end"] + best}), left=0)
         title = f"{search.name}: {search.goal} against {searched.key}"
@@ -255,7 +261,7 @@ def draw_trials(axes: "Axes", search: Search, searched: Range) -> None:
     crosses at the lower edge, where the axis of a loss is reversed: better is higher.
     """
     is_loss, trials = search.goal == "loss", search.trials
-    x, y = trials[searched.key], trials["score"] * (1 if is_loss else 100)
+    x, y = trials[searched.key], trials["score"] * scale(search.goal)
     diverged, finished = trials["end"] == "diverged", trials["end"] == "finished"
     axes.plot(x[diverged], [0.03] * diverged.sum(), "x", color=colour("c2"), ms=6, transform=axes.get_xaxis_transform())
     ways: list[tuple[Any, dict[str, Any]]] = [
@@ -275,8 +281,7 @@ def draw_trials(axes: "Axes", search: Search, searched: Range) -> None:
     axes.set_xlabel(searched.key, loc="right", parse_math=False)
     if is_loss:
         axes.invert_yaxis()
-    else:
-        percent_axis(axes)
+    score_axis(axes, search.goal)
 
 
 # --- for a paper ---

@@ -1,9 +1,11 @@
-"""Write one self-contained HTML page about some runs: no request leaves it, and it runs no script.
+"""Write one self-contained HTML page about some runs: no request leaves it, and its one script sorts tables.
 
 Everything that comes from files (names, texts, labels, errors) is escaped by the template engine, and characters that
 would hide or reorder text are shown as escapes.
 """
 
+import base64
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,16 +19,18 @@ import pandas as pd
 from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
-from mezo_cli.report.details import RunDetails, confidence, read_details
+from mezo_cli.report.details import RunDetails, confidence, read_details, texts_of
 from mezo_cli.report.figures import run_figures
 from mezo_cli.report.group_figures import Panel, heat_map, heat_table, panel_figure, panels, search_figures
 from mezo_cli.report.output import make_table
+from mezo_cli.report.overlay import overlays, run_names, run_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.read import left_out, no_runs, read_runs
 from mezo_cli.report.searches import Search, read_searches
-from mezo_cli.report.settings import changed_settings, format_value
+from mezo_cli.report.settings import changed_settings, format_score, format_value, is_fraction, scale
 from mezo_cli.report.svg import COLOURS, SERIES, series_name
 from mezo_cli.report.tables import PROTOCOL, group_view
+from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK
 from mezo_cli.runs.run_json import utc_now
 from mezo_cli.system import package_version
@@ -37,6 +41,7 @@ if TYPE_CHECKING:  # jinja2 is imported when a page is written
 TEMPLATES = Path(__file__).with_name("templates")
 LONGEST = 400  # characters of a test row's text or a prompt that are shown
 MANY, LONGEST_OF_MANY = 10, 160  # runs in a page from which on fewer characters are shown
+MOST_SECTIONS = 50  # runs that have a section of their own in a page
 MOST_OTHERS = 3  # labels that were neither given nor predicted, of a test row
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
@@ -77,14 +82,22 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     return Report(runs, groups, panels(groups, {run.name: run for run in runs}), searches, warnings)
 
 
-def render(report: Report, progress: Progress) -> str:
-    """Return the page; about one run alone if it is one. `progress` shows how many runs are drawn."""
-    runs, numbered = report.runs, []
+def render(report: Report, progress: Progress, refresh: int | None = None) -> str:
+    """Return the page; about one run alone if it is one.
+
+    Args:
+        report: what is reported.
+        progress: shows how many runs are drawn.
+        refresh: seconds after which a browser reads the page again; None: never.
+    """
+    runs, numbered = _with_section(report), []
+    names = dict(zip((run.name for run in report.runs), run_names(report.runs), strict=True))
     longest = LONGEST if len(runs) < MANY else LONGEST_OF_MANY
     with progress("runs drawn", len(runs)) as done:
         for number, run in enumerate(runs):
-            numbered.append(_run(run, f"r{number}", longest))
+            numbered.append(_run(run, f"r{number}", longest) | {"id": f"run-{number + 1}", "heading": names[run.name]})
             done(number + 1)
+    runs = report.runs
     trials = {path for search in report.searches for path in search.locations}
     several = {
         "title": f"{len(runs)} runs",
@@ -95,12 +108,32 @@ def render(report: Report, progress: Progress) -> str:
         "panels": [panel_figure(panel, f"p{number}") for number, panel in enumerate(report.panels)],
         "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
         "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
+        "overlays": overlays(runs, list(names.values())) if len(runs) > 1 else [],
+        "run_table": run_table(runs, {one["name"]: one["id"] for one in numbered}),
         "runs": numbered,
     }
     content = several if len(runs) > 1 else {"title": runs[0].title, "single": numbered[0]}
     source = paper().source if any(group.paper_number for group in report.groups) else ""
-    template = _environment().get_template("page.html")
-    return template.render(**content, written=utc_now()[:10], style=_style(), paper=source, version=package_version())
+    template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    written = utc_now()[:10] if refresh is None else utc_now()[:19]
+    facts = {"written": written, "paper": source, "version": package_version(), "refresh": refresh}
+    return template.render(**content, **facts, style=_style(), script=script, script_hash=_sha256(script))
+
+
+def _with_section(report: Report) -> Sequence[RunDetails]:
+    """Return the runs that have a section of their own: all, or of many those that were picked, then the newest."""
+    if len(report.runs) <= MOST_SECTIONS:
+        return report.runs
+    picked = {entry.location for group in report.groups for entries in group.picks.entries for entry in entries}
+    newest = list(reversed(report.runs))
+    ordered = sorted(newest, key=lambda run: run.name not in picked)
+    chosen = {run.name for run in ordered[:MOST_SECTIONS]}
+    return [run for run in report.runs if run.name in chosen]
+
+
+def _sha256(script: str) -> str:
+    """Return the hash by which the page's policy lets this script run, and no other."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
@@ -167,6 +200,7 @@ def _run(run: RunDetails, name: str, longest: int) -> dict[str, Any]:
         "words": run.label_words(),
         "figures": run_figures(run, name),
         "message": examples.message,
+        "completions": [(texts_of(row), _numbers(row)) for row in examples.completions],
         "right": [_example(row, colours, longest) for row in examples.right],
         "wrong": [_example(row, colours, longest) for row in examples.wrong],
         "right_count": examples.count(right=True),
@@ -186,7 +220,8 @@ def summary_line(run: RunDetails) -> str:
         return run.entry.trouble()
     mark = f" {MARK}" if run.entry.picked_start else ""
     scores = {split: run.entry.score(split) for split in ("dev", "test")}
-    parts = [f"{split} {100 * score:.1f}{mark}" for split, score in scores.items() if score is not None]
+    shown = {split: format_score(run.metric, score) for split, score in scores.items() if score is not None}
+    parts = [f"{split} {score}{mark}" for split, score in shown.items()]
     parts += [f"lr {run.config.optimizer.lr:g}"] if run.config.steps else []
     return ", ".join([*parts, f"seed {run.config.seed}"])
 
@@ -196,13 +231,15 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     numbers, start = [], run.dev[0][run.metric] if run.dev else 0.0
     for result in run.results():
         score, loss = result.scores[run.metric], result.scores.get("loss")
+        value = format_score(run.metric, score, "%")
         note = "no training" if loss is None else f"step {result.step:,}, loss {loss:.4f}"
         note += f"; 95% interval {result.interval}" if result.interval else ""
         if result.name.startswith("dev best"):
-            note = f"{100 * (score - start):+.1f} points; {note}"
+            change = scale(run.metric) * (score - start)
+            note = f"{f'{change:+.1f} points' if is_fraction(run.metric) else f'{change:+.3g}'}; {note}"
         if result.name.startswith("test at best") and run.examples.majority and run.metric == "accuracy":
             note += f"; always the most frequent label: {100 * run.examples.majority:.1f}%"
-        numbers.append({"name": f"{result.name} ({run.metric})", "value": f"{100 * score:.1f}%", "note": note})
+        numbers.append({"name": f"{result.name} ({run.metric})", "value": value, "note": note})
     summary = run.entry.summary
     if summary.get("forwards"):
         parts = [f"{summary['forwards']:,} forwards"]
@@ -227,6 +264,10 @@ def _example(row: Mapping[str, Any], colours: Mapping[str, str], longest: int) -
         "others": ", ".join(f"{name} {p:.2f}" for p, name in others[:MOST_OTHERS]),
         "bar": [(colours.get(name, "quiet"), f"{p:.3f}") for name, p in probabilities.items()],
     }
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
 
 
 def _short(text: str, longest: int) -> str:

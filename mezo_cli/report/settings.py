@@ -8,6 +8,7 @@ Every setting has one of three parts:
   mixed without notice.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -22,6 +23,7 @@ from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import class_defaults, defaults
 from mezo_cli.objectives import LOSSES, METRICS, OBJECTIVES
 from mezo_cli.optim import optimizer_class
+from mezo_cli.runs.picked import MARK
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
@@ -179,9 +181,22 @@ def is_fraction(metric: str) -> bool:
     return metric in METRICS.names
 
 
-def format_score(metric: str, value: float) -> str:
-    """Return a score: in percent without the sign, or as it is."""
-    return f"{100 * value:.1f}" if is_fraction(metric) else f"{value:.4g}"
+def scale(metric: str) -> int:
+    """Return by what a metric's values are multiplied to be shown."""
+    return 100 if is_fraction(metric) else 1
+
+
+def format_score(metric: str, value: float, sign: str = "") -> str:
+    """Return a score in percent, with the `sign` behind it, or as it is."""
+    return f"{100 * value:.1f}{sign}" if is_fraction(metric) else f"{value:.4g}"
+
+
+def format_mean(metric: str, value: float | None, std: float | None = None, marked: bool = False) -> str:
+    """Return a score as the paper prints it, `90.5 (1.2)`; `marked` if it is of the model before training."""
+    if value is None or math.isnan(value):
+        return "-"
+    spread = "" if std is None else f" ({format_score(metric, std)})"
+    return f"{format_score(metric, value)}{spread}{f' {MARK}' if marked else ''}"
 
 
 def format_value(value: Any) -> str:

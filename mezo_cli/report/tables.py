@@ -14,7 +14,7 @@ from mezo_cli.report.details import RunDetails
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
-from mezo_cli.report.settings import format_value, method_name, objective_order
+from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, scale
 from mezo_cli.runs.picked import MARK, NOTE
 
 VIEWS = ("groups", "seeds", "paper", "objectives")
@@ -24,6 +24,7 @@ INFERRED = (
     " 13 21 42 87 100 if they are among them"
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
+UNIT = "percent; a metric that is no fraction, as it is"
 WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table
 
 
@@ -52,15 +53,8 @@ def comparison(folders: Sequence[Path], view: str, width: int, warn: Callable[[s
     return group_view(group_runs(entries), seeds=view == "seeds")
 
 
-def format_percent(value: float | None, std: float | None = None, marked: bool = False) -> str:
-    """Return a fraction as the paper prints it, `90.5 (1.2)`; `marked` if it is of the model before training."""
-    if value is None or pd.isna(value):
-        return "-"
-    return f"{100 * value:.1f}" + ("" if std is None else f" ({100 * std:.1f})") + (f" {MARK}" if marked else "")
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None or pd.isna(value) else round(100 * float(value), 4)
+def _shown(metric: str, value: float | None) -> float | None:
+    return None if value is None or pd.isna(value) else round(scale(metric) * float(value), 4)
 
 
 # --- groups of runs ---
@@ -83,7 +77,7 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
         {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
         for group, record in zip(groups, records, strict=True)
     ]
-    document = {"protocol": PROTOCOL, "unit": "percent", "paper": paper().source, "groups": details}
+    document = {"protocol": PROTOCOL, "unit": UNIT, "paper": paper().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
 
@@ -97,8 +91,8 @@ def _group_row(group: Group) -> dict[str, str]:
         "method": group.label,
         "steps": str(group.steps),
         "seeds": _seeds_cell(group),
-        "dev": format_percent(group.dev, marked=bool(group.at_start)),
-        "test": format_percent(group.mean, group.std, marked=bool(group.at_start)),
+        "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
+        "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
         "paper": str(group.paper_number or ""),
         "diff": difference,
     }
@@ -114,8 +108,8 @@ def _pick_rows(group: Group) -> list[dict[str, str]]:
             "method": group.label,
             "picked": points[pick.point],
             "seed": str(pick.Index),
-            "dev": format_percent(pick.dev, marked=pick.at_start),
-            "test": format_percent(pick.test, marked=pick.at_start),
+            "dev": format_mean(group.metric, pick.dev, marked=pick.at_start),
+            "test": format_mean(group.metric, pick.test, marked=pick.at_start),
         }
         for pick in group.picks.itertuples()
     ]
@@ -161,9 +155,9 @@ def _group_record(group: Group) -> dict[str, Any]:
         "label": group.label,
         "steps": group.steps,
         "n": len(group.tests),
-        "dev_mean": _percent(group.dev),
-        "test_mean": _percent(group.mean),
-        "test_std": _percent(group.std),
+        "dev_mean": _shown(group.metric, group.dev),
+        "test_mean": _shown(group.metric, group.mean),
+        "test_std": _shown(group.metric, group.std),
         **(dict.fromkeys(("paper_mean", "paper_std", "paper_uncertain")) if number is None else number.record()),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
@@ -179,8 +173,8 @@ def _seed_details(group: Group) -> dict[str, Any]:
     """Return data seed -> its scores, the picked point and its runs."""
     return {
         str(pick.Index): {
-            "dev": _percent(pick.dev),
-            "test": _percent(pick.test),
+            "dev": _shown(group.metric, pick.dev),
+            "test": _shown(group.metric, pick.test),
             "verdicts": [entry.verdict for entry in pick.entries],
             "picked": dict(group.grid[pick.point]),
             "runs": [entry.location for entry in pick.entries],
@@ -209,7 +203,7 @@ def paper_view(groups: Sequence[Group], width: int) -> Comparison:
         notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
     cells = [cell for row in paper().rows for cell in _paper_cells(row, shown)]
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
-    document = {"paper": paper().source, "unit": "percent", "cells": cells}
+    document = {"paper": paper().source, "unit": UNIT, "cells": cells}
     return Comparison([table[["shots", "method", *part]] for part in parts], notes, cells, document)
 
 
@@ -240,7 +234,7 @@ def _own_lines(groups: Sequence[Group], name: Callable[[Group], str]) -> list[di
 
 
 def _result_cell(group: Group) -> str:
-    score = format_percent(group.mean, group.std, bool(group.at_start))
+    score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
     return score + (f" {_seeds_cell(group)}" if group.missing else "")
 
 
@@ -309,7 +303,7 @@ def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
         records += fields
         notes += [f"{run.name}: {run.entry.trouble()}" for run in members if not run.entry.finished]
         notes += [text for run in members for text in run.damage]
-    return Comparison(tables, [*notes, *unread], records, {"unit": "percent", "runs": records})
+    return Comparison(tables, [*notes, *unread], records, {"unit": UNIT, "runs": records})
 
 
 def _evaluated(entries: Sequence[Entry]) -> tuple[list[RunDetails], list[str]]:
@@ -401,7 +395,7 @@ def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Commo
 
 
 def _run_record(run: RunDetails) -> dict[str, Any]:
-    """Return a run as plain values: scores in percent, `loss` that of the batches, `one_answer` the only label."""
+    """Return a run as plain values: `loss` that of the batches, `one_answer` the only label."""
     entry, config, one, last = run.entry, run.config, run.one_label(), run.last or {}
     return {
         "shots": entry.shots,
@@ -420,7 +414,7 @@ def _run_record(run: RunDetails) -> dict[str, Any]:
         "dev_loss_first": run.dev[0]["loss"],
         "dev_loss_last": run.dev[-1]["loss"],
         **{
-            f"{split}_{name}": _percent(value)
+            f"{split}_{name}": _shown(name, value)
             for split in ("train", "dev", "test")
             for name, value in entry.scores.get(split, {}).items()
             if name != "loss"

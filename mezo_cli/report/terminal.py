@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.console import TextTable, make_table, plain_text, printable
-from mezo_cli.report.details import RunDetails, confidence, predicted_fractions
-from mezo_cli.report.settings import changed_settings, format_value
+from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of
+from mezo_cli.report.settings import changed_settings, format_score, format_value
+from mezo_cli.runs.metrics_log import metrics_of
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
-EXAMPLES = 3  # right and wrong test rows each
+EXAMPLES = 3  # right and wrong test rows each, and completions
+EXAMPLE_WIDTH = 3  # lines of a completion
 
 
 def show_details(run: RunDetails, console: Console) -> None:
@@ -49,6 +51,9 @@ def show_details(run: RunDetails, console: Console) -> None:
             text = " / ".join(row["columns"].values())
             short = textwrap.shorten(text, max(20, width - 40 - len(label)), placeholder=" ...")
             say(f"{row['predicted']} {confidence(row):.2f}{label}: {short}", "  ")
+    for row in run.examples.completions[:EXAMPLES]:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
+        say(f"{scores}: {' / '.join(texts_of(row).values())}"[: EXAMPLE_WIDTH * width], "  ")
     changed = changed_settings(run.config)
     settings = [(key, f"{format_value(value)} (default {format_value(usual)})") for key, value, usual in changed]
     lists = {"how it went": _steps(run), "settings that differ from the defaults": settings}
@@ -76,7 +81,7 @@ def _results(run: RunDetails) -> TextTable:
     has_intervals = any(one.interval for one in results)
     table = make_table("", *metrics, "loss", "at step", *["95% interval"] * has_intervals)
     for one in results:
-        scores = [f"{100 * one.scores[name]:.1f}%" if name in one.scores else "" for name in metrics]
+        scores = [format_score(name, one.scores[name], "%") if name in one.scores else "" for name in metrics]
         loss = f"{one.scores['loss']:.4f}" if "loss" in one.scores else ""
         table.add_row(one.name, *scores, loss, str(one.step), *[one.interval] * has_intervals)
     return table
@@ -89,7 +94,7 @@ def _steps(run: RunDetails) -> list[tuple[str, str]]:
         ends = (f"{run.losses[at]:.4f} at step {run.steps[at]:,}" for at in (0, -1))
         pairs.append(("loss", ", ".join(ends)))
     if run.dev:
-        scores = [f"{100 * line[run.metric]:.1f}" for line in run.dev]
+        scores = [format_score(run.metric, line[run.metric]) for line in run.dev]
         shown = scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]]
         pairs.append((f"dev {run.metric}", " ".join(shown)))
         first, last = predicted_fractions(run.dev[0]), predicted_fractions(run.dev[-1])
@@ -140,6 +145,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         run.optimizer.scalar: dict(run.gradient_stats),
         "steps_per_second": run.median_speed,
         "right": [{name: row[name] for name in fields} for row in examples.right],
+        "completions": list(examples.completions),
         "wrong": [{name: row[name] for name in fields} for row in examples.wrong],
         "settings": settings,
         "facts": dict(run.facts()),

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mezo_cli.report.settings import format_score
+
 BASELINES = {  # name in summary.json (training/baselines.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
@@ -29,11 +31,9 @@ def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
 
 
 def interval(scores: Mapping[str, Any], metric: str) -> str:
-    """Return the 95% interval of a score, of an accuracy in percent: `65.4 to 73.9`; empty for a run that has none."""
+    """Return the 95% interval of a score, `65.4 to 73.9`; empty for a run that has none."""
     ends = (scores.get("intervals") or {}).get(metric)
-    if ends is None:
-        return ""
-    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}" if metric == "accuracy" else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    return "" if ends is None else " to ".join(format_score(metric, end) for end in ends)
 
 
 def sentence(summary: Mapping[str, Any], metric: str) -> str:

@@ -30,7 +30,8 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
 
     Args:
         path: the file.
-        predicted: label -> number of rows predicted as it, from the line of the test evaluation in metrics.jsonl.
+        predicted: label -> number of rows predicted as it, from the line of the test evaluation in metrics.jsonl; empty
+            where rows have no label.
 
     Raises:
         UserError: when the file is damaged; the line names it.
@@ -47,7 +48,7 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
             raise UserError(f"{path}:{number} is damaged: it, or a line before it, was changed")
         rows.append({key: value for key, value in line.items() if key != "crc"})
         crc = next_crc
-    counts = Counter(row["predicted"] for row in rows)
+    counts = Counter(row["predicted"] for row in rows if "predicted" in row)
     if rest or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted}):
         raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
     return rows
