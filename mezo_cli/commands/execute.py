@@ -150,7 +150,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
         if scores is not None:
             values = (_show(score, scores) if score in scores else "" for score in (metric, *others))
             cells = "  ".join(f"{value:>8}" for value in values)
-            line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric)}"
+            line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric, _plain)}"
             log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
     for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
         log.info("%s", said)
@@ -166,6 +166,10 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
         gain = f"dev {metric} {_show(metric, first)} before training, {_show(metric, summary['dev'])} at step {best}"
         start = "the result is that of step 0, the model before training"
         log.info("verdict  %s: %s", summary["verdict"], gain if best else start)
+
+
+def _plain(metric: str, value: float) -> str:
+    return format_score(metric, value).rstrip("%")
 
 
 def _show(metric: str, scores: Mapping[str, Any]) -> str:

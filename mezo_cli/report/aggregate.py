@@ -65,7 +65,7 @@ class Group:
         self.runs, self.troubles = _current_runs(entries)
         self.grid: list[Point] = sorted(set(self.runs.point))
         self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
-        self.picks = _pick_best(self.runs)
+        self.picks = _pick_best(self.runs, entries[0].order)
 
     @property
     def label(self) -> str:
@@ -183,14 +183,17 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
     return runs.drop_duplicates(["data_seed", "point", "seed"], keep="last"), troubles
 
 
-def _pick_best(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds."""
+def _pick_best(runs: pd.DataFrame, order: int) -> pd.DataFrame:
+    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds.
+
+    `order` is -1 where the lowest score is the best.
+    """
     points = runs[runs.finished].groupby(["data_seed", "point"])
     scores = points[["dev", "dev_loss", "test"]].mean()
     scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
     scores["at_start"] = points.at_start.any()
     scores["entries"] = points.entry.agg(list)
-    best = scores.reset_index().sort_values(["dev", "dev_loss", "point"], ascending=[False, True, True])
+    best = scores.reset_index().sort_values(["dev", "dev_loss", "point"], ascending=[order < 0, True, True])
     return best.drop_duplicates("data_seed").set_index("data_seed").sort_index()
 
 

@@ -166,6 +166,8 @@ class RunDetails:
         """Return what scores a label, in words, and the label words: as recorded, or as the objective says it now."""
         if "scored_by" in self.info:
             return self.info["scored_by"], self.info["label_words"]
+        if not self.config.objective.needs_labels:
+            return "", ()
         encoder = OBJECTIVES.load(self.config.objective.name).encoder_class  # runs of earlier versions
         return encoder.scored_by, encoder.task_label_words(self.config.task)
 

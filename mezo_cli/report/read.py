@@ -67,7 +67,7 @@ class Entry:
     @property
     def order(self) -> int:
         """1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""
-        return -1 if self.metric == "loss" else 1
+        return self.config.order_of(self.metric)
 
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""

@@ -61,8 +61,9 @@ def is_zero_shot(config: Config) -> bool:
 
 
 def objective_order(config: Config) -> tuple[int, int]:
-    """Return the sort key of objective and loss: their order in the schema."""
-    return OBJECTIVES.names.index(config.objective.name), LOSSES.names.index(config.objective.loss)
+    """Return the sort key of objective and loss: their order in the schema; an objective's own loss comes last."""
+    loss, losses = config.objective.loss, LOSSES.names
+    return OBJECTIVES.names.index(config.objective.name), losses.index(loss) if loss in losses else len(losses)
 
 
 # --- the parts of settings ---

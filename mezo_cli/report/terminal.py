@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.console import TextTable, make_table, plain_text, printable
-from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of
+from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of, thin_indices
 from mezo_cli.report.settings import changed_settings, format_score, format_value
 from mezo_cli.runs.metrics_log import metrics_of
 
@@ -51,7 +51,8 @@ def show_details(run: RunDetails, console: Console) -> None:
             text = " / ".join(row["columns"].values())
             short = textwrap.shorten(text, max(20, width - 40 - len(label)), placeholder=" ...")
             say(f"{row['predicted']} {confidence(row):.2f}{label}: {short}", "  ")
-    for row in run.examples.completions[:EXAMPLES]:
+    completions = run.examples.completions
+    for row in (completions[i] for i in thin_indices(len(completions), EXAMPLES)):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
         say(f"{scores}: {' / '.join(texts_of(row).values())}"[: EXAMPLE_WIDTH * width], "  ")
     changed = changed_settings(run.config)

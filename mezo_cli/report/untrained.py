@@ -1,6 +1,6 @@
 """Say how a result stands to the untrained model: lines for tables, and a sentence. Reads summary.json alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from mezo_cli.report.settings import format_score
@@ -30,10 +30,10 @@ def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
     return [Baseline(f"{split}, {BASELINES.get(name, name)}", one[split]) for name, one in biases.items()]
 
 
-def interval(scores: Mapping[str, Any], metric: str) -> str:
-    """Return the 95% interval of a score, `65.4 to 73.9`; empty for a run that has none."""
+def interval(scores: Mapping[str, Any], metric: str, form: Callable[[str, float], str] = format_score) -> str:
+    """Return the 95% interval of a score, `65.4 to 73.9`, its ends written by `form`; empty for a run that has none."""
     ends = (scores.get("intervals") or {}).get(metric)
-    return "" if ends is None else " to ".join(format_score(metric, end) for end in ends)
+    return "" if ends is None else " to ".join(form(metric, end) for end in ends)
 
 
 def sentence(summary: Mapping[str, Any], metric: str) -> str:

@@ -37,7 +37,7 @@ def test_the_scores_are_those_of_the_metric_that_picked_the_checkpoint(
     dev, test = (f"{100 * summary[split]['matthews']:.1f}" for split in ("dev", "test"))
     assert rows(mezo("runs", tmp_path))["run"][-5:] == ["matthews", "42", "6/6", dev, test]
     assert f"{100 * summary['dev']['accuracy']:.1f}" != dev
-    closing = trained.out[trained.out.index("matthews  accuracy    loss  at step") :].splitlines()
+    closing = trained.out[trained.out.index("matthews  accuracy") :].splitlines()
     best = run.evaluations("dev")[[m["step"] for m in run.evaluations("dev")].index(summary["best"]["step"])]
     score, accuracy, loss = f"{best['matthews']:.3f}", f"{100 * best['accuracy']:.1f}%", f"{best['loss']:.4f}"
     assert closing[2].split()[:6] == ["dev", "best", score, accuracy, loss, str(summary["best"]["step"])]

@@ -71,7 +71,7 @@ def make_entry(
         steps_done=steps_done,
         summary={},
         scores={
-            split: {"accuracy": value, config.task.metric: value, "loss": losses[split]}
+            split: {"accuracy": value, config.chosen_metric: value, "loss": losses[split]}
             for split, value in scores.items()
             if value is not None
         },
@@ -139,7 +139,7 @@ def make_run(
 
     def finish() -> None:
         scores = {
-            name: None if value is None else {"accuracy": value, "loss": loss, config.task.metric: value}
+            name: None if value is None else {"accuracy": value, "loss": loss, config.chosen_metric: value}
             for name, value, loss in (("dev", dev, dev_loss), ("train", 0.9, 0.3), ("test", test, 0.6))
         }
         for split, seen in scores.items():
@@ -218,7 +218,7 @@ def make_curves(
         Run.create(path, to_yaml(config), argv),
         config.task.labels,
         config.steps,
-        config.task.metric,
+        config.chosen_metric,
     )
     run.update(
         data_fingerprint=f"rows-{config.data.seed}",

@@ -1,7 +1,10 @@
 """`mezo report`: the page, figures for a paper, and the mistakes that end in one line."""
 
+import base64
+import hashlib
 import html
 import re
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.report.svg import COLOURS, SERIES
+from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 from tests.command_line import Result, error_line, mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
 
@@ -113,7 +117,11 @@ def test_nothing_is_loaded(one: str, several: str) -> None:
         assert [link for link in links if not link.startswith(("#", "data:,"))] == []
         assert "url(http" not in page
         assert "@import" not in page
-        assert not re.search(r"<(script|link rel=.stylesheet)", page)
+        assert not re.search(r"<(script src|link rel=.stylesheet)", page)
+    assert "<script" not in one
+    (script,) = re.findall(r"<script>(.*?)</script>", several, re.S)
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{allowed}'" in html.unescape(several)
 
 
 def test_references_lead_to_one_place_each(several: str) -> None:
@@ -128,6 +136,44 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> None:
+    text = " ".join(Reader(several).text.split())
+    assert "optimizer.lr" not in re.findall(r"<button>(.*?)</button>", several)
+    columns = re.findall(r"<button>(.*?)</button>", several)
+    assert columns[:2] == ["run", "status"]
+    assert {"lr", "eps", "seed", "dev", "test", "at step"} <= set(columns)
+    assert len(re.findall(r'<td><a href="#run-\d+">', several)) == 12
+    assert re.search(r"<summary>[^<]*lr=1e-05, eps=0.01[^<]*seed=13", several)
+    assert "sst2: training loss" in text
+
+
+def test_the_command_of_a_sweeps_job_is_as_it_was_typed(tmp_path: Path) -> None:
+    run = make_curves(tmp_path / "sweep" / "0")
+    job = SweepJob(0, ["task=own", "optimizer.lr=1e-3"], "0")
+    words = ["mezo", "train", "-m", "task=own", "optimizer.lr=1e-3,1e-2", "--config-dir", "mine"]
+    SweepRecord(words[3:5], words, str(tmp_path), "mine", [job]).write(tmp_path / "sweep")
+    page, _ = write(tmp_path / "page.html", run.path)
+    assert "mezo train task=own optimizer.lr=1e-3 --config-dir mine</pre>" in page
+
+
+def test_watching_ends_when_no_run_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, page = make_curves(tmp_path / "runs" / "a", ended="running"), tmp_path / "page.html"
+    seen = []
+
+    def wait(seconds: float) -> None:
+        seen.append(page.read_text())
+        run.update(status="interrupted")
+
+    monkeypatch.setattr(time, "sleep", wait)
+    said = mezo("report", tmp_path / "runs", "--out", page, "--watch")
+    assert said.code == 0, said
+    assert len(seen) == 1
+    assert '<meta http-equiv="refresh"' in seen[0]
+    assert "still running" in seen[0]
+    assert '<meta http-equiv="refresh"' not in page.read_text()
+    assert "interrupted" in page.read_text()
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
