@@ -157,6 +157,8 @@ class Conformance:
         lr: a learning rate that suits the regression, whose curvature is about 2.
         steps: the number of steps by which the error falls to a tenth.
         learning: further settings for that, e.g. {"schedule": "linear"} where a step does not shrink with the gradient.
+        decay_error: how far a weight decay of 2e-8 per step may be off, as a share. An update of a single size (a sign)
+            does not carry it exactly: the errors of rounding to float32 do not average out.
         config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
         device: the torch device of the regression's weights.
         variants: settings to try beside the defaults.
@@ -166,6 +168,7 @@ class Conformance:
     lr: ClassVar[float] = 0.05
     steps: ClassVar[int] = 100
     learning: ClassVar[dict[str, Any]] = {}
+    decay_error: ClassVar[float] = 0.01
     config_dir: ClassVar[str | None] = None
     device: ClassVar[str] = "cpu"
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()
@@ -336,7 +339,7 @@ class Conformance:
     def test_the_weight_decay_that_arrives_is_that_of_the_formula(
         self, side: int, steps: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Within 1% of 1 - (1 - lr wd)^steps, at the default learning rate: the mean over side^2 elements.
+        """Within `decay_error` of 1 - (1 - lr wd)^steps, at the default learning rate: the mean over side^2 elements.
 
         The same records with weight decay and without lead to weights that differ by it alone, up to rounding. Some
         steps have no gradient.
@@ -360,7 +363,7 @@ class Conformance:
             optimizer.apply_updates(Params(model, make_noise(base.noise)), records)
             ends.append(model.weight.detach().cpu().double())
         arrived = float(((ends[0] - ends[1]) * start).sum() / start.double().square().sum())
-        assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=0.01)
+        assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=self.decay_error)
 
     def test_what_it_returns_fits_a_record(self) -> None:
         """The scalars of a step are float32, at most `directions` of them; in its line `loss` is first, `lr` last."""
