@@ -92,7 +92,12 @@ class Decoder:
 
         Returns:
             One completion per prompt.
+
+        Raises:
+            UserError: for an empty prompt: there is no token after which the model could go on.
         """
+        if not all(prompts):
+            raise UserError("task.generate.prompt: a prompt has no tokens, so there is nothing to complete")
         completions: dict[int, Completion] = {}
         for group in length_classes([len(prompt) for prompt in prompts]):
             of_group = [prompts[i] for i in group], [keys[i] for i in group]

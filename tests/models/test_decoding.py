@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mezo_cli.models.decoding import Decoder, Sampling
+from mezo_cli.errors import UserError
+from mezo_cli.models.decoding import Decoder, Sampling, length_classes
 from tests import tiny
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, stop=(), keep_stop=False)
-PROMPTS = [[5, 17, 33, 21], [9, 8, 7, 6], [40, 41], [12] * 30, [50, 51, 52, 53, 54]]
+PROMPTS = [[5, 17, 33, 21], [9, 8, 7, 6], [40, 41], [12] * 60, [50, 51, 52, 53, 54]]
 KEYS = [(row, 0) for row in range(len(PROMPTS))]
 
 
@@ -98,3 +99,18 @@ def test_a_stop_string_is_found_across_tokens(kind: str, tmp_path: Path) -> None
         assert ended.ids == free.ids[: len(ended.ids)]
         assert len(ended.ids) < len(free.ids)
         assert not ended.truncated
+
+
+def test_an_empty_prompt_is_refused(gpt2: tuple[Any, Any]) -> None:
+    with pytest.raises(UserError, match="no tokens"):
+        Decoder(*gpt2).complete([PROMPTS[0], []], KEYS[:2], GREEDY)
+
+
+def test_a_model_without_a_cache_is_refused(gpt2: tuple[Any, Any]) -> None:
+    with pytest.raises(UserError, match="Linear keeps no keys and values"):
+        Decoder(torch.nn.Linear(2, 2), gpt2[1])
+
+
+def test_prompts_of_very_different_lengths_go_apart() -> None:
+    groups = list(length_classes([10, 400, 30, 12, 380]))
+    assert groups == [[0, 3, 2], [4, 1]]

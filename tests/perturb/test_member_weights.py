@@ -16,6 +16,7 @@ from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
 from tests import tiny
 from tests.optim.test_mezo import build_config
+from tests.perturb.test_forward import ReadsOutside
 
 Z = Direction(3, 11)
 IDS = torch.tensor([[5, 17, 33, 21], [9, 8, 7, 6]])
@@ -126,3 +127,15 @@ def test_what_cannot_be_materialized_is_refused(folder: Path) -> None:
         pass
     with forward.materialized(), pytest.raises(RuntimeError, match="goes around"), forward.perturbed(Z, 0.05, (1,)):
         pass
+
+
+def test_weights_that_are_read_outside_their_module_are_those_of_the_member() -> None:
+    torch.manual_seed(1)
+    model, x = ReadsOutside(), torch.randn(2, 4)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    forward.select_reachable(lambda: model(x))
+    with forward.perturbed(Z, 0.5, (1,)):
+        expected = model(x)
+        with forward.materialized():
+            assert torch.equal(model(x), expected)
+    assert not torch.equal(model(x), expected)
