@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,6 +32,7 @@ _training_console: ContextVar[Console | None] = ContextVar("training_console", d
 
 # Control characters (C0 without tab and line feed, DEL, C1), marks and overrides of the writing direction, line
 # separators, and the surrogates by which Python represents bytes of a file name that are not UTF-8.
+PROMPT_END = 60  # characters of a prompt that a line shows
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -352,3 +353,10 @@ def format_duration(seconds: float) -> str:
 def format_score(metric: str, value: float) -> str:
     """Return a score for people: an accuracy in percent, any other as a number."""
     return f"{100 * value:.1f}%" if metric == "accuracy" else f"{value:.3f}"
+
+
+def describe_completion(record: Mapping[str, Any]) -> str:
+    """Return the end of a prompt, its completion and the reward in one line."""
+    prompt = record["prompt"] if len(record["prompt"]) <= PROMPT_END else f"...{record['prompt'][-PROMPT_END:]}"
+    reward = f"  reward {record['reward']:.3g}" if "reward" in record else ""
+    return printable(f"{prompt!r} -> {record['completion']!r}{reward}")

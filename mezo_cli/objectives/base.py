@@ -28,6 +28,7 @@ class Objective:
         model_kind: the kind of model that is loaded.
         encoder_class: turns a task's rows into token ids.
         settings: the class of the settings `objective.*`.
+        kept_records: of so many dev rows the records of every evaluation are kept, in completions.jsonl.
 
     Attributes:
         loss_from_counts: whether the loss of a batch is `from_counts` of its `counts`, not the mean of `row_losses`.
@@ -45,6 +46,7 @@ class Objective:
     model_kind: ClassVar[ModelKind]
     encoder_class: ClassVar[type[InputEncoder[Any]]]
     settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
+    kept_records: ClassVar[int] = 0
     loss_from_counts: bool = False
     supports_paired_forward: bool = False
     frozen: FrozenLayers | None = None

@@ -75,6 +75,7 @@ class Generation(Objective):
     model_kind = CAUSAL_LM
     encoder_class = GenerateEncoder
     settings = GenerateConfig
+    kept_records = 8
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +37,9 @@ class ReadOnlyRun(Run):
         """Write nothing."""
 
     def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
+        """Write nothing."""
+
+    def log_completions(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Write nothing."""
 
     def sync_metrics(self) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +43,7 @@ REPLACED = (  # by a new file
     "untrained.json",
     "start.safetensors",
 )
-APPENDED = ("metrics.jsonl", "trajectory.bin")
+APPENDED = ("metrics.jsonl", "completions.jsonl", "trajectory.bin")
 OTHERS = (".lock", "train.log", "data", "checkpoints", "checkpoints/best", "checkpoints/last")
 
 
@@ -70,6 +70,7 @@ class Run:
         self.initial_state_file = path / "start.safetensors"
         self._lock = RunLock(path / ".lock", earlier=path / "train.log")
         self._metrics_log = MetricsLog(path / "metrics.jsonl")
+        self._completions = MetricsLog(path / "completions.jsonl")
 
     # --- create, open, claim ---
 
@@ -369,6 +370,25 @@ class Run:
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
         self._metrics_log.truncate(step)
+        if self._completions.path.exists():
+            self._completions.truncate(step)
+
+    def log_completions(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append the records of the first dev rows to completions.jsonl: what the model said at an evaluation."""
+        for row, record in enumerate(records):
+            self._completions.append("completion", step, row=row, **record)
+        self._completions.sync()
+
+    def completions(self) -> dict[int, list[dict[str, Any]]]:
+        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without.
+
+        Raises:
+            UserError: when completions.jsonl is damaged.
+        """
+        by_step: dict[int, dict[int, dict[str, Any]]] = {}
+        for line in self._completions.read():  # of an evaluation that a crash had interrupted the second counts
+            by_step.setdefault(line["step"], {})[line["row"]] = line
+        return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
         """Open trajectory.bin to append after its first `keep` bytes; the rest is cut."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from mezo_cli import models
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config
-from mezo_cli.console import ProgressReporter, format_score, progress_bar
+from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.objectives.evaluation import Evaluation
@@ -295,12 +295,17 @@ class TrainingRun:
                 self._save_checkpoint(session, "last")
             if is_best:
                 self._save_checkpoint(session, "best")
+            kept = evaluation.records[: session.objective.kept_records]
+            if kept:
+                self.run.log_completions(step, kept)
             self.log_evaluation("dev", step, evaluation)
             self.divergence.add({"kind": "eval", "split": "dev", **self.dev[step]})
             self.run.sync_metrics()
             scores = evaluation.scores()
             self._loggers.log(step, {f"dev/{key}": value for key, value in scores.items()})
             progress.report_dev(step, format_score(config.chosen_metric, scores[config.chosen_metric]), evaluation.text)
+            for record in kept[:1]:
+                log.info("dev    %s", describe_completion(record))
         elif save_due:
             self._sync()
             self._save_checkpoint(session, "last")
