@@ -106,9 +106,9 @@ def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "loading model.path=" in error_line(mezo("eval", done, "--checkpoint", 0))
     monkeypatch.undo()
     monkeypatch.setenv("MEZO_EAGER", "1")
-    from mezo_cli.training import evaluation
+    from mezo_cli.objectives import base
 
-    raising(monkeypatch, evaluation, "find_metric", FULL)
+    raising(monkeypatch, base, "measure_rows", FULL)
     line = error_line(mezo("eval", done, "--checkpoint", 0))
     assert "evaluating test: out of memory: CUDA out of memory; try again when" in line
     assert "eval_batch_size is 64" in line
@@ -125,8 +125,9 @@ def test_other_errors_stay_as_they_are(
 def test_a_loss_that_is_not_finite_is_on_the_device_of_the_logits(roberta: Path) -> None:
     """Or the other sign's loss, which is finite, could not be stacked with it on a GPU."""
     session = ready(roberta, "model.device=cpu")
-    batch = session.objective.collate(session.encoder.encode_all([Example(("a",), 0)]))
+    loss_fn = session.loss_of(session.encoder.encode_all([Example(("a",), 0)]))
+    session.objective.logits = lambda batch: torch.tensor([[float("nan"), 0.0]], device="cpu")  # type: ignore[attr-defined]
     with torch.device("meta"):  # a tensor made with no device lands elsewhere, as on a machine with a GPU
-        loss = session._loss(torch.tensor([[float("nan"), 0.0]], device="cpu"), batch.labels)
+        loss = loss_fn()
     assert loss.device.type == "cpu"
     assert bool(loss.isnan())
