@@ -94,7 +94,8 @@ def page(run: Path, out: Path) -> str:
 
 def test_all_that_a_plug_in_may_define_is_on_the_page() -> None:
     text = PAGE.read_text()
-    names = [name for kind in (Objective, Classification, ClassificationEncoder) for name in vars(kind) if not name.startswith("_")]
+    kinds = (Objective, Classification, ClassificationEncoder)
+    names = [name for kind in kinds for name in vars(kind) if not name.startswith("_")]
     assert {"lay_out", "write_snippet"} <= set(names)
     shown = {"encode", "encode_all", "encode_to_fit", "without_limits", "decode"}  # which no plug-in has to define
     assert [name for name in names if f"`{name}" not in text and f" {name}(" not in text and name not in shown] == []
