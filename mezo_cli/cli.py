@@ -353,6 +353,17 @@ def engine(
 
 
 @app.command()
+def example(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="comments: the tutorial's data and task.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write them.")] = Path(),
+) -> None:
+    """Write the files of an example into this folder."""
+    from mezo_cli.commands import example as command
+
+    command.example(name, out)
+
+
+@app.command()
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
     from mezo_cli.commands import env as command

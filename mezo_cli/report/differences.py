@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mezo_cli.report.settings import GRID, flatten_values, format_setting
+from mezo_cli.report.settings import GRID, WITHOUT_EFFECT, flatten_values, format_setting, matches
 
 Settings = Mapping[str, Any]  # by dotted key
 # The same as another setting that is shown, in all or nearly all runs.
@@ -66,4 +66,5 @@ def short_name(key: str) -> str:
 def name_runs(runs: Sequence[Settings]) -> list[str]:
     """Return each run in the settings by which it differs from the others: `lr=1e-05, seed=13`; empty if in none."""
     keys = telling_keys(runs, differing_keys(runs))
+    keys = [key for key in keys if not matches(key, (*WITHOUT_EFFECT, "eval_every"))] or keys
     return [", ".join(format_setting(key, run[key]) for key in keys) for run in runs]

@@ -172,7 +172,11 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
 
 def format_setting(key: str, value: Any) -> str:
     """Return a setting in short: `noise=rademacher`, `lr=1e-06`."""
-    name = key.split(".", 1)[1] if key.startswith(("optimizer.", "peft.")) else key
+    group, _, name = key.partition(".")
+    if name == "name":
+        name = group  # the choice: peft=lora
+    elif group not in ("optimizer", "peft"):
+        name = key
     return f"{name}={format_value(value)}"
 
 
