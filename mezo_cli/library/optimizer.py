@@ -219,7 +219,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         if saved != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
         settings = replace(self.settings, **{name: state_dict[name] for name in SAVED})
-        updates = Updates(self.forward.params, own, settings)
+        updates = Updates(self.forward.params, own, settings, in_float64="decay" in state_dict)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]

@@ -98,8 +98,7 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     header, groups = recorded.header, recorded.header.settings["groups"]
     method = header.settings.get("method", {})
     settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
-    updates = Updates(params, [group["names"] for group in groups], settings)
-    updates.in_float64 = header.decay is not None
+    updates = Updates(params, [group["names"] for group in groups], settings, header.decay is not None)
     updates.apply(groups, recorded.records(0, step))
     return step
 

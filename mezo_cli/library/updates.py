@@ -19,9 +19,13 @@ class Updates:
         params: the tuned tensors.
         groups: the names of each group's.
         settings: choose the optimizer.
+        in_float64: whether weight decay is computed so: not in a training of before it was (see perturb/decay.py).
     """
 
-    def __init__(self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings) -> None:
+    def __init__(
+        self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings, in_float64: bool = True
+    ) -> None:
+        self.in_float64 = in_float64
         self._parts: list[tuple[Params, Mezo]] = []
         for names in groups:
             optimizer = settings.make_optimizer()
@@ -29,17 +33,9 @@ class Updates:
                 first = self._parts[0][1]
                 assert isinstance(first, WithMoment)
                 optimizer.share_moments(first)
-            self._parts.append((params.subset(names), optimizer))
-
-    @property
-    def in_float64(self) -> bool:
-        """Whether weight decay is computed in float64: see perturb/decay.py."""
-        return self._parts[0][0].decay.in_float64
-
-    @in_float64.setter
-    def in_float64(self, value: bool) -> None:
-        for params, _ in self._parts:
-            params.decay.in_float64 = value
+            part = params.subset(names)
+            part.decay.in_float64 = in_float64
+            self._parts.append((part, optimizer))
 
     def samples(self, step: int) -> int:
         """Return the number of directions of step `step` (from 0)."""
@@ -75,8 +71,6 @@ class Updates:
         Raises:
             UserError: when it lacks the moments of that step.
         """
-        # One of before weight decay was computed in float64 has no "decay": the training continues as it began.
-        self.in_float64 = "decay" in state
         for (params, optimizer), deferred in zip(
             self._parts, state.get("deferred", [1.0] * len(self._parts)), strict=True
         ):
