@@ -14,6 +14,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.es import EsConfig, EsResult
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.report.settings import method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.testing.optimizers import ConstantLoss, Trial
 from tests.command_line import error_line, mezo, small
@@ -216,3 +217,16 @@ def test_mistakes_leave_no_run(roberta: Path, movies: Path, tmp_path: Path) -> N
     said = mezo("train", *small(roberta, movies, tmp_path / "run", *words))
     assert "optimizer.members=3: with optimizer.antithetic=true members are pairs" in error_line(said)
     assert not (tmp_path / "run").exists()
+
+
+def test_fzoo_is_its_settings_and_its_name_in_tables() -> None:
+    config = build_config(["optimizer=fzoo"])
+    fzoo = config.optimizer
+    assert isinstance(fzoo, EsConfig)
+    assert (fzoo.members, fzoo.baseline, fzoo.shaping, fzoo.antithetic) == (8, "theta", "std", False)
+    assert (fzoo.noise, method_name(config), method_name(build_config(["optimizer=es"]))) == (
+        "rademacher",
+        "fzoo",
+        "es",
+    )
+    assert optimizer_class(fzoo)(fzoo, 0, 10).count_forwards(10) == {"forwards": 90, "backwards": 0}
