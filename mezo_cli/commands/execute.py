@@ -143,13 +143,14 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
     rows += [("test at best", test, best)]
     others = [name for name in ("accuracy", "loss") if name in first and name != metric]
     width = max(len(name) for name, scores, _ in rows if scores is not None)
-    heads = "  ".join(f"{name:>8}" for name in (metric, *others))
+    widths = {score: 6 if score == "loss" else 8 for score in (metric, *others)}
+    heads = "  ".join(f"{score:>{columns}}" for score, columns in widths.items())
     log.info("%-*s  %s  at step  95%% interval", width, "", heads)
     mark = f"  {MARK}" if picked_start(summary) else ""
     for name, scores, step in rows:
         if scores is not None:
-            values = (_show(score, scores) if score in scores else "" for score in (metric, *others))
-            cells = "  ".join(f"{value:>8}" for value in values)
+            values = {score: _show(score, scores) if score in scores else "" for score in widths}
+            cells = "  ".join(f"{value:>{widths[score]}}" for score, value in values.items())
             line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric, _plain)}"
             log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
     for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
