@@ -15,7 +15,7 @@ from mezo_cli import system
 from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
-    from mezo_cli.training.prediction import Prediction
+    from mezo_cli.training.prediction import CompletedPrompt, Prediction
     from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -119,11 +119,17 @@ class LoadedRun:
     """
 
     def __init__(self, session: "Session") -> None:
-        self._session = session
-        self.labels, self.columns = list(session.config.task.labels), list(session.config.task.columns)
+        from mezo_cli.data.texts import read_columns
 
-    def predict(self, rows: Iterable[str | Mapping[str, str] | Sequence[str]]) -> list["Prediction"]:
+        self._session = session
+        self.labels, self.columns = list(session.config.task.labels), read_columns(session.config.data_task)
+
+    def predict(
+        self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]
+    ) -> "list[Prediction] | list[CompletedPrompt]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
+
+        Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`.
 
         Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split, in their
         order, get probabilities bitwise identical to those of its evaluation. A row that is longer than the model
@@ -141,7 +147,7 @@ class LoadedRun:
         if isinstance(rows, str):
             raise UserError(f"predict({rows[:40]!r}): a list of texts is expected, not one text")
         config = self._session.config
-        examples = [from_row(row, f"row {number}", config.task) for number, row in enumerate(rows)]
+        examples = [from_row(row, f"row {number}", config.data_task) for number, row in enumerate(rows)]
         with system.keeping_matmul_precision(config.model.matmul_precision):
             return predict(self._session, examples)
 

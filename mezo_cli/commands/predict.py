@@ -22,7 +22,9 @@ from mezo_cli.runs.output import write_file
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
-    from mezo_cli.training.prediction import Prediction
+    from mezo_cli.training.prediction import CompletedPrompt, Prediction
+
+    Predicted = Prediction | CompletedPrompt
     from mezo_cli.training.session import Session
 
 STDIN = "standard input"
@@ -64,7 +66,7 @@ def predict(
             )
         with in_turn(ranks):
             opened = open_run(path, checkpoint, base)
-        task = opened.config.task
+        task = opened.config.data_task
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
         from mezo_cli.training.agreement import check_same_weights
@@ -72,7 +74,7 @@ def predict(
 
         if ranks is not None:
             ranks.start(opened.config)
-            ranks.check_same("input", "\n".join(" ".join(row.texts) for row in rows or []))
+            ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         session = opened.load()
         if ranks is not None:
             check_same_weights(session, ranks)
@@ -107,7 +109,7 @@ def _read_lines(task: TaskConfig) -> list[Example]:
     return rows
 
 
-def _predict(session: "Session", rows: list[Example]) -> list["Prediction"]:
+def _predict(session: "Session", rows: list[Example]) -> Sequence["Predicted"]:
     from mezo_cli.training.prediction import predict as predict_rows
 
     with progress_bar(make_error_console(), "rows", len(rows)) as report:
@@ -121,9 +123,10 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
     """
     from mezo_cli.training.prediction import predict as predict_rows
 
-    task = session.config.task
+    task = session.config.data_task
+    columns = texts.read_columns(task)
     if sys.stdin.isatty() and not quiet:
-        fields = f", its {join(task.columns)} separated by tabs" if len(task.columns) > 1 else ""
+        fields = f", its {join(columns)} separated by tabs" if len(columns) > 1 else ""
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
     cut = Counter[bool]()
     for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
@@ -139,21 +142,17 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
 # --- output ---
 
 
-def _print(predictions: Sequence["Prediction"], quiet: bool) -> None:
-    """Print a line per row: the label, the probability of each label, the texts; cut to the terminal's width.
+def _print(predictions: Sequence["Predicted"], quiet: bool) -> None:
+    """Print a line per row: the label, the probability of each label, the texts; or the prompt and the completion.
 
-    If `quiet`, the label alone.
+    Lines are cut to the terminal's width. If `quiet`, the label or the completion alone.
     """
     width = make_console().width if sys.stdout.isatty() else None
-    labels = list(predictions[0].probabilities)
-    longest = max(map(len, labels))
     for one in predictions:
         if quiet:
-            print_line(one.predicted)
+            print_line(one.answer)
             continue
-        scores = "  ".join(f"{label} {probability:.4f}" for label, probability in one.probabilities.items())
-        text = " | ".join(" ".join(text.split()) for text in one.columns.values())
-        line = f"{one.predicted:{longest}}  {scores}  {text}"
+        line = one.line()
         print_line(line if width is None or len(line) <= width else line[: width - 3] + "...")
 
 
@@ -165,7 +164,7 @@ def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
         print_line(text, sys.stderr)
 
 
-def _document(opened: Opened, predictions: Sequence["Prediction"]) -> dict[str, Any]:
+def _document(opened: Opened, predictions: Sequence["Predicted"]) -> dict[str, Any]:
     return {
         "run": str(opened.run.path) if opened.published is None else opened.published.name,
         "checkpoint": opened.checkpoint,
@@ -174,28 +173,29 @@ def _document(opened: Opened, predictions: Sequence["Prediction"]) -> dict[str, 
     }
 
 
-def _numbered(predictions: Iterable["Prediction"]) -> list[dict[str, Any]]:
+def _numbered(predictions: Iterable["Predicted"]) -> list[dict[str, Any]]:
     return [{"row": number, **asdict(one)} for number, one in enumerate(predictions)]
 
 
-def _to_jsonl(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
+def _to_jsonl(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
 
 
-def _to_json(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
+def _to_json(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
     return json.dumps(_numbered(predictions), ensure_ascii=False, indent=2) + "\n"
 
 
-def _to_csv(predictions: Sequence["Prediction"], task: TaskConfig) -> str:
+def _to_csv(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*task.columns, "predicted", *(f"probability_{label}" for label in task.labels)])
+    columns = texts.read_columns(task)
+    writer.writerow([*columns, *predictions[0].figures()])
     for one in predictions:
-        writer.writerow([*one.columns.values(), one.predicted, *one.probabilities.values()])
+        writer.writerow([*(one.columns[column] for column in columns), *one.figures().values()])
     return out.getvalue()
 
 
-_FORMATS: dict[str, Callable[[Sequence["Prediction"], TaskConfig], str]] = {
+_FORMATS: dict[str, Callable[[Sequence["Predicted"], TaskConfig], str]] = {
     ".jsonl": _to_jsonl,
     ".json": _to_json,
     ".csv": _to_csv,

@@ -18,7 +18,7 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
     Raises:
         UserError: for an unknown column, and for a row that lacks one.
     """
-    columns = _columns(task)
+    columns = read_columns(task)
     shape = " ".join(f"--text {column}=..." for column in columns)
     rows: list[Example] = []
     row: dict[str, str] = {}
@@ -48,7 +48,7 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
     Raises:
         UserError: for a line that is not UTF-8 or has another number of fields; the error names its number.
     """
-    columns = _columns(task)
+    columns = read_columns(task)
     for number, raw in enumerate(lines, 1):
         location = f"{where}:{number}"
         try:
@@ -97,7 +97,7 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
     Raises:
         UserError: for anything else, a column that is missing, and for a task with labels a value that is not a text.
     """
-    columns = _columns(task)
+    columns = read_columns(task)
     if isinstance(row, str):
         if len(columns) != 1:
             raise UserError(f"{where}: one text, but task '{task.name}' reads {join(columns)}; give a mapping of them")
@@ -122,6 +122,6 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
     return Example(tuple(texts), 0, where)
 
 
-def _columns(task: TaskConfig) -> list[str]:
+def read_columns(task: TaskConfig) -> list[str]:
     """Return the columns that a row to predict has, in order."""
     return list(task.columns) if task.labels else RowTexts(task).prompt_columns

@@ -1,5 +1,6 @@
-"""One finished run for all tests of commands on a run."""
+"""A finished run for all tests of commands on a run, and a task of prompts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,23 @@ def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", "eval_batch_size=5")
         assert mezo("train", *words).code == 0
     return folder / "run"
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> list[object]:
+    """A task without labels, its rows with lists and records, and a decoder: the words of a command line."""
+    task = tmp_path / "conf" / "task" / "sums.yaml"
+    task.parent.mkdir(parents=True)
+    task.write_text(
+        "name: sums\ngenerate:\n  prompt: 'Add {numbers}: {question|strip}\\nAnswer:'\n"
+        "  answer: ' {answers.text[0]}\\n'\n  gold: answers.text\n  stop: ['\\n']\n"
+    )
+    rows = [
+        {"question": f"{i} + 1? ", "numbers": [i, 1], "answers": {"text": [str(i + 1), "?"]}, "id": i}
+        for i in range(20)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(lines)
+    model = tiny.decoder(tmp_path / "model")
+    words = ["task=sums", "objective=generate", "objective.loss=lm", f"model.path={model}", "data=files"]
+    return [*words, f"data.dir={tmp_path / 'rows.jsonl'}", "--config-dir", tmp_path / "conf"]

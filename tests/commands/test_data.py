@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
 from tests.command_line import mezo
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -41,26 +40,6 @@ def test_a_short_group_is_exported_with_a_warning(movies: Path, tmp_path: Path) 
     assert said.code == 0
     assert "warning: " in said.err
     assert "fewer than 13 rows" in said.err
-
-
-@pytest.fixture
-def sums(tmp_path: Path) -> list[object]:
-    """A task without labels, its rows with lists and records, and a decoder: the words of a command line."""
-    task = tmp_path / "conf" / "task" / "sums.yaml"
-    task.parent.mkdir(parents=True)
-    task.write_text(
-        "name: sums\ngenerate:\n  prompt: 'Add {numbers}: {question|strip}\\nAnswer:'\n"
-        "  answer: ' {answers.text[0]}\\n'\n  gold: answers.text\n  stop: ['\\n']\n"
-    )
-    rows = [
-        {"question": f"{i} + 1? ", "numbers": [i, 1], "answers": {"text": [str(i + 1), "?"]}, "id": i}
-        for i in range(20)
-    ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "rows.jsonl").write_text(lines)
-    model = tiny.decoder(tmp_path / "model")
-    words = ["task=sums", "objective=generate", "objective.loss=lm", f"model.path={model}", "data=files"]
-    return [*words, f"data.dir={tmp_path / 'rows.jsonl'}", "--config-dir", tmp_path / "conf"]
 
 
 def test_data_shows_prompts_and_answers(sums: list[object]) -> None:

@@ -1,5 +1,6 @@
 """`mezo predict` and `load(run).predict`: bitwise as in an evaluation, every kind of input and output, mistakes."""
 
+import csv
 import gc
 import io
 import json
@@ -12,7 +13,7 @@ import pytest
 
 from mezo_cli import LoadedRun, load
 from mezo_cli.runs import Run
-from mezo_cli.training.prediction import Prediction
+from mezo_cli.training.prediction import CompletedPrompt, Prediction
 from tests.command_line import Result, error_line, mezo
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
@@ -211,3 +212,41 @@ def test_runs_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
     assert "holds no run" in error_line(mezo("predict", tmp_path, "--text", "a"))
     line = error_line(mezo("predict", run / "checkpoints" / "best", "--checkpoint", "3", "--text", "a"))
     assert "is the checkpoint 'best'" in line
+
+
+# --- completions ---
+
+
+def test_completions_of_prompts(sums: list[object], tmp_path: Path) -> None:
+    run, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    words = ["steps=1", "batch_size=4", "eval_every=0", "objective.max_new_tokens=4", f"hydra.run.dir={run}"]
+    trained = mezo("train", *sums, *words)
+    assert trained.code == 0, trained
+    prompt = "Add [3, 1]: 3 + 1?\nAnswer:"
+    document = json.loads(mezo("predict", run, "--file", rows, "--json").out)
+    assert [row["prompt"] for row in document["rows"]][3] == prompt
+    assert document["rows"][3]["columns"] == {
+        "question": "3 + 1? ",
+        "numbers": [3, 1],
+        "answers": {"text": ["4", "?"]},
+        "id": 3,
+    }
+    said = [row["completion"] for row in document["rows"]]
+    assert all(said)
+    lines = mezo("predict", run, "--file", rows).out.splitlines()
+    assert lines[3] == f"{prompt} -> {said[3]!r}".replace("\n", "\\n")
+    quiet = mezo("predict", run, "--text", "numbers=1", "--text", "question=who?", "--quiet")
+    assert (quiet.code, quiet.out.count("\n")) == (0, 1)
+    assert mezo("predict", run, "--file", rows, "--out", tmp_path / "out.csv").code == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert table[0] == ["numbers", "question", "prompt", "completion"]
+    assert table[4] == ["[3, 1]", "3 + 1? ", prompt, said[3]]
+    model = load(run)
+    assert model.columns == ["numbers", "question"]
+    [completed] = model.predict([{"numbers": [3, 1], "question": "3 + 1? "}])
+    assert completed == CompletedPrompt(
+        {"numbers": [3, 1], "question": "3 + 1? "}, prompt, said[3], [said[3]], cut=False
+    )
+    missing = mezo("predict", run, "--text", "numbers=1")
+    assert "the last row lacks question" in error_line(missing)
