@@ -3,16 +3,18 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.diagnosis import cost, label_words, signal
+from mezo_cli.diagnosis import cost, label_words, rewards, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.diagnosis.jobs import Jobs
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.objectives.classification import Classification
+from mezo_cli.objectives.generation import Generation
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
@@ -38,7 +40,7 @@ class Prepared:
 
     session: Session
     splits: Splits
-    rows: dict[str, list[TokenizedExample]]
+    rows: dict[str, list[Any]]
     unreachable: dict[str, int]
     seconds: float
 
@@ -61,6 +63,7 @@ def prepare_run(config: Config) -> Prepared:
         unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0], first)}
         if config.init == "linear_probe":
             find_output_layer(session)
+        session.objective.check_start(train)
         if session.optimizer.replayable:
             _compile_noise(session, train[0])
     return Prepared(session, splits, rows, unreachable, time.perf_counter() - start)
@@ -88,6 +91,8 @@ def diagnose(prepared: Prepared, jobs: Jobs, deadline: Deadline) -> Iterator[Sec
             yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
     yield data_check.check(session.encoder, prepared.splits, rows, deadline.part(DATA))
     with explain_device_errors("losses of a batch", advice):
-        yield signal.check(session, rows["train"], deadline.part(SIGNAL))
+        # A reward is constant almost everywhere: it has no derivative that g could be compared with, and no best lr.
+        by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable
+        yield (rewards if by_rewards else signal).check(session, rows["train"], deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
         yield cost.check(session, rows, prepared.unreachable, prepared.seconds, jobs, deadline)

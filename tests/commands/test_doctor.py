@@ -106,3 +106,43 @@ def test_a_directory_that_is_in_use_is_refused(roberta: Path, movies: Path, tmp_
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 def test_the_time_must_be_positive(seconds: str) -> None:
     assert "--seconds" in error_line(mezo("doctor", "--seconds", seconds))
+
+
+REWARDED = [
+    "task=demo-arithmetic",
+    "model=demo-decoder",
+    "data=demo",
+    "objective=generate",
+    "objective.max_new_tokens=8",
+]
+REWARDED += ["objective.reward=countdown", "steps=20", "batch_size=32", "model.device=cpu", "--seconds", "0.5"]
+
+
+def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path) -> None:
+    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-2", "--json")
+    assert said.code == 0, said
+    document = json.loads(said.out)
+    assert [check["check"] for check in document["checks"]] == ["data", "rewards", "cost"]
+    found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
+    spread = found["spread"]["figures"]
+    assert spread["reward_min"] < spread["reward"] < spread["reward_max"]
+    assert (spread["rows"], spread["eps"], found["spread"]["verdict"]) == (16, 0.01, "ok")
+    assert 0 <= found["agreement"]["figures"]["agreeing_rows"] < 1
+    assert found["truncated"]["figures"]["truncated"] == 0
+    assert found["rows"]["figures"]["rows"]["dev"] == 192
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted() -> None:
+    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-7", "objective.max_new_tokens=2", "-q")
+    assert said.code == 0, said
+    told = " ".join(said.out.split())
+    assert "doubt no signal: all of" in told
+    assert "-> a step with equal members changes nothing: raise optimizer.eps (1e-07 changes" in told
+    assert "doubt 100% of the completions are cut at objective.max_new_tokens=2" in told
+
+
+def test_the_likelihood_of_answers_has_a_signal() -> None:
+    said = mezo("doctor", *REWARDED, "objective.loss=lm", "--json")
+    assert said.code == 0, said
+    assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "signal", "cost"]
