@@ -21,8 +21,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, unset_fake_temporarily
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers import AutoModelForCausalLM
 
 from mezo_cli import models
+from mezo_cli.models.decoding import Decoder, Sampling
+from tests import tiny
 from tests.device_cases import CASES, case_config, keeps_places, take_steps
 from tests.host_waits import HostWaits, moved
 
@@ -141,6 +144,17 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     return {"moved": changes} | {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
 
 
+def complete_prompts(folder: Path) -> dict[str, Any]:
+    """Return what the host did while six tokens were drawn for two prompts of different lengths."""
+    model = AutoModelForCausalLM.from_pretrained(tiny.decoder(folder / "llama", "llama")).eval()
+    sampling = Sampling(max_new_tokens=6, temperature=1.0, stop=(), keep_stop=False)
+    with fake_device():
+        to_fake(model)
+        with HostWaits(lambda shape: [7] * shape[0] if shape else 0) as host:
+            Decoder(model, tiny.metaspace()).complete([[5, 6, 7], [8, 9]], [(0, 0), (1, 0)], sampling)
+    return {"waits": host.waits, "copies": host.copies}
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Run the cases and print a line for each; the case `control` provokes what the others must not do."""
     for name in names:
@@ -148,6 +162,8 @@ def main(folder: Path, names: list[str]) -> None:
             if name == "control":
                 with fake_device():
                     result = provoke_waits()
+            elif name == "generation":
+                result = complete_prompts(folder)
             else:
                 result = run_case(name, folder)
         except Exception:

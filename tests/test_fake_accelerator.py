@@ -44,6 +44,14 @@ def test_a_step_waits_for_the_device_once(name: str, results: dict[str, Any]) ->
 
 
 @pytest.mark.slow
+def test_a_generation_waits_once_per_token(tmp_path: Path) -> None:
+    host = run(tmp_path, ["generation"])["generation"]
+    assert "error" not in host, host["error"]
+    assert len(host["waits"]) == 6, host["waits"]
+    assert len(host["copies"]) == 4  # the prompts, their mask and positions, and keys of the random numbers
+
+
+@pytest.mark.slow
 def test_the_counter_sees_what_makes_the_host_wait(results: dict[str, Any]) -> None:
     control = results["control"]
     waiting = ["item", "bool", "tolist", "nonzero", "unique", "boolean index", "boolean assignment", "to cpu"]

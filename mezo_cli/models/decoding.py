@@ -154,7 +154,7 @@ class _DecodingState:
         ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in distinct])
         device = model.get_input_embeddings().weight.device
-        self._mask = None if bool(mask.all()) else mask.to(device)
+        self._mask = None if len({len(prompt) for prompt in prompts}) == 1 else mask.to(device)
         positions = (mask.cumsum(1) - 1).clamp(min=0).to(device)
         self._positions = positions[:, -1:]
         self.logits = self._forward(ids.to(device), positions)
