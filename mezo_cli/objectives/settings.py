@@ -32,7 +32,8 @@ class GenerateConfig(ObjectiveConfig):
         temperature: 0 for greedy completions, else they are drawn from softmax(logits / temperature).
         samples: completions per prompt and member.
         reduce: what a row's reward is of those of its completions; max: pass@k.
-        eval_temperature, eval_samples: the same of evaluations; null: 0, and 1.
+        eval_temperature: the temperature of evaluations.
+        eval_samples: completions per prompt of evaluations.
     """
 
     needs_labels: ClassVar[bool] = False

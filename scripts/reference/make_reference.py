@@ -103,7 +103,7 @@ def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
 
 def _type(takes: Allowed) -> str:
     base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
-    base |= {list: "list of texts", dict: "texts by name"}
+    base |= {list: "list of texts", dict: "texts by name", Any: "text, pairs or null"}
     return base[takes.value_type] + (" or null" if takes.optional else "")
 
 
