@@ -90,24 +90,37 @@ class ProgressReporter:
         self._progress, self._total, self._start_step = progress, total, done
         self._start_time: float | None = None
         self._last_line = time.perf_counter()
-        self._fields: dict[str, Any] = {"loss": "-", "dev": "-", "rate": "-"}
+        self._fields: dict[str, Any] = {"score": "loss -", "dev": "-", "rate": "- steps/s"}
+        self._tokens = 0.0  # generated since the first step
         if progress is not None:
             self._task = progress.add_task("train", total=total, completed=done, **self._fields)
 
-    def report_step(self, done: int, loss: float) -> None:
-        """Show the loss after `done` steps in the bar, and log it at every twentieth of the run or half minute."""
+    def report_step(self, done: int, loss: float, reward: float | None = None, tokens: float = 0.0) -> None:
+        """Show a step in the bar, and log it at every twentieth of the run or half minute.
+
+        Args:
+            done: the steps so far.
+            loss: of the step.
+            reward: the mean reward of the step's completions, shown in place of the loss; None if there were none.
+            tokens: that the step has generated.
+        """
         now = time.perf_counter()
         if self._start_time is None:  # the first step compiles, so it does not count for the rate
-            self._start_step, self._start_time = done, now
-        rate = (done - self._start_step) / max(now - self._start_time, 1e-9)
-        speed = f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
-        self._fields.update(loss=f"{loss:.4f}", rate=speed if rate else "-")
+            self._start_step, self._start_time, self._tokens = done, now, 0.0
+        else:
+            self._tokens += tokens
+        passed = max(now - self._start_time, 1e-9)
+        rate = (done - self._start_step) / passed
+        speed = f"{rate:.2f} steps/s" if rate < 10 else f"{rate:.1f} steps/s"
+        speed += f"  {self._tokens / passed:,.0f} tokens/s" if self._tokens else ""
+        score = f"loss {loss:.4f}" if reward is None else f"reward {reward:.4f}"
+        self._fields.update(score=score, rate=speed if rate else "- steps/s")
         if self._progress is not None:
             self._progress.update(self._task, completed=done, **self._fields)
         if done % max(1, self._total // 20) == 0 or now - self._last_line > self.MAX_INTERVAL:
             self._last_line = now
-            left = f"  {speed} steps/s  {format_duration((self._total - done) / rate)} left" if rate else ""
-            log.debug("%s  loss %.4f%s", self._at(done), loss, left)
+            left = f"  {speed}  {format_duration((self._total - done) / rate)} left" if rate else ""
+            log.debug("%s  %s%s", self._at(done), score, left)
 
     def evaluation(self, total: int) -> Callable[[int], None]:
         """Return a function to call with the number of dev rows evaluated: the bar shows it, or else the log."""
@@ -167,9 +180,9 @@ def progress_reporter(console: Console, total: int, done: int) -> Iterator[Progr
     columns = (
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("loss [cyan]{task.fields[loss]}[/]"),
+        TextColumn("[cyan]{task.fields[score]}[/]"),
         TextColumn("dev [green]{task.fields[dev]}[/]"),
-        TextColumn("{task.fields[rate]} steps/s"),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:

@@ -195,6 +195,7 @@ class Generation(Objective):
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
             **{name: float(values.mean()) for name, values in lengths.items()},
             "completions": self._generated,
+            "tokens": float(sum(len(one.ids) for m in self._members for of_row in m.completions for one in of_row)),
             **({"reward_errors": errors} if errors else {}),
         }
 

@@ -25,6 +25,7 @@ EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
 NO_PREDICTIONS = "This run has no predictions.jsonl: runs of earlier versions and trajectory folders have none."
+REWARDS = ("reward", "reward_min", "reward_max")  # over the members of a step, in its line of metrics.jsonl
 OPEN_END = "Test rows appear once the run has finished."
 
 
@@ -81,6 +82,7 @@ class RunDetails:
     Attributes:
         damage: what the files of a run that has not finished lack at their ends.
         steps, losses, seconds: arrays, of the logged training steps.
+        rewards: arrays by name, of the same steps, of a run on rewards: `reward`, `reward_min`, `reward_max`; else {}.
         evaluations: the lines of metrics.jsonl, in order.
 
     Raises:
@@ -95,6 +97,8 @@ class RunDetails:
         train = [line for line in lines if line["kind"] == "train"]  # many: only these three are kept
         self.steps = np.array([line["step"] for line in train], int)
         self.losses, self.seconds = (np.array([line[key] for line in train], float) for key in ("loss", "seconds"))
+        has_rewards = bool(train) and all(name in line for line in train for name in REWARDS)
+        self.rewards = {name: np.array([line[name] for line in train]) for name in REWARDS} if has_rewards else {}
         self.evaluations = [line for line in lines if line["kind"] == "eval"]
 
     @property
@@ -301,6 +305,22 @@ class RunDetails:
         counts = Counter((row["label"], row["predicted"]) for row in rows)
         return Examples(_spread(right), _spread(wrong), counts)
 
+    # --- dev rows ---
+
+    @cached_property
+    def completions(self) -> dict[int, list[dict[str, Any]]]:
+        """Step -> what the model said of some dev rows at the start, the best step and the last; {} for most runs."""
+        kept, lacking = self.run.completions(), {"kind", "step", "crc", "row"}
+        best = [] if self.best is None else [int(self.best["step"])]
+        steps = sorted({*list(kept)[:1], *list(kept)[-1:], *(step for step in best if step in kept)})
+        return {step: [{k: v for k, v in row.items() if k not in lacking} for row in kept[step]] for step in steps}
+
+    def name_step(self, step: int) -> str:
+        """Return what a step of `completions` is: `step 0, start`."""
+        best = self.best is not None and step == self.best["step"]
+        marks = {"start": step == min(self.completions), "best": best, "last": step == max(self.completions)}
+        return ", ".join([f"step {step:,}", *(name for name, applies in marks.items() if applies)])
+
     # --- setup ---
 
     def commands(self) -> list[tuple[str, str]]:
@@ -384,7 +404,7 @@ def read_details(entry: Entry) -> RunDetails:
         for part in (details.sentence, details.facts, details.results, details.baseline_sentence, details.commands):
             part()
         details.warnings()
-        _ = details.examples
+        _ = details.examples, details.completions
         return details
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{entry.run.path} is damaged: a file lacks what belongs there ({error!r})") from error

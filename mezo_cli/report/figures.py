@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,12 @@ CURVE_POINTS = 240  # at most, of a noisy curve
 TABLE_ROWS = 24  # at most, in a table behind a figure
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
+Curve = TypeVar("Curve", pd.Series, pd.DataFrame)
+DEV_FIELDS = (  # of evaluations, each with the title of its figure
+    ("drift", "Drift |theta - theta0| / |theta0|"),
+    ("keep_log_prob", "Mean log-probability of the answers of data.keep"),
+    ("keep_kl", "KL(theta0 || theta) on the answers of data.keep"),
+)
 FEW = 40  # points up to which each is marked
 
 
@@ -45,7 +52,9 @@ class Figure:
 
 def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
-    parts = [_loss] * bool(len(run.losses)) + [_dev, _dev_loss] * bool(run.dev)
+    parts = [_rewards if run.rewards else _loss] * bool(len(run.losses))
+    parts += [_dev, *[_dev_loss] * (not run.rewards)] * bool(run.dev)
+    parts += [partial(_dev_field, *field) for field in DEV_FIELDS if any(field[0] in line for line in run.dev)]
     parts += [_predictions] * any(predicted_fractions(line) for line in run.dev[:1])
     parts += [_gradients] * (run.projected_grads is not None)
     parts += [_speed] * (len(run.speed[0]) > 1)
@@ -64,6 +73,36 @@ def _loss(run: RunDetails, name: str) -> Figure:
 def draw_loss(axes: "Axes", run: RunDetails) -> tuple[pd.Series, str]:
     """Draw the training loss; return it smoothed, and what the lines are."""
     return _draw_curve(axes, pd.Series(run.losses, run.steps), "c1")
+
+
+def _rewards(run: RunDetails, name: str) -> Figure:
+    axes, rewards = new_axes(), pd.DataFrame(run.rewards, run.steps)
+    smooth, _ = smoothed(rewards)
+    at = smooth.index[thin_indices(len(smooth), CURVE_POINTS)]
+    shown = smooth.loc[at]
+    axes.fill_between(at, shown["reward_min"], shown["reward_max"], color=colour("c1"), alpha=0.25, linewidth=0)
+    axes.plot(shown["reward"], color=colour("c1"), linewidth=2, **_dots(len(at)))
+    dev = pd.DataFrame(run.dev)
+    if "reward" in dev:
+        axes.plot(dev["step"], dev["reward"], color=colour("c3"), linewidth=2, **_dots(len(dev)))
+    step_axis(axes, int(run.steps[-1]))
+    ends = [f"{shown['reward'].iloc[i]:.4g}" for i in (0, -1)]
+    note = f"The band is from the least to the greatest reward of the members of a step. From {ends[0]} to {ends[1]}"
+    note += ", means of neighbouring steps." if len(rewards) >= FEWEST else "."
+    table = _table(run.steps, {name.replace("_", " "): (values, ".4g") for name, values in rewards.items()})
+    legend = [("c1", "train, mean of the members"), *[("c3", "dev")] * ("reward" in dev)]
+    return Figure("Reward", note, inline_svg(axes, name, f"Rewards over steps. {note}"), table, legend)
+
+
+def _dev_field(field: str, title: str, run: RunDetails, name: str) -> Figure:
+    """Draw a field of the evaluations on dev that has them at every step, or at some."""
+    axes, known = new_axes(), [line for line in run.dev if field in line]
+    values = pd.Series([line[field] for line in known], [line["step"] for line in known])
+    axes.plot(values, color=colour("c5"), linewidth=2, **_dots(len(values)))
+    step_axis(axes, int(values.index[-1]))
+    note = f"{values.iloc[0]:.4g} at step {values.index[0]:,}, {values.iloc[-1]:.4g} at step {values.index[-1]:,}."
+    svg = inline_svg(axes, name, f"{title} over steps. {note}")
+    return Figure(title, note, svg, _table(values.index, {field: (values, ".4g")}))
 
 
 def _dev(run: RunDetails, name: str) -> Figure:
@@ -203,7 +242,7 @@ def _draw_curve(axes: "Axes", values: pd.Series, name: str) -> tuple[pd.Series, 
     return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
 
 
-def smoothed(values: pd.Series) -> tuple[pd.Series, int]:
+def smoothed(values: Curve) -> tuple[Curve, int]:
     """Return the means over neighbouring values of a curve, and over how many; over one where the values are few."""
     window = 2 * max(len(values) // (2 * SMOOTHING), 1) + 1 if len(values) >= FEWEST else 1
     return values.rolling(window, center=True, min_periods=1).mean(), window

@@ -199,6 +199,8 @@ def _run(run: RunDetails, name: str, longest: int) -> dict[str, Any]:
         "template": run.config.task.template,
         "words": run.label_words(),
         "figures": run_figures(run, name),
+        "dev_steps": [run.name_step(step) for step in run.completions],
+        "dev_rows": _dev_rows(run, longest),
         "message": examples.message,
         "completions": [(texts_of(row), _numbers(row)) for row in examples.completions],
         "right": [_example(row, colours, longest) for row in examples.right],
@@ -264,6 +266,17 @@ def _example(row: Mapping[str, Any], colours: Mapping[str, str], longest: int) -
         "others": ", ".join(f"{name} {p:.2f}" for p, name in others[:MOST_OTHERS]),
         "bar": [(colours.get(name, "quiet"), f"{p:.3f}") for name, p in probabilities.items()],
     }
+
+
+def _dev_rows(run: RunDetails, longest: int) -> list[dict[str, Any]]:
+    """Return the prompt of each dev row that was kept, and (completion, numbers) at each step of `completions`."""
+    return [
+        {
+            "prompt": _short(of_row[0]["prompt"], longest),
+            "cells": [(_short(one["completion"], longest), _numbers(one)) for one in of_row],
+        }
+        for of_row in zip(*run.completions.values(), strict=False)
+    ]
 
 
 def _numbers(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mezo_cli.console import TextTable, make_table, plain_text, printable
+from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
 from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of, thin_indices
 from mezo_cli.report.settings import changed_settings, format_score, format_value
 from mezo_cli.runs.metrics_log import metrics_of
@@ -33,7 +33,8 @@ def show_details(run: RunDetails, console: Console) -> None:
     if run.prompt is not None:
         console.print()
         say(f"prompt  {run.prompt}")
-        say(", ".join(f"{word} = {label}" for label, word in run.label_words()), "        ")
+        if words := run.label_words():
+            say(", ".join(f"{word} = {label}" for label, word in words), "        ")
     if run.dev:
         console.print()
         console.print(_results(run), width=width)
@@ -55,6 +56,10 @@ def show_details(run: RunDetails, console: Console) -> None:
     for row in (completions[i] for i in thin_indices(len(completions), EXAMPLES)):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
         say(f"{scores}: {' / '.join(texts_of(row).values())}"[: EXAMPLE_WIDTH * width], "  ")
+    for step in list(run.completions)[-1:]:
+        say(f"dev rows at {run.name_step(step)}")
+        for row in run.completions[step][:EXAMPLES]:
+            say(describe_completion(row), "  ")
     changed = changed_settings(run.config)
     settings = [(key, f"{format_value(value)} (default {format_value(usual)})") for key, value, usual in changed]
     lists = {"how it went": _steps(run), "settings that differ from the defaults": settings}
@@ -148,6 +153,7 @@ def document(run: RunDetails) -> dict[str, Any]:
         "right": [{name: row[name] for name in fields} for row in examples.right],
         "completions": list(examples.completions),
         "wrong": [{name: row[name] for name in fields} for row in examples.wrong],
+        "dev_completions": run.completions,
         "settings": settings,
         "facts": dict(run.facts()),
         "versions": dict(run.versions()),

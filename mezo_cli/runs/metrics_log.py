@@ -123,7 +123,7 @@ def _looks_valid(raw: bytes) -> bool:
 
 def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics and the loss among the fields of an evaluation, as metrics.jsonl or summary.json has them."""
-    others = ("step", "seconds", "rows", "row")
+    others = ("step", "seconds", "rows", "row", "drift", "keep_log_prob", "keep_kl")
     return {
         name: float(value)
         for name, value in values.items()

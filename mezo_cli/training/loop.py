@@ -85,13 +85,14 @@ def train(
             while state.step < config.steps and stop_reason is None:
                 batch = [rows.train[i] for i in sampler.batch(state.step)]
                 result = session.step(batch, state.step)
-                state.record(result, session.objective.step_scalars())
+                figures = session.objective.step_scalars()
+                state.record(result, figures)
                 if engine is not None:
                     engine.update(session.optimizer, state.step - 1, result)
                 state.record_kernels(session.params.noise)
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
-                progress.report_step(state.step, result.loss)
+                progress.report_step(state.step, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
                 state.evaluate_and_save(session, rows.dev, progress)
                 stop_reason = state.find_stop_reason()
             if stop_reason is not None:

@@ -26,9 +26,12 @@ def make(path: Path, *, seed: int, finished: bool = True) -> None:
         for step in range(5):
             if step:
                 writer.append(step - 1, [0.5 * step], 1e-6)
-                run.log_metrics("train", step, loss=-0.1 * step, projected_grad=0.5, lr=1e-6, seconds=float(step))
+                rewards = {"reward": 0.1 * step, "reward_min": 0.05 * step, "reward_max": 0.2 * step}
+                run.log_metrics("train", step, loss=-0.1 * step, **rewards, lr=1e-6, seconds=float(step))
             if step in scores:
-                run.log_metrics("eval", step, split="dev", **scores[step], seconds=float(step))
+                said = {"prompt": "2 + 2 =", "completion": f" <b>{step}", "reward": 0.5 * step}
+                run.log_completions(step, [said, {**said, "prompt": "3 + 3 ="}])
+                run.log_metrics("eval", step, split="dev", **scores[step], drift=0.01 * step, seconds=float(step))
         writer.close()
         if not finished:
             raise KeyboardInterrupt
@@ -71,6 +74,11 @@ def test_one_run(runs: Path) -> None:
     assert document["metric"] == "reward"
     assert [line["reward"] for line in document["dev"]] == [0.5, 1.5, 1.0]
     assert document["completions"][0]["completion"] == " 8"
+    assert "dev rows at step 4, last" in result.out
+    assert "'3 + 3 =' -> ' <b>4' reward 2" in result.out
+    kept = document["dev_completions"]
+    assert list(kept) == ["0", "2", "4"]
+    assert kept["2"][1] == {"prompt": "3 + 3 =", "completion": " <b>2", "reward": 1.0}
     assert mezo("show", runs / "stopped").code == 0
 
 
@@ -86,3 +94,7 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
         assert "Reward on dev" in text
         assert " 8</span>" in text
         assert "Accuracy" not in text
+        for title in ("step 0, start", "step 2, best", "step 4, last", "Drift |theta - theta0|", "train, mean of the"):
+            assert title in text
+        assert " &lt;b&gt;2<br>" in text
+        assert "Training loss" not in text
