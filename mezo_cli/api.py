@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ def finetune(
     eps: float | None = None,
     seed: int | None = None,
     objective: str = "mlm",
+    reward: str | Mapping[str, Any] | Callable[..., Any] | None = None,
     overrides: Sequence[str] = (),
     config_dir: str | os.PathLike[str] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
@@ -60,6 +61,8 @@ def finetune(
         eval_dataset: rows to test on, together with `train_dataset` rows; dev is held out of those.
         steps, batch_size, lr, eps, seed: the config's values of these names; None leaves the defaults.
         objective: a choice of `objective=`.
+        reward: `objective.reward` of `objective="generate"`: as on the command line, or a callable
+            `function(completions, rows)`, which runs in this process, without a time limit, and is not stored.
         overrides: any further settings, as on the command line (`data.shots=16`).
         config_dir: a folder with the user's own YAMLs.
         output_dir: the run directory; a fresh one under `outputs/` when None.
@@ -71,9 +74,11 @@ def finetune(
     """
     too_late = system.set_library_defaults()
     from mezo_cli.commands.execute import execute
+    from mezo_cli.commands.new_run import check_new_run
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote
+    from mezo_cli.config.own_code import OwnCode, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.runs import Run
@@ -92,11 +97,17 @@ def finetune(
         words += ["data=files", f"data.dir={quote(where)}"]
     settings = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
     words += [f"{key}={value}" for key, value in settings.items() if value is not None]
+    if isinstance(reward, str):
+        words.append(f"objective.reward={reward}")
     config = build_config([*words, *overrides], further)
+    if reward is not None and not isinstance(reward, str):
+        config = with_own_code(config, OwnCode(reward=reward))
     rows = {}
     if from_memory:
         rows = {"train": _lines("train_dataset", train_dataset)}  # type: ignore[arg-type]
         rows |= {} if eval_dataset is None else {"test": _lines("eval_dataset", eval_dataset)}
+    Run.check_free(folder)
+    check_new_run(config)
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
@@ -114,8 +125,8 @@ class LoadedRun:
     """A run's model at one checkpoint, to predict with.
 
     Attributes:
-        labels: the labels, in order.
-        columns: the texts of a row, in order.
+        labels: the labels, in order; empty for a task without.
+        columns: the texts of a row, in order: those of the prompt for a task without labels.
     """
 
     def __init__(self, session: "Session") -> None:
@@ -139,7 +150,7 @@ class LoadedRun:
             rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.
 
         Raises:
-            UserError: for rows that lack a column or are no texts.
+            UserError: for rows that lack a column or are no texts (columns of a task without labels may be anything).
         """
         from mezo_cli.data.texts import from_row
         from mezo_cli.training.prediction import predict

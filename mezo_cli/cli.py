@@ -136,16 +136,19 @@ def resume(
         typer.Argument(
             metavar="KEY=VALUE",
             help="When it ends: steps, patience, max_seconds, at_limit, stop_on_divergence; "
-            "engine.python; of a sweep the launcher.",
+            "engine.python, objective.reward=FILE.py:function; of a sweep the launcher.",
         ),
     ] = None,
     retry_failed: RetryFailed = False,
     quiet: QuietTraining = False,
+    new_reward: Annotated[
+        bool, typer.Option("--new-reward", help="Go on with another function as objective.reward.")
+    ] = False,
 ) -> None:
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
     from mezo_cli.commands import resume as command
 
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet))
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward))
 
 
 @app.command()

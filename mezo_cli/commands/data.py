@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mezo_cli.commands.new_run import load_encoder
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config, Splits
+from mezo_cli.config.schema import Splits
 from mezo_cli.console import TextTable, make_console, make_table, print_line
-from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, GenerateEncoder
@@ -29,12 +29,10 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
     for note in splits.notes:
         _warn(note)
     if not config.objective.needs_labels:
-        encoder = _load_encoder(config)
-        encoder.leave_room(config.objective.completion_tokens(config))
-        _show_generation(encoder, splits)
+        _show_generation(load_encoder(config), splits)
         return
     _print(_tables(sources.describe(splits, config.task)))
-    _print_prompts(_load_encoder(config), splits)
+    _print_prompts(load_encoder(config), splits)
 
 
 def _warn(note: str) -> None:
@@ -45,15 +43,6 @@ def _print(tables: Sequence[TextTable]) -> None:
     for table in tables:
         make_console().print(table)
         print_line()
-
-
-def _load_encoder(config: Config) -> Any:
-    import_torch()
-    from mezo_cli import models
-    from mezo_cli.objectives import OBJECTIVES
-
-    objective = OBJECTIVES.load(config.objective.name)
-    return objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
 
 
 def _tables(described: dict[str, Any]) -> list[TextTable]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, is_trajectory_folder, open_run
 from mezo_cli.config.overrides import quote
+from mezo_cli.config.own_code import REWARD, REWARD_NOT_STORED, has_own_reward, split_own_code, with_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.console import (
     TextTable,
@@ -51,7 +52,7 @@ def evaluate(
     Args:
         path: the folder.
         overrides: settings for a plain folder, at least the task and the data; for a trajectory folder, where its data
-            are. A run has its own config.
+            are. A run has its own config, without a function as `objective.reward`, which is given again.
         checkpoint: of a run: `best` (if None), `last` or a step number.
         split: one of `SPLITS`.
         config_dir: the user's config folder.
@@ -67,8 +68,11 @@ def evaluate(
     is_plain = _is_plain_folder(path)
     if is_plain:
         _check_plain(path, overrides, checkpoint, base)
-    elif overrides and not is_trajectory_folder(path):
-        raise UserError(f"'{overrides[0]}': only a plain model folder takes settings; a run has its own")
+    elif not is_trajectory_folder(path):
+        others = [text for text in overrides if not split_own_code([text])[1].reward]
+        if others:
+            own = f"a run has its own, but for a function as {REWARD}"
+            raise UserError(f"'{others[0]}': only a plain model folder takes settings; {own}")
     import_torch()
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
@@ -132,10 +136,15 @@ def _open_plain(path: Path, overrides: Sequence[str], config_dir: str | None) ->
 
 
 def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
+    overrides, own = split_own_code(overrides)
     if opened.published is not None:
         from mezo_cli.sharing.shared_run import with_own_data
 
         opened = replace(opened, config=with_own_data(opened.config, overrides))
+    config, info = with_own_code(opened.config, own), opened.run.info()
+    if info.get("own_reward") and not has_own_reward(config):
+        raise UserError(f"{opened.name} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
+    opened = replace(opened, config=config)
     return _Source(opened.config, opened.name, opened)
 
 

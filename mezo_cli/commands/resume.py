@@ -41,6 +41,7 @@ def resume(
     overrides: Sequence[str] = (),
     retry_failed: bool = False,
     quiet: bool = False,
+    new_reward: bool = False,
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is.
 
@@ -51,6 +52,7 @@ def resume(
             which are not stored.
         retry_failed: of a sweep: run its failed jobs again.
         quiet: print the directory, warnings and errors only.
+        new_reward: of a run: go on with another function as `objective.reward`, or with other code of it.
 
     Raises:
         UserError: for a directory that holds neither.
@@ -59,17 +61,21 @@ def resume(
         from mezo_cli.commands import sweep  # imports Hydra
 
         check_command("resume SWEEP")
+        if new_reward:
+            raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
         return sweep.resume(path, overrides, retry_failed, quiet)
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_trajectory_folder(path):
         raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
     with joined() as ranks:
-        resume_run(path, ranks, overrides, quiet)
+        resume_run(path, ranks, overrides, quiet, new_reward)
     return 0
 
 
-def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), quiet: bool = False) -> None:
+def resume_run(
+    path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), quiet: bool = False, new_reward: bool = False
+) -> None:
     """Continue a run; a finished one is left as it is. See `resume`.
 
     Args:
@@ -78,7 +84,7 @@ def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), q
     before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run continues though it was finished
 
     def claim() -> tuple[Run, Config] | None:
-        claimed = _claim(path, overrides, quiet)
+        claimed = _claim(path, overrides, quiet, new_reward)
         if claimed is None:
             return None
         run, config, new, longer = claimed
@@ -89,6 +95,7 @@ def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), q
     if claimed is None:
         return
     run, new = claimed
+    new = with_own_code(new, split_own_code(overrides)[1])  # rank 0 does not send it
     if ranks is not None and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
@@ -103,7 +110,9 @@ def resume_run(path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), q
         execute(run, new, console, prepare)
 
 
-def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Config, Config, bool] | None:
+def _claim(
+    path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool
+) -> tuple[Run, Config, Config, bool] | None:
     """Claim a run; return it, its config as it is and with the new end, and if it continues though it was finished.
 
     Returns None for a finished run that has nothing to continue with.
@@ -130,6 +139,8 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool) -> tuple[Run, Conf
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
     if run.info().get("own_reward") and not has_own_reward(started):
         raise UserError(f"{path} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
+    started.objective.check_resumed(started, run.info(), new_reward)
+    started.objective.check_new_run(started)
     run.claim()
     return run, config, started, longer
 

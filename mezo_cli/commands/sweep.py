@@ -24,6 +24,7 @@ from rich.console import Console
 
 from mezo_cli.commands import sweep_submitit, sweep_workers
 from mezo_cli.commands.execute import announce, execute
+from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
 from mezo_cli.commands.sweep_jobs import (
     check_record,
@@ -79,6 +80,8 @@ def sweep(
     with training_output(quiet) as console:
         plan = plan_sweep(overrides, config_dir, _log_validated)
         record = with_own_code_noted(plan.directory, make_record(plan, config_dir), plan)
+        with for_workers(plan.own):
+            check_new_runs(job.config for job in plan.jobs or ())
         gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
         record = dataclasses.replace(
             record,

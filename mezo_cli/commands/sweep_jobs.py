@@ -86,6 +86,7 @@ def open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | Non
     if status == "failed" and not record.retry_failed:
         log.info("failed before: skipped (--retry-failed runs it again)")
         return None
+    config.objective.check_resumed(config, run.info(), False)
     run.claim()
     return run
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
+from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.commands.resume import resume_run
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
@@ -39,13 +40,15 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
         with training_output(quiet) as console:
 
             def create() -> tuple[Run, Config]:
+                Run.check_free(job.directory)
+                check_new_run(job.config)
                 return Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
 
             created = broadcast_run(ranks, create)
             assert created is not None
-            run, config = created
+            run = created[0]
             announce(run.path, quiet)
-            execute(run, config, console)
+            execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends
 
 
 def has_begun(job: compose.Job, ranks: Ranks) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mezo_cli.commands.execute import announce, execute
+from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep_jobs import (
     check_record,
     job_status,
@@ -91,6 +92,7 @@ def tune(
         record = _continue(folder, record)
     record = with_own_code_noted(folder, record, plan)
     with for_workers(plan.own):
+        check_new_runs(job.config for job in plan.jobs or ())
         return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
 
 

@@ -49,11 +49,11 @@ class OwnCode:
 
     Attributes:
         python: `engine.python`, an absolute path.
-        reward: `objective.reward`, if it names a function; a file's path is absolute.
+        reward: `objective.reward`, if it names a function; a file's path is absolute. From Python also a callable.
     """
 
     python: str | None = None
-    reward: str | None = None
+    reward: Any = None
 
     @property
     def overrides(self) -> list[str]:
@@ -120,7 +120,8 @@ def has_own_python(config: Config) -> bool:
 
 def has_own_reward(config: Config) -> bool:
     """Return whether the reward of a run is a function that the user has given to this process."""
-    return names_code(reward_of(config))
+    reward = reward_of(config)
+    return callable(reward) or names_code(reward)
 
 
 def reward_of(config: Config) -> Any:

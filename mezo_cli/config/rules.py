@@ -69,7 +69,8 @@ def _check_optimizer(config: Config) -> None:
     loss = config.objective.loss
     if chosen_class.needs_backward and not config.objective.is_differentiable:
         raise SettingError(
-            "objective.loss", f"objective.loss={loss} has no gradient, and {chosen} needs one; use cross_entropy"
+            "objective.loss",
+            f"objective.loss={loss} has no gradient, and {chosen} needs one; use {config.objective.differentiable_loss}",
         )
 
 

@@ -179,6 +179,7 @@ class ObjectiveConfig(Settings):
     Class attributes:
         needs_labels: whether rows are read with their labels. If not, a row is all of its columns, for the task's
             `generate`.
+        differentiable_loss: a loss that has a gradient, for the line that refuses one without.
 
     Attributes:
         name: how labels are scored (`registry.OBJECTIVES`); chosen by `objective=`.
@@ -186,6 +187,7 @@ class ObjectiveConfig(Settings):
     """
 
     needs_labels: ClassVar[bool] = True
+    differentiable_loss: ClassVar[str] = "cross_entropy"
     name: Text = MISSING
     loss: Text = "cross_entropy"
 
@@ -211,6 +213,25 @@ class ObjectiveConfig(Settings):
 
         Raises:
             SettingError: with the key of one of them.
+        """
+
+    def check_new_run(self, config: "Config") -> None:
+        """Reject what a new run cannot start with, though a stored config may have it. It may start a process.
+
+        Raises:
+            UserError: when something is missing, or cannot be loaded.
+        """
+
+    def check_resumed(self, config: "Config", info: Mapping[str, Any], new_reward: bool) -> None:
+        """Reject a run that would go on with something else than it began with.
+
+        Args:
+            config: of the run, with what the user has given to this process.
+            info: the content of its run.json.
+            new_reward: accept another function as `objective.reward`.
+
+        Raises:
+            UserError: when it is something else.
         """
 
     def completion_tokens(self, config: "Config") -> int:
@@ -487,7 +508,10 @@ def log_interval(steps: int, log_every: int | None) -> int:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as plain nested values, in the order of config.yaml."""
+    """Return the config as plain nested values, in the order of config.yaml, without a callable as reward."""
+    objective: Any = config.objective
+    if callable(getattr(objective, "reward", None)):
+        config = replace(config, objective=replace(objective, reward=None))
     return asdict(config)
 
 

@@ -135,12 +135,15 @@ def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone, with the length that the model's config allows.
 
     Raises:
-        UserError: when it is not found, or has no padding token and the model kind needs one.
+        UserError: when it is not found, or has no padding token and the model kind needs one, and for an encoder where
+            a decoder is needed.
     """
     folder = fetch(config, weights=False)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     with _explain_errors(config.path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if model_kind.is_decoder:
+        _check_decoder(stored, config.path)
     tokenizer.model_max_length = min(_length_limits(tokenizer, stored, model_kind))
     return tokenizer
 

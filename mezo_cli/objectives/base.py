@@ -176,6 +176,8 @@ class Objective:
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return what predictions.jsonl says of a row besides its record."""
+        if example.columns is not None:
+            return {"columns": dict(example.columns)}
         return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
 
     def compare_with_untrained(

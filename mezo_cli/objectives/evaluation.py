@@ -64,14 +64,12 @@ def measure_rows(
     The same rows in the same order get bitwise identical values; a row in another batch gets the same values up to
     rounding. Ranks share the batches, so they change no bit.
     """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
-    size = objective.config.eval_batch_size
-    batches = [order[start : start + size] for start in range(0, len(rows), size)]
+    batches, size = batches_by_length(objective, rows), objective.config.eval_batch_size
     step, first = (1, 0) if ranks is None else (ranks.size, ranks.rank)
     parts: list[Tensor] = []
     records: list[dict[str, Any]] = []
     for number in range(first, len(batches), step):
-        values, of_rows = _measure_batch(objective, [rows[i] for i in batches[number]])
+        values, of_rows = _measure_batch(objective, rows, batches[number])
         parts.append(values)
         records += of_rows
         report(number * size + len(batches[number]))
@@ -83,10 +81,24 @@ def measure_rows(
     return measured[places], rows, [records[i] for i in places.tolist()] if records else []
 
 
-def _measure_batch(objective: "Objective", rows: Sequence[Any]) -> tuple[Tensor, list[dict[str, Any]]]:
+def batches_by_length(objective: "Objective", rows: Sequence[Any]) -> list[list[int]]:
+    """Return the numbers of the rows of each batch of an evaluation."""
+    order, size = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids)), objective.config.eval_batch_size
+    return [order[start : start + size] for start in range(0, len(rows), size)]
+
+
+def micro_batches(objective: "Objective", batch: Sequence[int]) -> list[Sequence[int]]:
+    """Return the numbers of the rows of a batch by micro-batch."""
+    size = objective.config.micro_batch_size or len(batch)
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def _measure_batch(
+    objective: "Objective", rows: Sequence[Any], batch: Sequence[int]
+) -> tuple[Tensor, list[dict[str, Any]]]:
     """Return the values and records of the rows of one batch, in micro-batches."""
-    size = objective.config.micro_batch_size or len(rows)
-    measured = [objective.measure(objective.collate(rows[i : i + size])) for i in range(0, len(rows), size)]
+    parts = micro_batches(objective, batch)
+    measured = [objective.measure(objective.collate([rows[i] for i in part])) for part in parts]
     values = torch.cat([values for values, _ in measured]).cpu()
     return values, [record for _, records in measured for record in records]
 

@@ -21,25 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mezo_cli.config.schema import Config, Example
+from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
-from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.objectives.settings import GenerateConfig, reward_spec
+from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, micro_batches
+from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 log = logging.getLogger("mezo")
 
-NO_REWARD = (
-    "no reward is given: add objective.reward=NAME, or a function of your own by objective.reward=FILE.py:function or "
-    "MEZO_REWARD (a run does not store it)"
-)
 IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
@@ -256,16 +252,21 @@ class Generation(Objective):
     def _records(
         self, rows: Sequence[PromptRow], completions: list[list[Completion]], columns: Mapping[str, np.ndarray]
     ) -> list[dict[str, Any]]:
+        return [
+            {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
+            for i, (row, said) in enumerate(zip(rows, self._said(rows, completions), strict=True))
+        ]
+
+    def _said(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> list[dict[str, Any]]:
+        """Return the prompt and the completion of each row, and with several samples all of its completions."""
         several = self._own.eval_samples > 1
         return [
             {
                 "prompt": self.encoder.decode(row),
                 "completion": of_row[0].text,
                 **({"completions": [one.text for one in of_row]} if several else {}),
-                "golds": list(row.golds),
-                **{name: float(values[i]) for name, values in columns.items()},
             }
-            for i, (row, of_row) in enumerate(zip(rows, completions, strict=True))
+            for row, of_row in zip(rows, completions, strict=True)
         ]
 
     def assess(
@@ -291,17 +292,14 @@ class Generation(Objective):
         self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
     ) -> list[dict[str, Any]]:
         """Return the prompt and the completion of each row; no reward is needed."""
-        size, records = self.config.eval_batch_size, []
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            completions = self._completer.complete(some, self._own.eval_temperature, self._own.eval_samples, 0)
-            records += self._records(some, completions, {})
-            report(start + len(some))
-        return records
-
-    def describe_row(self, example: Example) -> dict[str, Any]:
-        """Return every column of a row."""
-        return {"columns": dict(example.columns or {})}
+        records: dict[int, dict[str, Any]] = {}
+        for batch in batches_by_length(self, rows):
+            for numbers in micro_batches(self, batch):
+                some = [rows[i] for i in numbers]
+                completions = self._completer.complete(some, self._own.eval_temperature, self._own.eval_samples, 0)
+                records |= zip(numbers, self._said(some, completions), strict=True)
+            report(len(records))
+        return [records[i] for i in range(len(rows))]
 
 
 def _sample_mean(values: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The settings of the built-in objectives that have more than a name and a loss. Nothing here imports torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -9,12 +10,16 @@ from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError
 from mezo_cli.config.values import Number
-from mezo_cli.errors import did_you_mean, join
-from mezo_cli.rewards.spec import RewardSpec, parse
+from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.rewards.spec import RewardSpec, check_unchanged, parse
 
 if TYPE_CHECKING:
     from mezo_cli.config.schema import Config
 
+NO_REWARD = (
+    "no reward is given: add objective.reward=NAME, or a function of your own by objective.reward=FILE.py:function or "
+    "MEZO_REWARD (a run does not store it)"
+)
 NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
 
 
@@ -37,6 +42,7 @@ class GenerateConfig(ObjectiveConfig):
     """
 
     needs_labels: ClassVar[bool] = False
+    differentiable_loss: ClassVar[str] = "lm"
 
     loss: Literal["reward", "lm"] = "reward"
     reward: Any = None
@@ -94,6 +100,30 @@ class GenerateConfig(ObjectiveConfig):
         if config.distributed.split == "rows" and self.loss == "reward":
             why = "ranks share the members of a step with rewards"
             raise SettingError("distributed.split", f"distributed.split=rows: {why}; use directions")
+
+    def check_new_run(self, config: "Config") -> None:
+        """Open the reward, which checks its file and its arguments.
+
+        Raises:
+            UserError: when there is none and the loss needs one, and when it cannot be opened.
+        """
+        from mezo_cli.rewards.scoring import open_reward  # numpy, which composing a config does not need
+
+        reward = reward_spec(config)
+        if reward is not None:
+            open_reward(reward).close()
+        elif self.loss == "reward":
+            raise UserError(f"objective.loss=reward: {NO_REWARD}")
+
+    def check_resumed(self, config: "Config", info: Mapping[str, Any], new_reward: bool) -> None:
+        """Reject another reward than the one that the run was trained on; `new_reward` accepts it.
+
+        Raises:
+            UserError: for another function.
+        """
+        reward, recorded = reward_spec(config), info.get("reward")  # nothing is recorded before the first step
+        if reward is not None and recorded is not None:
+            check_unchanged(reward, recorded["sha256"], new_reward)
 
 
 def reward_spec(config: "Config") -> RewardSpec | None:

@@ -1,0 +1,43 @@
+"""Check what a new run needs besides valid settings, before its directory is made."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from mezo_cli.config.schema import Config
+from mezo_cli.system import import_torch
+
+
+def check_new_run(config: Config) -> None:
+    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room.
+
+    Raises:
+        UserError: for a reward that is missing, cannot be imported or takes other arguments; for an encoder, and for a
+            completion that leaves no room for a prompt.
+    """
+    config.objective.check_new_run(config)
+    if not config.objective.needs_labels:
+        load_encoder(config)
+
+
+def check_new_runs(configs: Iterable[Config]) -> None:
+    """Check the jobs of a sweep: each objective once, with the first job that has it."""
+    for config in {repr((config.objective, config.model, config.task)): config for config in configs}.values():
+        check_new_run(config)
+
+
+def load_encoder(config: Config) -> Any:
+    """Return the encoder of a run's rows, with room for completions, without the model's weights.
+
+    Raises:
+        UserError: when there is no tokenizer, and as `check_new_run`.
+    """
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.objectives import OBJECTIVES
+
+    objective = OBJECTIVES.load(config.objective.name)
+    encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
+    room = config.objective.completion_tokens(config)
+    if room:
+        encoder.leave_room(room)
+    return encoder
