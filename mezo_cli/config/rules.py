@@ -66,12 +66,10 @@ def _check_optimizer(config: Config) -> None:
             f"micro_batch_size={config.micro_batch_size}: {chosen} keeps the activations of all rows for its gradient; "
             "micro-batches save memory only with forward passes",
         )
-    loss = config.objective.loss
-    if chosen_class.needs_backward and not config.objective.is_differentiable:
-        raise SettingError(
-            "objective.loss",
-            f"objective.loss={loss} has no gradient, and {chosen} needs one; use {config.objective.differentiable_loss}",
-        )
+    objective = config.objective
+    if chosen_class.needs_backward and not objective.is_differentiable:
+        why = f"has no gradient, and {chosen} needs one; use {objective.differentiable_loss}"
+        raise SettingError("objective.loss", f"objective.loss={objective.loss} {why}")
 
 
 def _check_storage(config: Config) -> None:
