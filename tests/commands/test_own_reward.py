@@ -1,0 +1,141 @@
+"""A function as `objective.reward`: train, eval, resume, finetune; mistakes, before anything is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli import finetune, load
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
+from tests.command_line import error_line, mezo
+from tests.interruption import interrupt_at
+
+DEMO = ["task=demo-arithmetic", "data=demo", "objective=generate", "objective.max_new_tokens=6", "model.device=cpu"]
+DEMO += ["model=demo-decoder", "data.eval_limit=4", "data.train_size=40", "batch_size=4", "steps=4", "eval_every=2"]
+DEMO += ["log_every=1", "optimizer.eps=1e-2", "test_at_start=false"]
+CODE = (
+    "def score(completions, rows):\n    return [{'reward': float(len(text)), 'digits': 1.0} for text in completions]\n"
+)
+
+pytestmark = [pytest.mark.usefixtures("eager_kernels"), pytest.mark.usefixtures("in_tmp_path")]
+
+
+@pytest.fixture
+def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("MEZO_REWARD", raising=False)
+    (tmp_path / "mine.py").write_text(CODE)
+    return "objective.reward=mine.py:score"
+
+
+def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
+    reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
+    assert "score" not in Path("run/config.yaml").read_text()
+    assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("resume", "run"))
+    Path("other.py").write_text(CODE + "# changed\n")
+    assert "--new-reward goes on with it" in error_line(mezo("resume", "run", "objective.reward=other.py:score"))
+    assert Run(Path("run")).status() == "interrupted"
+    assert mezo("resume", "run", reward).code == 0
+    assert mezo("train", *DEMO, reward, "hydra.run.dir=whole").code == 0
+    weights = Path("checkpoints/last/model.safetensors")
+    assert ("run" / weights).read_bytes() == ("whole" / weights).read_bytes()
+
+    assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("eval", "run"))
+    assert "'seed=3'" in error_line(mezo("eval", "run", "seed=3"))
+    document = json.loads(mezo("eval", "run", reward, "--json").out)
+    summary = Run(Path("run")).read_summary()
+    assert {name: document[name] for name in ("loss", "reward", "digits")} == {
+        name: summary["test"][name] for name in ("loss", "reward", "digits")
+    }
+    monkeypatch.setenv("MEZO_REWARD", f"{tmp_path}/mine.py:score")
+    assert mezo("eval", "run", "-q").code == 0
+    monkeypatch.delenv("MEZO_REWARD")
+    (tmp_path / "mine.py").unlink()
+    assert mezo("replay", "run", "--step", "4", "--out", "replayed").code == 0
+    assert Path("replayed/model.safetensors").read_bytes() == ("run" / weights).read_bytes()
+    stored = Run(Path("run")).predictions()
+    assert stored is not None
+    found = load("run").predict([row["columns"] for row in stored])
+    assert [one.completion for one in found] == [row["completion"] for row in stored]  # type: ignore[union-attr]
+    assert mezo("show", "run").code == 0
+
+
+def test_another_function_goes_on_with_new_reward(reward: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
+    before = Run(Path("run")).info()["reward"]["sha256"]
+    Path("mine.py").write_text(CODE.replace("len(text)", "-len(text)"))
+    assert mezo("resume", "run", reward, "--new-reward").code == 0
+    assert Run(Path("run")).info()["reward"]["sha256"] != before
+
+
+def test_a_callable_runs_in_this_process_and_is_not_stored(reward: str, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def mine(completions: list[str], rows: list[dict[str, Any]]) -> list[float]:
+        calls.append(len(rows))
+        return [float(len(text)) for text in completions]
+
+    words = [word for word in DEMO if not word.startswith(("task=", "objective=", "model="))]
+    common: dict[str, Any] = {"objective": "generate", "overrides": words}
+    done = finetune("demo-decoder", "demo-arithmetic", reward=mine, output_dir=tmp_path / "run", **common)
+    assert calls
+    info = Run(done.run_dir).info()
+    assert info["reward"]["in_process"]
+    assert info["own_reward"]
+    assert "reward: null\n" in (done.run_dir / "config.yaml").read_text()
+    by_file = finetune(
+        "demo-decoder", "demo-arithmetic", reward="mine.py:score", output_dir=tmp_path / "file", **common
+    )
+    assert by_file.summary["test"]["reward"] == done.summary["test"]["reward"]
+    with pytest.raises(UserError, match=r"takes \(one\)"):
+        finetune("demo-decoder", "demo-arithmetic", reward=lambda one: [], **common | {"output_dir": tmp_path / "no"})
+    with pytest.raises(UserError, match="objective=mlm does not read it"):
+        finetune("demo", "sst2", reward=mine, output_dir=tmp_path / "no", overrides=["data=demo"])
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_sweep_opens_it_once_before_its_first_job(reward: str, tmp_path: Path) -> None:
+    Path("wrong.py").write_text("def score(one):\n    return []\n")
+    words = [*DEMO, "steps=1", "seed=1,2", "hydra.sweep.dir=sweep"]
+    assert "takes (one)" in error_line(mezo("train", "-m", *words, "objective.reward=wrong.py:score"))
+    assert "no reward is given" in error_line(mezo("train", "-m", *words))
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["model=demo", "objective.reward=f1"], "where a decoder is needed"),
+        (["objective.reward=none.py:score"], "none.py: No such file or directory"),
+        (["objective.reward=broken.py:score"], "cannot be imported: ZeroDivisionError"),
+        (["objective.reward=mine.py:other"], "has no function 'other'"),
+        (["objective.reward=mine.py:one"], "takes (completions): expected (completions, rows)"),
+        (["objective.reward=nosuch"], "objective.reward=nosuch: allowed are exact"),
+        ([], "objective.loss=reward: no reward is given: add objective.reward=NAME"),
+        (["task=sst2", "objective.reward=f1"], "set task.generate.prompt"),
+        (["objective.loss=accuracy"], "objective.loss=accuracy: not one of reward, lm"),
+        (["objective.reward=f1", "optimizer=es", "optimizer.members=1"], "optimizer.members=1: out of range"),
+        (["objective.reward=f1", "optimizer=es", "optimizer.members=5", "optimizer.antithetic=true"], "even number"),
+        (["objective.reward=f1", "optimizer=es", "optimizer.samples=2"], "optimizer=es does not read it"),
+        (["objective.reward=f1", "optimizer=adamw"], "has no gradient, and optimizer=adamw needs one; use lm"),
+        (["objective.reward=f1", "objective.max_new_tokens=500"], "leaves none for a prompt"),
+        (["objective.reward=f1", "distributed.split=rows"], "ranks share the members"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(
+    words: list[str], part: str, reward: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{CODE}def one(completions):\n    return []\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    base = [word for word in DEMO if word != "optimizer.eps=1e-2" or "optimizer=adamw" not in words]
+    before = sorted(tmp_path.iterdir())
+    assert part in error_line(mezo("train", *base, *words, "hydra.run.dir=run"))
+    assert sorted(tmp_path.iterdir()) == before
