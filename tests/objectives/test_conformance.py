@@ -1,11 +1,19 @@
 """The conformance tests of mezo_cli.testing.objectives, run on every built-in objective."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.schema import Config, Example
+from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.testing import objectives
+from mezo_cli.training.session import Session
 from tests import tiny
 from tests.models.test_loading import SERVED, family
 
@@ -72,6 +80,51 @@ class TestLmPadded(objectives.Conformance):
     @pytest.fixture
     def settings(self, bloom: Path) -> list[str]:
         return [f"model.path={bloom}", "task.lm.label_words=[rather bad,rather very good]"]
+
+
+class TestGenerateReward(objectives.Conformance):
+    """Minus the reward of completions, which has no gradient."""
+
+    name = "generate"
+    task = "demo-arithmetic"
+
+    @pytest.fixture
+    def settings(self) -> list[str]:
+        return ["model.path=demo-decoder", "objective.reward=mine", "objective.max_new_tokens=6"]
+
+    @pytest.fixture(autouse=True)
+    def reward(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A reward that differs between almost any two completions."""
+        monkeypatch.setitem(REWARDS.targets, "mine", f"{__name__}:digits")
+
+    def row(self, config: Config, text: str, where: str = "") -> Example:
+        return Example((), -1, where, {"numbers": [len(text) % 10, 3, text], "target": 7, "answer": "3+4"})
+
+    @pytest.fixture
+    def rows(self, config: Config) -> list[Example]:
+        return [self.row(config, text) for text in ("5", "9", "12", "8")]
+
+
+class TestGenerateLm(TestGenerateReward):
+    """The likelihood of answers, by counts of tokens."""
+
+    @pytest.fixture
+    def settings(self) -> list[str]:
+        return ["model.path=demo-decoder", "objective.loss=lm", "objective.max_new_tokens=6"]
+
+    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
+        """Return the mean over the tokens of all answers, each row by itself."""
+        losses = []
+        for row in rows:
+            ids = torch.tensor([[*row.input_ids, *row.answer_ids]])
+            logits = plain.model(input_ids=ids).logits[0, len(row.input_ids) - 1 : -1]
+            losses.append(F.cross_entropy(logits.double(), ids[0, len(row.input_ids) :], reduction="none"))
+        return torch.cat(losses).mean()
+
+
+def digits(completions: list[str], rows: list[dict[str, Any]]) -> list[float]:
+    """Return a number per completion that its characters make."""
+    return [sum(ord(letter) * (i + 1) for i, letter in enumerate(text)) / 1000 for text in completions]
 
 
 def test_every_built_in_objective_is_tested_here() -> None:
