@@ -295,7 +295,7 @@ class TrainingRun:
                 self._save_checkpoint(session, "last")
             if is_best:
                 self._save_checkpoint(session, "best")
-            kept = evaluation.records[: session.objective.kept_records]
+            kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
             if kept:
                 self.run.log_completions(step, kept)
             self.log_evaluation("dev", step, evaluation)
