@@ -259,6 +259,8 @@ def config_of(node: DictConfig) -> Config:
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:
         data = dataclasses.replace(data, dir=str(Path(data.dir).expanduser().absolute()))
+    if data.keep is not None:
+        data = dataclasses.replace(data, keep=str(Path(data.keep).expanduser().absolute()))
     path = str(model.absolute()) if model.is_dir() and not config.model.is_embedded else config.model.path
     return dataclasses.replace(config, data=data, model=dataclasses.replace(config.model, path=path))
 

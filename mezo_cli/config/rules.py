@@ -48,6 +48,9 @@ def _check_addresses(config: Config) -> None:
 def _check_objective(config: Config) -> None:
     """Reject what the objective does not compute."""
     config.objective.check(config)
+    if config.data.keep is not None and config.objective.needs_labels:
+        why = f"objective={config.objective.name} does not read it, only objective=generate"
+        raise SettingError("data.keep", f"data.keep={config.data.keep}: {why}")
     for key, name in (("metric", config.metric), ("task.metric", config.task.metric)):
         known = config.objective.metric_names
         if name is not None and known is not None and name not in (*known, "loss"):

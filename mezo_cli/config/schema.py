@@ -353,6 +353,8 @@ class DataConfig(Settings):
         dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
         test_size: rows held out for test where the data are train alone, such as a single file; null: none.
         eval_limit: rows of dev and of test that are used; null: all.
+        keep: a file of rows with `prompt` and `answer` that a run on generated text must not forget: the answers'
+            log-probability, and the KL divergence from the start, at each evaluation; null: none.
     """
 
     name: Text = MISSING
@@ -362,6 +364,7 @@ class DataConfig(Settings):
     dev_size: Positive = 1000
     test_size: Positive | None = None
     eval_limit: Positive | None = None
+    keep: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -381,8 +384,8 @@ def data_dir(data: DataConfig) -> str | None:
 
 
 def without_dir(data: DataConfig) -> DataConfig:
-    """Return the settings of the source without the folder of the rows, as another machine may have them."""
-    return replace(data, dir=None) if isinstance(data, FilesConfig) else data
+    """Return the settings of the source without the places of files, as another machine may have them."""
+    return replace(data, dir=None, keep=None) if isinstance(data, FilesConfig) else replace(data, keep=None)
 
 
 @dataclass(frozen=True)

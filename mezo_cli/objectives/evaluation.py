@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class Evaluation:
     def scores(self) -> dict[str, float]:
         """Return the metrics and the loss by name."""
         return {**self.metrics, "loss": self.loss}
+
+    def with_details(self, figures: Mapping[str, float]) -> "Evaluation":
+        """Return it with further fields in its line and its text."""
+        shown = "".join(f"  {name} {value:.4g}" for name, value in figures.items())
+        return replace(self, details={**self.details, **figures}, text=self.text + shown)
 
     def line(self) -> dict[str, Any]:
         """Return the fields of its line in metrics.jsonl."""

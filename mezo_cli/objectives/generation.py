@@ -146,14 +146,24 @@ class Generation(Objective):
 
     def _answer_losses(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
-        kept = batch.answers.shape[1] + 1
-        logits = self.model(**batch.inputs, use_cache=False, logits_to_keep=kept).logits[:, :-1]
+        logits = self._answer_logits(batch)
         return torch.stack(
             [  # row by row: in float64 the logits of a whole batch are large
                 F.cross_entropy(of_row.double(), answer, reduction="sum", ignore_index=IGNORED)
                 for of_row, answer in zip(logits, batch.answers, strict=True)
             ]
         )
+
+    def _answer_logits(self, batch: PromptBatch) -> Tensor:
+        """Return the logits at the positions of `batch.answers`: [rows, longest answer, words]."""
+        kept = batch.answers.shape[1] + 1
+        logits: Tensor = self.model(**batch.inputs, use_cache=False, logits_to_keep=kept).logits[:, :-1]
+        return logits
+
+    def answer_log_probs(self, batch: PromptBatch) -> list[Tensor]:
+        """Return the log-probability of every word at each token of each row's answer: float32 [tokens, words]."""
+        scored = zip(self._answer_logits(batch), batch.answers, strict=True)
+        return [logits[answer != IGNORED].float().log_softmax(dim=-1) for logits, answer in scored]
 
     def outputs(self, batch: PromptBatch) -> Tensor:
         """Return the logits of the token after each row, float32 [rows, words]."""

@@ -29,6 +29,7 @@ GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
+    "data.keep",
     "log_every",
     "test_at_start",
     "micro_batch_size",

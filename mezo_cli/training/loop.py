@@ -16,10 +16,12 @@ from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed
 from mezo_cli.models.parameter_names import format_names
+from mezo_cli.objectives.generation import Generation
 from mezo_cli.runs import Run
 from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.finish import TrainingResult, finish
+from mezo_cli.training.forgetting import Forgetting, read_kept_rows
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.load import EncodedRows, encode_rows, load_session
 from mezo_cli.training.session import Session
@@ -60,7 +62,7 @@ def train(
         session = load_session(config, trains=True)
     else:
         session = restore.load_for_resume(config, run, resume_step)
-    rows = encode_rows(session.encoder, splits)
+    rows, kept = encode_rows(session.encoder, splits), read_kept_rows(session)
     _record_data(run, session, splits, rows, is_new=resume_step is None)
     del splits  # the texts of train and dev are not needed any more
     sampler = BatchSampler(len(rows.train), config.batch_size, config.seed)
@@ -79,6 +81,10 @@ def train(
         else:
             state.resume(resume_step)
         with progress_reporter(console, config.steps, state.step) as progress:
+            if isinstance(session.objective, Generation):
+                start = session if resume_step is None else restore.load_start(config, run)
+                state.forgetting = Forgetting(config, start, list(session.params.tensors), kept)
+                del start
             state.evaluate_and_save(session, rows.dev, progress)
             state.score_untrained(session, evaluated, console)
             stop_reason = state.find_stop_reason()

@@ -154,6 +154,18 @@ def _load_start(config: Config, run: Run, past: Trajectory) -> Session:
     return session
 
 
+def load_start(config: Config, run: Run) -> Session:
+    """Return a session at the weights that the run began with, also of a method without a trajectory.
+
+    Raises:
+        UserError: when model.path, or the run's start.safetensors, has changed.
+    """
+    session = load_session(config, restores=True)
+    models.load_initial_state(session.loaded.model, run.initial_state_file)
+    models.check_fingerprint(session.loaded.model, run.info()["weights_fingerprint"], run.path / "run.json")
+    return session
+
+
 def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[tuple[int, Session]]:
     """Yield (step, session) for each of the steps in order: one session, replayed from the base model on.
 

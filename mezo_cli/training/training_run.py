@@ -25,6 +25,7 @@ from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
 from mezo_cli.training.evaluation import best_step, dev_evaluations
+from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
@@ -50,6 +51,7 @@ class TrainingRun:
         untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
         divergence: whether the run has diverged.
         stop_reason: what ended the run before its last step, see `find_stop_reason`.
+        forgetting: compares the weights of each evaluation on dev with those of the start; None: they are not.
         summary: what the loggers get at the end; empty until the run has finished.
     """
 
@@ -72,6 +74,7 @@ class TrainingRun:
         self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if setting is None else setting)
         self.stop_reason: str | None = None
         self._loggers = RunLoggers(config, run)
+        self.forgetting: Forgetting | None = None
         self.summary: dict[str, Any] = {}
         self._trajectory: trajectory.Writer | None = None
         self._start_time = time.perf_counter()
@@ -286,6 +289,8 @@ class TrainingRun:
             if self.ranks is not None:
                 agreement.repair_weights(session, self.run, step, self.ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
+            if self.forgetting is not None:
+                evaluation = evaluation.with_details(self.forgetting.measure(session))
             self._latest = step, evaluation
             is_best = self._add_to_dev(evaluation)
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
