@@ -36,7 +36,11 @@ def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Secti
     assert isinstance(own, GenerateConfig)
     rows = [train[i] for i in BatchSampler(len(train), min(ROWS, len(train)), config.seed).batch(0)]
     members, seconds = _complete(session, rows, deadline)
-    figures = session.objective.step_scalars() | {"members": members, "rows": len(rows), "seconds": seconds}
+    figures = session.objective.step_scalars(session.optimizer.count_forwards) | {
+        "members": members,
+        "rows": len(rows),
+        "seconds": seconds,
+    }
     if members < MEMBERS:
         section.cut.append(f"{MEMBERS - members} of {MEMBERS} members")
     judge_spread(section, figures, zeroth_order(config.optimizer).eps, own.samples)

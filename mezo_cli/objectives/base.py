@@ -28,6 +28,7 @@ class Objective:
         model_kind: the kind of model that is loaded.
         encoder_class: turns a task's rows into token ids.
         settings: the class of the settings `objective.*`.
+        measures_forgetting: whether each evaluation says how far the weights are from those of the start.
         kept_records: of so many dev rows the records of every evaluation are kept, in completions.jsonl.
 
     Attributes:
@@ -47,6 +48,7 @@ class Objective:
     encoder_class: ClassVar[type[InputEncoder[Any]]]
     settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     kept_records: ClassVar[int] = 0
+    measures_forgetting: ClassVar[bool] = False
     loss_from_counts: bool = False
     supports_paired_forward: bool = False
     frozen: FrozenLayers | None = None
@@ -100,8 +102,12 @@ class Objective:
     def begin_step(self, step: int) -> None:
         """Prepare for the losses of step number `step`; by default nothing depends on it."""
 
-    def step_scalars(self) -> dict[str, float]:
-        """Return further figures of the step that was begun last, for its line in metrics.jsonl."""
+    def step_scalars(self, count_forwards: Callable[[int], Mapping[str, int]]) -> dict[str, float]:
+        """Return further figures of the step that was begun last, for its line in metrics.jsonl.
+
+        Args:
+            count_forwards: returns the number of `forwards` of a batch that the first so many steps take.
+        """
         return {}
 
     def close(self) -> None:

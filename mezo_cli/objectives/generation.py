@@ -72,6 +72,7 @@ class Generation(Objective):
     encoder_class = GenerateEncoder
     settings = GenerateConfig
     kept_records = 8
+    measures_forgetting = True
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
@@ -83,7 +84,6 @@ class Generation(Objective):
         metric = config.task.metric
         self._metric = None if metric is None or self._reward_has(metric) else parse(metric)
         self._step, self._members = 0, list[_Member]()
-        self._generated = 0  # completions of the steps of this process
         self._columns: list[str] = []  # the names of an evaluation's values
         encoder.leave_room(self._own.completion_tokens(config))
 
@@ -132,7 +132,6 @@ class Generation(Objective):
         completions = self._completer.complete(batch.rows, self._own.temperature, self._own.samples, self._step)
         rewarded = self._completer.reward(self._reward, batch.rows, completions, self._step)
         self._members.append(_Member(batch.rows, completions, rewarded))
-        self._generated += sum(map(len, completions))
         return -torch.from_numpy(rewarded.values[REWARD]).unsqueeze(0)
 
     def counts(self, batch: PromptBatch) -> Tensor:
@@ -175,8 +174,10 @@ class Generation(Objective):
         texts = [torch.tensor([[*row.input_ids, *row.answer_ids]]).to(loaded.device) for row in rows]
         return torch.cat([loaded.model(input_ids=ids, use_cache=False).logits[:, -1].float() for ids in texts])
 
-    def step_scalars(self) -> dict[str, float]:
+    def step_scalars(self, count_forwards: Callable[[int], Mapping[str, int]]) -> dict[str, float]:
         """Return the figures of this step's completions for its line in metrics.jsonl; {} if none was generated.
+
+        `completions` are those of all steps so far.
 
         Their mean, standard deviation, minimum and maximum are over the members. `agreeing_rows` is the share of rows
         on which all members have the same reward: they give no signal.
@@ -200,7 +201,7 @@ class Generation(Objective):
             **{f"reward_{name}": float(values.mean()) for name, values in parts.items()},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
             **{name: float(values.mean()) for name, values in lengths.items()},
-            "completions": self._generated,
+            "completions": count_forwards(self._step + 1)["forwards"] * len(by_row) * self._own.samples,
             "tokens": float(sum(len(one.ids) for m in self._members for of_row in m.completions for one in of_row)),
             **({"reward_errors": errors} if errors else {}),
         }

@@ -16,7 +16,6 @@ from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed
 from mezo_cli.models.parameter_names import format_names
-from mezo_cli.objectives.generation import Generation
 from mezo_cli.runs import Run
 from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
@@ -81,7 +80,7 @@ def train(
         else:
             state.resume(resume_step)
         with progress_reporter(console, config.steps, state.step) as progress:
-            if isinstance(session.objective, Generation):
+            if session.objective.measures_forgetting:
                 start = session if resume_step is None else restore.load_start(config, run)
                 state.forgetting = Forgetting(config, start, list(session.params.tensors), kept)
                 del start
@@ -91,7 +90,7 @@ def train(
             while state.step < config.steps and stop_reason is None:
                 batch = [rows.train[i] for i in sampler.batch(state.step)]
                 result = session.step(batch, state.step)
-                figures = session.objective.step_scalars()
+                figures = session.objective.step_scalars(session.optimizer.count_forwards)
                 state.record(result, figures)
                 if engine is not None:
                     engine.update(session.optimizer, state.step - 1, result)
