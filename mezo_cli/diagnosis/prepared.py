@@ -19,6 +19,7 @@ from mezo_cli.optim.mezo import spsa
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
+from mezo_cli.training.forgetting import read_kept_rows
 from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -56,6 +57,7 @@ def prepare_run(config: Config) -> Prepared:
     session = load_session(config, trains=True)
     texts = {"train": splits.train, "dev": splits.dev} | ({} if splits.test is None else {"test": splits.test})
     rows = {name: session.encoder.encode_all(some) for name, some in texts.items()}
+    read_kept_rows(session)
     train = rows["train"]
     with explain_device_errors("before the first step", smaller_batches(config)):
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}

@@ -30,6 +30,12 @@ def flatten_stored(runs: Sequence[Mapping[str, Any]], default: Callable[[str], A
     return [missing | one for one in flat]
 
 
+def with_all_keys(runs: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Return the settings with None for those that other runs have: runs of two methods have different ones."""
+    every = dict.fromkeys(key for run in runs for key in run)
+    return [{**every, **run} for run in runs]
+
+
 def differing_keys(runs: Sequence[Settings]) -> list[str]:
     """Return the keys whose values are not the same in all runs, in the order of config.yaml."""
     keys = list(runs[0]) if runs else []
@@ -65,6 +71,7 @@ def short_name(key: str) -> str:
 
 def name_runs(runs: Sequence[Settings]) -> list[str]:
     """Return each run in the settings by which it differs from the others: `lr=1e-05, seed=13`; empty if in none."""
-    keys = telling_keys(runs, differing_keys(runs))
+    filled = with_all_keys(runs)
+    keys = telling_keys(filled, differing_keys(filled))
     keys = [key for key in keys if not matches(key, (*WITHOUT_EFFECT, "eval_every"))] or keys
-    return [", ".join(format_setting(key, run[key]) for key in keys) for run in runs]
+    return [", ".join(format_setting(key, run[key]) for key in keys if key in run) for run in runs]

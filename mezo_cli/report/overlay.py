@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mezo_cli.report.details import RunDetails, thin_indices
-from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys
+from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys, with_all_keys
 from mezo_cli.report.figures import TABLE_ROWS, Figure, score_axis, smoothed, step_axis
 from mezo_cli.report.output import make_table
 from mezo_cli.report.settings import format_score, format_value, scale
@@ -103,7 +103,7 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
         runs: the runs.
         links: the location of a run -> the id of its section in the page.
     """
-    settings = [run.entry.settings for run in runs]
+    settings = with_all_keys([run.entry.settings for run in runs])
     keys = telling_keys(settings, differing_keys(settings))
     rows = [
         {

@@ -12,9 +12,9 @@ from mezo_cli.runs.trajectory import Header, Writer
 from tests.command_line import mezo
 
 
-def make(path: Path, *, seed: int, finished: bool = True) -> None:
+def make(path: Path, *more: str, seed: int, finished: bool = True) -> None:
     """Make a run of 4 steps whose best reward is at step 2."""
-    words = ["objective=generate", "task=demo-arithmetic", "data=demo", "model=demo", "steps=4", f"seed={seed}"]
+    words = ["objective=generate", "task=demo-arithmetic", "data=demo", "model=demo", "steps=4", f"seed={seed}", *more]
     config = build_config([*words, "eval_every=2", "log_every=1", "peft=lora"])
     run = Run.create(path, to_yaml(config), ["mezo", "train", *words])
     run.update(metric="reward", data_fingerprint=f"rows-{seed}", rows={"train": 8, "dev": 8, "test": 8})
@@ -98,3 +98,10 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
             assert title in text
         assert " &lt;b&gt;2<br>" in text
         assert "Training loss" not in text
+
+
+def test_runs_of_two_methods_are_named_by_what_each_has(runs: Path, tmp_path: Path) -> None:
+    make(tmp_path / "es", "optimizer=es", seed=1)
+    page = mezo("report", runs / "a", tmp_path / "es", "--out", tmp_path / "page.html")
+    assert page.code == 0, page
+    assert "optimizer=es" in (tmp_path / "page.html").read_text()
