@@ -15,7 +15,7 @@ from mezo_cli import system
 from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
-    from mezo_cli.training.prediction import CompletedPrompt, Prediction
+    from mezo_cli.training.prediction import CompletedPrompt, PredictedRecord, Prediction
     from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -137,7 +137,7 @@ class LoadedRun:
 
     def predict(
         self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]
-    ) -> "list[Prediction] | list[CompletedPrompt]":
+    ) -> "list[Prediction] | list[CompletedPrompt] | list[PredictedRecord]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
         Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`.

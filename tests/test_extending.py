@@ -150,6 +150,33 @@ def test_an_objective(plugins: Path, tmp_path: Path) -> None:
     assert "import torch" not in card  # its encoder writes no code
 
 
+def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [word for word in DEMO if word != "model=demo"] + ["model=demo-decoder", "task=demo-arithmetic"]
+    words += ["objective=perplexity", "objective.context=2", "eval_every=2"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, registry.OPTIMIZERS.load("mezo"), "step", 4)
+        assert mezo("train", *words, f"hydra.run.dir={run}").code == 130
+    assert mezo("resume", run).code == 0
+    whole = tmp_path / "whole"
+    assert mezo("train", *words, f"hydra.run.dir={whole}").code == 0
+    last = Path("checkpoints") / "last" / "model.safetensors"
+    assert (run / last).read_bytes() == (whole / last).read_bytes()
+    assert replay(run, tmp_path / "replayed")
+    summary = Run(run).read_summary()
+    assert "perplexity" in summary["best"]
+    assert json.loads(mezo("eval", run, "--json").out)["perplexity"] == summary["test"]["perplexity"]
+    predicted = mezo("predict", run, "--text", "numbers=357", "--text", "target=9", "--json")
+    assert json.loads(predicted.out)["rows"][0]["record"]["perplexity"] > 1
+    assert mezo("predict", run, "--text", "numbers=357", "--text", "target=9", "-q").out.startswith("perplexity ")
+    rows = Run(run).predictions()
+    assert rows is not None
+    assert rows[0]["perplexity"] > 1
+    for command in ("show", "compare", "runs"):
+        assert "perplexity" in mezo(command, run).out
+    assert "perplexity" in page(run, tmp_path / "page.html")
+
+
 def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
     run, adapter = tmp_path / "run", "adapter_model.safetensors"
     words = ["peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"]

@@ -1,10 +1,13 @@
 """Predict rows with a loaded model: labels of texts, or completions of prompts."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Example
+from mezo_cli.objectives.classification import Classification
+from mezo_cli.objectives.generation import Generation
 from mezo_cli.training.session import Session
 
 
@@ -72,9 +75,37 @@ class CompletedPrompt:
         return f"{self.prompt} -> {self.completion!r}".replace("\n", "\\n")
 
 
+@dataclass(frozen=True)
+class PredictedRecord:
+    """What an objective that is neither a classification nor a generation says of one row.
+
+    Attributes:
+        columns: the row's columns.
+        record: what it says, by name.
+        cut: whether the row was longer than the model takes, so that some of it was cut off.
+    """
+
+    columns: dict[str, Any]
+    record: dict[str, Any]
+    cut: bool
+
+    @property
+    def answer(self) -> str:
+        """The record in one line."""
+        return "  ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.record.items())
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is said, by the names of the columns of a .csv file."""
+        return self.record
+
+    def line(self) -> str:
+        """Return the record and the columns in one line."""
+        return f"{self.answer}  {json.dumps(self.columns, ensure_ascii=False, default=str)}"
+
+
 def predict(
     session: Session, examples: Sequence[Example], report: Callable[[int], None] = lambda done: None
-) -> list[Prediction] | list[CompletedPrompt]:
+) -> list[Prediction] | list[CompletedPrompt] | list[PredictedRecord]:
     """Predict rows, in order, in batches of `eval_batch_size`. `report` is called with the number of rows done.
 
     The rows of a split, in their order, give scores bitwise identical to those of its evaluation.
@@ -87,7 +118,13 @@ def predict(
     task = session.config.data_task
     rows, cut = session.encoder.encode_to_fit(examples)
     records = session.objective.predict(rows, report, session.ranks)
-    if not task.labels:
+    if not isinstance(session.objective, Classification | Generation):
+        described = [session.objective.describe_row(example)["columns"] for example in examples]
+        return [
+            PredictedRecord(columns, dict(record), was_cut)
+            for columns, record, was_cut in zip(described, records, cut, strict=True)
+        ]
+    if isinstance(session.objective, Generation):
         return [
             CompletedPrompt(
                 dict(example.columns or {}),

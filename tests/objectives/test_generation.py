@@ -1,0 +1,82 @@
+"""Runs of objective generate: resumed and replayed bit for bit, in micro-batches, by ranks, evaluated again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.runs import Run
+from tests.command_line import mezo
+from tests.interruption import interrupt_at
+from tests.ranks import run_ranks
+
+DEMO = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.max_new_tokens=6"]
+DEMO += ["objective.reward={length: {max: 5}, countdown: {weight: 1, numbers_used: 0.1}}", "model.device=cpu"]
+DEMO += ["data.eval_limit=6", "data.train_size=40", "batch_size=6", "steps=4", "eval_every=2", "log_every=1"]
+DEMO += ["optimizer.lr=1e-2", "optimizer.eps=3e-2", "test_at_start=false"]
+DRAWN = ["objective.temperature=1", "objective.samples=2", "objective.eval_temperature=0.7", "objective.eval_samples=2"]
+CASES = {
+    "greedy": [],
+    "drawn, max": [*DRAWN, "objective.reduce=max"],
+    "es": ["optimizer=es", "optimizer.members=4", *DRAWN],
+    "es, pairs, lora": ["optimizer=es", "optimizer.members=4", "optimizer.antithetic=true", "peft=lora"],
+    "lora": ["peft=lora", *DRAWN],
+    "lm": ["objective.loss=lm", "objective.reward=countdown"],
+}
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+def words(name: str) -> list[str]:
+    keys = [word.split("=")[0] for word in CASES[name]]
+    return [*(word for word in DEMO if word.split("=")[0] not in keys), *CASES[name]]
+
+
+def figures(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without times, and without what counts by process."""
+    left_out = ("seconds", "completions", "crc")
+    return [{key: value for key, value in line.items() if key not in left_out} for line in Run(run).metrics()]
+
+
+def weights(folder: Path) -> bytes:
+    return next(folder.glob("*model.safetensors")).read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert mezo("train", *words(name), f"hydra.run.dir={whole}").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load("es" if "es" in name.split(",") else "mezo"), "step", 4)
+        assert mezo("train", *words(name), f"hydra.run.dir={run}").code == 130
+    assert mezo("resume", run).code == 0
+    last = Path("checkpoints") / "last"
+    assert weights(run / last) == weights(whole / last)
+    assert figures(run) == figures(whole)
+    assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+    assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
+    assert weights(tmp_path / "replayed") == weights(whole / last)
+    summary = Run(run).read_summary()
+    document = json.loads(mezo("eval", run, "--json").out)
+    assert {key: document[key] for key in ("loss", "reward")} == {
+        key: summary["test"][key] for key in ("loss", "reward")
+    }
+
+
+def test_micro_batches_give_the_same_rewards(tmp_path: Path) -> None:
+    for size in ("null", "2"):
+        assert mezo("train", *words("es"), f"micro_batch_size={size}", f"hydra.run.dir={tmp_path / size}").code == 0
+    assert figures(tmp_path / "2") == figures(tmp_path / "null")
+
+
+def test_ranks_share_the_members(tmp_path: Path) -> None:
+    ours = [*words("es"), "distributed.split=directions"]
+    assert mezo("train", *ours, f"hydra.run.dir={tmp_path / 'single'}").code == 0
+    ended = run_ranks(*[["train", *ours, f"hydra.run.dir={tmp_path / 'ranks'}"]] * 2)
+    assert [rank.code for rank in ended] == [0, 0], ended
+    single, both = (figures(tmp_path / name) for name in ("single", "ranks"))
+    assert [line["loss"] for line in both] == [line["loss"] for line in single]
+    last = Path("checkpoints") / "last"
+    assert weights(tmp_path / "ranks" / last) == weights(tmp_path / "single" / last)
