@@ -8,6 +8,7 @@ numbers are a function of the seed, the step, the row, the sample and the token,
 SQuAD and DROP with).
 """
 
+import json
 import logging
 import math
 import weakref
@@ -28,7 +29,7 @@ from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
-from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, micro_batches
+from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
@@ -298,6 +299,17 @@ class Generation(Objective):
         metrics = {name: means[name] for name in names}
         text = "  ".join(f"{name} {value:.4f}" for name, value in ({"loss": loss} | metrics | details).items())
         return Evaluation(loss, metrics, values, list(records or []), details, samples, text=text)
+
+    def evaluate(
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+    ) -> Evaluation:
+        """Evaluate all rows. A rank that had no batch gets the names of the figures from another."""
+        with torch.no_grad():
+            measured = measure_rows(self, rows, report, ranks)
+        if ranks is not None:
+            names = map(json.loads, ranks.exchange(json.dumps(self._columns)))
+            self._columns = next(filter(None, names))
+        return self.assess(*measured)
 
     def predict(
         self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
