@@ -45,6 +45,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "model.cache_bytes=0",
         "micro_batch_size=2",
     ),
+    "lm-es": ("objective=lm", "model=opt", "optimizer=es", "optimizer.members=2"),
+    "cls-fzoo": ("objective=cls", "model=bert", "optimizer=fzoo", "optimizer.members=2"),
     "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
 }
 MAKERS: dict[str, Callable[[Path], Path]] = {
@@ -95,7 +97,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
         if config.steps:
             with hosts.setdefault("replay", HostWaits(read)):
                 if session.optimizer.replayable:
-                    records = [(step, result.projected_grads, result.lr) for step, result in enumerate(results[:2])]
+                    records = [(step, result.recorded, result.lr) for step, result in enumerate(results[:2])]
                     again: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
                     again.rebuild_state(session.params, records[:1])
                     again.apply_updates(session.params, records[1:])

@@ -19,7 +19,7 @@ from mezo_cli.objectives.baselines import remove_bias
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.objectives.intervals import Score
-from mezo_cli.objectives.losses import count_predictions, find_loss
+from mezo_cli.objectives.losses import Loss, count_predictions, find_loss
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
@@ -138,7 +138,7 @@ class Classification(Objective):
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
         is_finite = bool(values.isfinite().all())
         metrics = {"accuracy": float(right.double().mean())}
-        samples: dict[str, Score] = {"loss": partial(self._sample_loss, values, labels)} if with_loss else {}
+        samples: dict[str, Score] = {"loss": partial(_sample_loss, self._loss, values, labels)} if with_loss else {}
         if metric not in (*metrics, "loss"):
             own = find_metric(metric)
             metrics[metric] = own.compute(values.numpy(), labels.numpy())
@@ -155,12 +155,6 @@ class Classification(Objective):
             right={"accuracy": right.numpy()},
             text=_describe(loss, metrics, by_label),
         )
-
-    def _sample_loss(self, scores: Tensor, labels: Tensor, samples: np.ndarray) -> np.ndarray:
-        """Return the loss of each sample of the rows: row numbers [samples, rows] -> [samples]."""
-        if self._loss.of_rows is not None:
-            return self._loss.of_rows(scores, labels).double().numpy()[samples].mean(axis=1)
-        return np.array([float(self._loss(scores[rows], labels[rows])) for rows in torch.from_numpy(samples)])
 
     def describe(self) -> dict[str, Any]:
         """Return what scores a label, and the label words."""
@@ -191,6 +185,16 @@ class Classification(Objective):
                 if split in after:
                     baselines[name][split]["difference"] = comparison.judge(after[split]).minus(judged)
         return {"baselines": baselines}
+
+
+def _sample_loss(loss: Loss, scores: Tensor, labels: Tensor, samples: np.ndarray) -> np.ndarray:
+    """Return the loss of each sample of the rows: row numbers [samples, rows] -> [samples].
+
+    It is no method: an evaluation that outlives the session must not keep its model in memory.
+    """
+    if loss.of_rows is not None:
+        return np.asarray(loss.of_rows(scores, labels).double().numpy()[samples].mean(axis=1))
+    return np.array([float(loss(scores[rows], labels[rows])) for rows in torch.from_numpy(samples)])
 
 
 def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
