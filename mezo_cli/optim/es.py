@@ -217,9 +217,9 @@ class Es(DirectionalOptimizer):
             with nullcontext() if z is None else forward.perturbed(z, config.eps, signs):
                 values = _rows_of(loss_fn) if config.shaping_std == "rows" else loss_fn().reshape(-1, 1)
             losses.append(values.expand(len(signs), -1))
-        of_points = torch.stack(losses).cpu().double()
+        of_points = torch.stack(losses)
         if ranks is not None:
-            of_points = ranks.gather_parts(of_points, split_sizes(len(points), ranks.size), "step")
+            of_points = ranks.gather_parts(of_points.cpu().double(), split_sizes(len(points), ranks.size), "step")
         return of_points
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
