@@ -117,6 +117,7 @@ def test_an_optimizer(plugins: Path, tmp_path: Path) -> None:
         assert key in error_line(mezo("train", *words))
 
 
+@pytest.mark.slow
 def test_an_update_of_each_element(plugins: Path, tmp_path: Path) -> None:
     """Also of weights in half precision; all elements with a gradient estimate move by lr."""
     train(tmp_path / "run", "optimizer=zo_sign", "optimizer.lr=1e-3", "model.dtype=bfloat16", "steps=4")

@@ -150,6 +150,7 @@ def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path
     assert losses(tmp_path / "third")[0] == losses(first)[0]
 
 
+@pytest.mark.slow
 def test_fetch_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with Hub(root) as hub:

@@ -167,6 +167,7 @@ def train_in_rank(out: str, name: str) -> tuple[dict[str, bytes], list[float], s
     return bits(model), losses(trainer), type(trainer.model_wrapped).__name__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mezo", "lora"])
 def test_two_processes_share_the_rows_of_a_step(name: str, tmp_path: Path) -> None:
     """Their weights are bitwise identical, and those of one process with all rows but for rounding."""

@@ -44,6 +44,7 @@ def weights(folder: Path) -> bytes:
     return next(folder.glob("*model.safetensors")).read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.testing.optimizers import Conformance
 
@@ -19,4 +21,6 @@ VARIANTS = {
 for _name in OPTIMIZERS.built_in:
     if _name != "linear_probe":  # it takes no step
         _values = {"name": _name, "lr": LR.get(_name, Conformance.lr), "variants": VARIANTS.get(_name, ())}
-        globals()[f"Test{_name.title().replace('_', '')}"] = type(_name, (Conformance,), _values)
+        _suite = type(_name, (Conformance,), _values)
+        # fzoo is es with other settings.
+        globals()[f"Test{_name.title().replace('_', '')}"] = pytest.mark.slow(_suite) if _name == "fzoo" else _suite
