@@ -239,6 +239,11 @@ class ObjectiveConfig(Settings):
         return 0
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether ranks may share the rows of a step."""
+        return True
+
+    @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
         from mezo_cli.config.registry import LOSSES  # as above

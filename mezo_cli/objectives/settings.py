@@ -66,6 +66,11 @@ class GenerateConfig(ObjectiveConfig):
         return None
 
     @property
+    def shares_rows(self) -> bool:
+        """Not with rewards: ranks share the members of a step."""
+        return self.loss == "lm"
+
+    @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
         return self.loss == "lm"

@@ -156,6 +156,9 @@ def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_pat
         assert [result.code for result in results] == [2, 2]
         assert part in error_line(results[0])
         assert not (tmp_path / "run").exists()
+    words = ["train", "experiment=demo-reward", f"hydra.run.dir={tmp_path / 'run'}"]
+    part = "objective.loss=reward: a step has 1 direction, fewer than 2 ranks"
+    assert part in error_line(run_ranks(words, words)[0])
 
 
 def another_code(rank: int) -> None:
