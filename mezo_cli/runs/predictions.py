@@ -25,13 +25,14 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
+def read(path: Path, predicted: Mapping[str, int], count: int | None = None) -> list[dict[str, Any]]:
     """Return the predictions without their checksums.
 
     Args:
         path: the file.
         predicted: label -> number of rows predicted as it, from the line of the test evaluation in metrics.jsonl; empty
             where rows have no label.
+        count: the number of rows, where `predicted` does not tell; None: any.
 
     Raises:
         UserError: when the file is damaged; the line names it.
@@ -49,6 +50,10 @@ def read(path: Path, predicted: Mapping[str, int]) -> list[dict[str, Any]]:
         rows.append({key: value for key, value in line.items() if key != "crc"})
         crc = next_crc
     counts = Counter(row["predicted"] for row in rows if "predicted" in row)
-    if rest or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted}):
+    if (
+        rest
+        or (count is not None and count != len(rows))
+        or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted})
+    ):
         raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
     return rows

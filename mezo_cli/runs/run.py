@@ -477,7 +477,8 @@ class Run:
         if not path.is_file() or not (self.path / "summary.json").is_file():
             return None
         tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
-        return predictions.read(path, tests[-1].get("predicted", {}) if tests else {})
+        predicted = tests[-1].get("predicted", {}) if tests else {}
+        return predictions.read(path, predicted, None if predicted else (self.info().get("rows") or {}).get("test"))
 
     def save_rows(self, split: str, lines: list[str]) -> None:
         """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from tests.command_line import mezo
 from tests.interruption import interrupt_at
@@ -64,6 +65,11 @@ def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_p
     assert {key: document[key] for key in ("loss", "reward")} == {
         key: summary["test"][key] for key in ("loss", "reward")
     }
+    lines = (run / "predictions.jsonl").read_text().splitlines(keepends=True)
+    assert len(Run(run).predictions() or []) == len(lines)
+    (run / "predictions.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(UserError, match="predictions.jsonl is damaged"):
+        Run(run).predictions()
 
 
 def test_micro_batches_give_the_same_rewards(tmp_path: Path) -> None:
