@@ -120,8 +120,8 @@ def check_shareable(config: Config, size: int) -> None:
     by_rows = split == "rows" or chosen.directions < size
     if by_rows and not config.objective.shares_rows:
         raise UserError(
-            f"objective.loss={config.objective.loss}: a step has {directions}, fewer than {size} ranks, which share the "
-            "members of a step, not its rows; start fewer, or raise optimizer.samples or optimizer.members"
+            f"objective.loss={config.objective.loss}: a step has {directions}, fewer than {size} ranks, which share "
+            "the members of a step, not its rows; start fewer, or raise optimizer.samples or optimizer.members"
         )
     if by_rows and config.batch_size < size:
         raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")
