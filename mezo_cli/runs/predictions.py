@@ -50,10 +50,7 @@ def read(path: Path, predicted: Mapping[str, int], count: int | None = None) -> 
         rows.append({key: value for key, value in line.items() if key != "crc"})
         crc = next_crc
     counts = Counter(row["predicted"] for row in rows if "predicted" in row)
-    if (
-        rest
-        or (count is not None and count != len(rows))
-        or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted})
-    ):
+    is_short = count is not None and count != len(rows)
+    if rest or is_short or any(counts[label] != predicted.get(label, 0) for label in {*counts, *predicted}):
         raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
     return rows

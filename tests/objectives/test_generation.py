@@ -68,7 +68,7 @@ def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_p
     lines = (run / "predictions.jsonl").read_text().splitlines(keepends=True)
     assert len(Run(run).predictions() or []) == len(lines)
     (run / "predictions.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(UserError, match="predictions.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"predictions\.jsonl is damaged"):
         Run(run).predictions()
 
 
