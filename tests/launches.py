@@ -9,14 +9,16 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.config.schema import Config, ObjectiveConfig, TokenizedExample
+from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.mlm import MaskedLabelScorer
 from mezo_cli.optim import make_config
@@ -49,7 +51,9 @@ def measure(rows: int, layers: int) -> dict[str, dict[str, int]]:
     model, small = model_of(layers, torch.float32), model_of(layers, torch.bfloat16)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     forward.paired_tokens = PAIRED_TOKENS
-    objective = MaskedLabelScorer(model, forward, [6587, 372])
+    loaded = LoadedModel(model, None, MASKED_LM, torch.device(DEVICE), torch.float32)
+    config, encoder = Config(objective=ObjectiveConfig(name="mlm")), SimpleNamespace(label_ids=[6587, 372])
+    objective = MaskedLabelScorer(config, loaded, forward, cast("Any", encoder))
     examples = [TokenizedExample([7] * 32, [0] * 32, 29, number % 2) for number in range(rows)]
     batch = collate(examples, 1, DEVICE, False, objective.lay_out)
     optimizer, in_half = Mezo(make_config("mezo"), seed=0, steps=9), Params(small, make_noise("gaussian"))

@@ -64,7 +64,8 @@ def save_initial_state(
     tensors |= {name: state[name][chosen] for name, chosen in rows.items()}
     if tensors or copies:
         on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps(dict(rows)), "copies": json.dumps(copies)})
+        # One entry: safetensors writes several in an order that changes from run to run.
+        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps({**rows, **copies})})
 
 
 def _find_copies(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
@@ -114,11 +115,11 @@ def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]], dict[str, str]]:
     """Return the tensors of the file, the row numbers of those that are only rows, and the originals of copies."""
     tensors, metadata = read_tensors(path)
-    try:  # files of earlier versions have no copies
-        rows, copies = (json.loads(metadata.get(name, "{}")) for name in ("rows", "copies"))
+    try:
+        stored = json.loads(metadata.get("rows", "{}"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    for values, kind, what in ((rows, list, "rows"), (copies, str, "copies")):
-        if not isinstance(values, dict) or not all(isinstance(value, kind) for value in values.values()):
-            raise UserError(f"{path} is damaged: its list of {what} is not valid")
-    return tensors, rows, copies
+    if not isinstance(stored, dict) or not all(isinstance(value, (list, str)) for value in stored.values()):
+        raise UserError(f"{path} is damaged: its list of rows is not valid")
+    copies = {name: original for name, original in stored.items() if isinstance(original, str)}
+    return tensors, {name: rows for name, rows in stored.items() if name not in copies}, copies

@@ -65,9 +65,11 @@ def test_rows_agree_with_one_process(roberta: Path, movies: Path, tmp_path: Path
     two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
     check(run_ranks(two, two))
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
-    bytes_of_a_row = {"cross_entropy": 16, "f1": 8}[loss]
+    exchanged = {"cross_entropy": 7 * 16, "f1": 2 * 2 * 4 * 8}[
+        loss
+    ]  # of each rank and sign: rows per label and prediction
     shared = Run(tmp_path / "two").read_summary()["distributed"]
-    assert shared == {"ranks": 2, "split": "rows", "bytes_per_step": 7 * bytes_of_a_row}
+    assert shared == {"ranks": 2, "split": "rows", "bytes_per_step": exchanged}
 
 
 def test_a_rank_with_another_config_is_named(roberta: Path, movies: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import torch
 
 from mezo_cli import console
 from mezo_cli.config.stored import read_config
+from mezo_cli.objectives.base import Objective
 from mezo_cli.optim import mezo as mezo_module
 from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.mezo_momentum import WithMoment
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.metrics_log import MetricsLog
-from mezo_cli.training import loop, restore, training_run
+from mezo_cli.training import loop, restore
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small, stopped_at
 from tests.interruption import interrupt_at
@@ -101,7 +102,7 @@ def state(run: Path) -> dict[str, Any]:
 
 CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("while the model is loaded", loop, "load_session", 1, False),
-    ("before the first evaluation", training_run, "evaluate", 1, False),
+    ("before the first evaluation", Objective, "evaluate", 1, False),
     ("after the first evaluation", MetricsLog, "append", 1, True),
     ("within a step", Mezo, "apply_updates", 2, True),
     ("before a metrics line", MetricsLog, "append", 2, False),
@@ -110,8 +111,8 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("after the best was saved, before its line", MetricsLog, "append", 3, False),
     ("within a checkpoint", checkpoints, "save", 3, False),
     ("after the last step", trajectory.Writer, "append", 6, True),
-    ("before the evaluation on train", training_run, "evaluate", 4, False),
-    ("before the evaluation on test", training_run, "evaluate", 5, False),
+    ("before the evaluation on train", Objective, "evaluate", 4, False),
+    ("before the evaluation on test", Objective, "evaluate", 5, False),
     ("after the evaluation on test", Run, "write_summary", 1, False),
     ("after the summary", Run, "write_summary", 1, True),
 ]
