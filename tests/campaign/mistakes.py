@@ -443,9 +443,14 @@ def _job(lab: Lab, name: str, mistake: Mistake) -> Job:
 
 
 def _files(here: Path) -> dict[str, str]:
-    """Return every file of a folder with its content; those that may not be read count by name."""
+    """Return every file of a folder with its content; those that may not be read count by name.
+
+    A checkpoint that was being replaced as the run stopped (`.last.old`) is left out: any command may remove it.
+    """
     found = {}
     for path in sorted(here.rglob("*")) if here.exists() else ():
+        if any(part.startswith(".") and part.endswith(".old") for part in path.parts):
+            continue
         content = path.read_bytes() if path.is_file() else b""
         found[str(path.relative_to(here))] = hashlib.sha256(content).hexdigest()
     return found

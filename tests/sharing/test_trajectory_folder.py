@@ -106,7 +106,7 @@ def test_a_copy_of_the_bases_own_head_is_referred_to(roberta: Path, movies: Path
     assert mezo("export", run, "--trajectory", "--out", folder).code == 0
     assert sum(path.stat().st_size for path in folder.iterdir()) < 50_000
     with safetensors.safe_open(folder / START, "pt") as file:
-        names, copies = list(file.keys()), json.loads(file.metadata()["copies"])
+        names, copies = list(file.keys()), json.loads(file.metadata()["rows"])
     assert copies
     assert not names
     expected = predictions(run)
@@ -116,7 +116,7 @@ def test_a_copy_of_the_bases_own_head_is_referred_to(roberta: Path, movies: Path
     safetensors.torch.save_file(whole, folder / START, {"rows": "{}"})
     change(folder)
     assert predictions(folder, base=roberta) == expected
-    safetensors.torch.save_file({}, folder / START, {"copies": json.dumps({next(iter(copies)): "no.such.tensor"})})
+    safetensors.torch.save_file({}, folder / START, {"rows": json.dumps({next(iter(copies)): "no.such.tensor"})})
     change(folder)
     with pytest.raises(UserError, match=r"has no tensors .* and no\.such\.tensor of one shape"):
         predictions(folder, base=roberta)
