@@ -128,13 +128,14 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node([override.text for override in parsed], config_dir)
     with locating(node, parsed, choices):
-        config = with_own_code(config_of(node), own)
+        config = config_of(node)
         check_read(config, parsed)
         job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
         usual = Path("outputs").absolute() in Path(os.path.normpath(job.directory)).parents
         if not usual and all(override.name != "hydra.run.dir" for override in parsed):
             name = job.config.task.name
             raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
+    job = dataclasses.replace(job, config=with_own_code(job.config, own))  # what it refuses is in no file
     for key, value in ((PYTHON, own.python), (REWARD, own.reward)):
         if value is not None:
             OmegaConf.update(node, key, value)
