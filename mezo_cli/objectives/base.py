@@ -11,6 +11,7 @@ from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
 from mezo_cli.objectives.collate import Arrays, collate
+from mezo_cli.objectives.comparison import Judged
 from mezo_cli.objectives.evaluation import Evaluation, measure_rows
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
@@ -110,9 +111,6 @@ class Objective:
         """
         return {}
 
-    def close(self) -> None:
-        """End what runs beside this process; by default nothing does."""
-
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
         return False
@@ -187,13 +185,13 @@ class Objective:
         return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
 
     def compare_with_untrained(
-        self, before: Mapping[str, Evaluation], after: Mapping[str, Evaluation], rows: Mapping[str, Sequence[Any]]
+        self, before: Mapping[str, Evaluation], after: Mapping[str, Judged], rows: Mapping[str, Sequence[Any]]
     ) -> dict[str, Any]:
         """Return further fields of summary.json: what the untrained model comes to without training.
 
         Args:
             before: split -> evaluation by the untrained model; `train` among them.
-            after: split -> evaluation at the best step; empty for a run without steps.
+            after: split (dev, test) -> scores at the best step; empty for a run without steps.
             rows: split -> its rows.
         """
         return {}

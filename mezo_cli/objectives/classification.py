@@ -149,7 +149,7 @@ class Classification(Objective):
             loss=loss,
             metrics=metrics,
             values=values,
-            records=label_predictions(values, names) if is_finite else [],
+            records=label_predictions(values, names) if is_finite and records is not None else [],
             details={"predicted": by_label},
             samples=samples,
             right={"accuracy": right.numpy()},
@@ -165,7 +165,10 @@ class Classification(Objective):
         return {**super().describe_row(example), "label": self.config.task.labels[example.label]}
 
     def compare_with_untrained(
-        self, before: Mapping[str, Evaluation], after: Mapping[str, Evaluation], rows: Mapping[str, Sequence[Any]]
+        self,
+        before: Mapping[str, Evaluation],
+        after: Mapping[str, comparison.Judged],
+        rows: Mapping[str, Sequence[Any]],
     ) -> dict[str, Any]:
         """Return `baselines`: what the untrained scores give when the bias between the labels is removed.
 
@@ -183,7 +186,7 @@ class Classification(Objective):
                 judged = comparison.judge(self.assess(moved, rows[split], with_loss=False))
                 baselines[name][split] = judged.summary()
                 if split in after:
-                    baselines[name][split]["difference"] = comparison.judge(after[split]).minus(judged)
+                    baselines[name][split]["difference"] = after[split].minus(judged)
         return {"baselines": baselines}
 
 

@@ -86,4 +86,4 @@ def compare(
         summary["difference"] = {name: judged[name].minus(scores) for name, scores in untrained.items()}
         if "test" in untrained:
             summary["test_before"] = untrained["test"].summary()
-    return summary | objective.compare_with_untrained(before, after if trained else {}, rows)
+    return summary | objective.compare_with_untrained(before, judged if trained else {}, rows)

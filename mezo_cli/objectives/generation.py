@@ -224,10 +224,6 @@ class Generation(Objective):
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}
 
-    def close(self) -> None:
-        """End the processes of the rewards."""
-        self._completer.close()
-
     def measure(self, batch: PromptBatch) -> tuple[Tensor, list[dict[str, Any]]]:
         """Return the figures of each row: rewards and metrics, those of its completions, the loss of its answer.
 

@@ -135,6 +135,8 @@ class Mezo(DirectionalOptimizer):
 
     def count_forwards(self, steps: int) -> dict[str, int]:
         """Return two forwards per sample and no backward."""
+        if self.config.sample_schedule == "constant":  # runs that generate ask after every step
+            return {"forwards": 2 * self.config.samples * steps, "backwards": 0}
         return {"forwards": 2 * sum(self.samples(step) for step in range(steps)), "backwards": 0}
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
