@@ -12,3 +12,7 @@ class LinearProbe(Mezo):
 
     title = "LP"
     settings = OptimizerConfig
+
+    def count_forwards(self, steps: int) -> dict[str, int]:
+        """Return none; summary.json adds the forwards of the fit itself."""
+        return {"forwards": 0, "backwards": 0}
