@@ -133,6 +133,32 @@ class GeneratePrompt(Settings):
 
 
 @dataclass(frozen=True)
+class ChoicePrompt(Settings):
+    """A prompt and the texts that may follow it, of which the most likely is chosen (objective choice).
+
+    The templates are those of `task.generate`. White space before the prompt and spaces after it are dropped, and
+    spaces after a candidate.
+
+    Attributes:
+        prompt: the prompt; null: the task has none.
+        candidates: one template per candidate, which follows the prompt: its leading space counts. With `each`, one.
+        each: the column with a list of texts; the row has a candidate for each of them, in whose template `{candidate}`
+            is that text. null: a row has all of `candidates`.
+        right: the column with the right text of `each`, or with a list of them, of which any counts as right and the
+            first is trained. null: the row's label is the number of the right candidate, from 0.
+        max_length: tokens of a prompt and its longest candidate; null: the model's limit.
+        too_long: a longer row is refused, or cut: its prompt loses its start, but for the first token.
+    """
+
+    prompt: Text | None = None
+    candidates: list[Text] = field(default_factory=list)
+    each: Text | None = None
+    right: Text | None = None
+    max_length: Annotated[Whole, Field(ge=8)] | None = None
+    too_long: Literal["refuse", "cut"] = "cut"
+
+
+@dataclass(frozen=True)
 class TaskConfig(Settings):
     """A task: its template, its labels and their words, its prompts, its columns, and its data sources.
 
@@ -168,6 +194,7 @@ class TaskConfig(Settings):
     metric: Text | None = None
     lm: LmPrompt = field(default_factory=LmPrompt)
     generate: GeneratePrompt = field(default_factory=GeneratePrompt)
+    choice: ChoicePrompt = field(default_factory=ChoicePrompt)
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)
 
