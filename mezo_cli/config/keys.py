@@ -16,7 +16,7 @@ from mezo_cli.errors import did_you_mean, join
 
 REMOVED = {
     "logger.name": "logger.names=[NAME]",
-    "distributed.shard": "engine=vllm engine.tensor_parallel=N",
+    "distributed.shard": "engine=vllm engine.tensor_parallel=N for a model larger than one device",
 }  # key of an earlier version -> what to use instead
 
 

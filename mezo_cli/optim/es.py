@@ -40,7 +40,6 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -212,12 +211,12 @@ class Es(DirectionalOptimizer):
         signs = (1, -1) if config.antithetic else (1,)
         points: list[Direction | None] = [Direction(self.seed, step, k) for k in range(config.directions)]
         points += [None] * (config.baseline == "theta")
-        losses = []
-        for z in points if ranks is None else ranks.own(points):
-            with nullcontext() if z is None else forward.perturbed(z, config.eps, signs):
-                values = _rows_of(loss_fn) if config.shaping_std == "rows" else loss_fn().reshape(-1, 1)
-            losses.append(values.expand(len(signs), -1))
-        of_points = torch.stack(losses)
+
+        def losses_of_point() -> "Tensor":
+            return _rows_of(loss_fn) if config.shaping_std == "rows" else loss_fn().reshape(-1, 1)
+
+        losses = forward.losses_of(points if ranks is None else ranks.own(points), config.eps, losses_of_point, signs)
+        of_points = torch.stack([values.expand(len(signs), -1) for values in losses])
         if ranks is not None:
             of_points = ranks.gather_parts(of_points.cpu().double(), split_sizes(len(points), ranks.size), "step")
         return of_points

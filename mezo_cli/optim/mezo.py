@@ -82,10 +82,8 @@ def spsa_per_direction(
     """
     import torch
 
-    ranks, losses = forward.ranks, []
-    for z in directions if ranks is None else ranks.own(directions):
-        with forward.perturbed(z, eps):
-            losses.append(loss_fn())
+    ranks = forward.ranks
+    losses = forward.losses_of(directions if ranks is None else ranks.own(directions), eps, loss_fn)
     pairs = torch.stack(losses) if losses else torch.empty(0, 2, dtype=torch.float64)
     if ranks is not None:
         pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(directions), ranks.size), "step")

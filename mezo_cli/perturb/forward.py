@@ -12,8 +12,8 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ class PerturbedForward:
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
         ranks: those that share the directions of a step; None if this process computes all of them.
+        upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
     """
 
     def __init__(self, model: nn.Module, params: Params, rounds: bool = True) -> None:
@@ -84,6 +85,7 @@ class PerturbedForward:
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
         self.ranks: Ranks | None = None
+        self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._patched: list[nn.Module] = []
         self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
@@ -149,6 +151,28 @@ class PerturbedForward:
             with self.perturbed(direction, eps, (sign,)):
                 outputs.append(forward())
         return torch.stack(outputs)
+
+    def losses_of(
+        self,
+        points: Sequence[Direction | None],
+        eps: float,
+        loss: Callable[[], Tensor],
+        signs: tuple[int, ...] = (1, -1),
+    ) -> list[Tensor]:
+        """Return `loss()` at each point in turn: `perturbed` along each direction, theta where it is None.
+
+        `upcoming` tells the objective which points there are: an inference engine computes several in one call.
+        """
+        perturbations = [None if z is None else Perturbation(z, eps, signs) for z in points]
+        losses = []
+        try:
+            self.upcoming = perturbations
+            for z in points:
+                with nullcontext() if z is None else self.perturbed(z, eps, signs):
+                    losses.append(loss())
+        finally:
+            self.upcoming = ()
+        return losses
 
     @property
     def supports_paired_forward(self) -> bool:
