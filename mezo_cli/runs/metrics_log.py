@@ -1,10 +1,12 @@
-"""`metrics.jsonl`: one JSON object per line, with chained checksums (checksums.py).
+"""`metrics.jsonl`: one JSON object per line, with chained checksums (checksums.py); compressed in what is shared.
 
 The best step of a run is read from it, so a changed or lost line has to show. A crash can damage lines at the end
 that were not synced yet; `read_valid` and `truncate` are for the process that resumes the run.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum, verify_line
 from mezo_cli.runs.files import name_in_errors, open_to_write, read_bytes, sync, write_atomically
+
+MAX_BYTES = 1 << 30  # of a log that is read from its compressed form
 
 
 class MetricsLog:
@@ -80,7 +84,7 @@ class MetricsLog:
         """Return the lines before the first damaged one, each also as text, and what is wrong with that one."""
         self._last_crc = 0
         lines: list[tuple[dict[str, Any], str]] = []
-        rows = _rows(read_bytes(self.path)) if self.path.exists() else []
+        rows = _rows(_content(self.path))
         for number, raw in enumerate(rows, 1):
             line, crc, problem = None, None, "it, or a line before it, was changed"
             try:
@@ -97,6 +101,40 @@ class MetricsLog:
             lines.append((line, raw.decode()))
             self._last_crc = crc
         return lines, None
+
+
+def _content(path: Path) -> bytes:
+    """Return the text of a log, of which a shared run has the compressed form alone; nothing if there is neither."""
+    if path.exists():
+        return read_bytes(path)
+    packed = compressed(path)
+    return _decompress(packed) if packed.exists() else b""
+
+
+def compressed(path: Path) -> Path:
+    """Return the name of a log's compressed form, which is read where the log itself is not there."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def compress(path: Path, into: Path) -> None:
+    """Write the compressed form of a log in the folder `into`; equal logs give equal bytes."""
+    write_atomically(compressed(into / path.name), gzip.compress(_content(path), mtime=0))
+
+
+def _decompress(path: Path) -> bytes:
+    """Return the log in a compressed file, which may be somebody else's.
+
+    Raises:
+        UserError: when it is damaged, or holds more than MAX_BYTES.
+    """
+    unpacker = zlib.decompressobj(wbits=31)  # gzip
+    try:
+        content = unpacker.decompress(read_bytes(path), MAX_BYTES)
+    except zlib.error as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not unpacker.eof:
+        raise UserError(f"{path} is damaged: it is incomplete, or holds more than {MAX_BYTES:,} bytes")
+    return content
 
 
 def _rows(content: bytes) -> list[bytes]:

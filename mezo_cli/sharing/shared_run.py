@@ -29,7 +29,7 @@ from mezo_cli.models.download import describe_download
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import verify_checksum
 from mezo_cli.runs.files import file_sha256, read_json
-from mezo_cli.sharing.trajectory_folder import FILES, FORMAT, MANIFEST, START, check_rebuildable
+from mezo_cli.sharing.trajectory_folder import FILES, MANIFEST, METRICS, START, check_rebuildable
 
 log = logging.getLogger("mezo")
 
@@ -136,10 +136,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if verify_checksum(manifest) is None:
         raise UserError(f"{path} is damaged: it does not match its own checksum")
-    if manifest.get("format") != FORMAT:
-        raise UserError(f"{path}: format {manifest.get('format')}; this program reads format {FORMAT}")
+    if (version := manifest.get("format")) not in METRICS:
+        raise UserError(f"{path}: format {version}; this program reads formats {join(map(str, METRICS))}")
     sums = manifest["sha256"]
-    for name in (*FILES, START):
+    for name in (*FILES, METRICS[version], START):
         file = folder / name
         if name not in sums:
             if name != START or file.exists():
@@ -212,7 +212,7 @@ def _download(name: str) -> Path:
         if not cached_only:
             where["revision"] = folder.name
             with progress_bars(huggingface_hub.utils, shown=False):
-                huggingface_hub.snapshot_download(repo, allow_patterns=[*FILES, START], **where)
+                huggingface_hub.snapshot_download(repo, allow_patterns=[*FILES, *METRICS.values(), START], **where)
     except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
         raise UserError(f"{name}: {_reason(error, cached_only)}") from error
     log.info("files  %s at commit %s, from %s or the local cache", repo, folder.name, hub_url())

@@ -3,8 +3,10 @@
 It is a run directory without checkpoints and logs, with three differences: config.yaml and run.json say nothing of the
 machine (host, process, paths, command line), README.md is a card, and export.json says what the weights must be:
 
-    {"format": 1, "base": {"kind": hub | demo | folder, "path", "revision"},
+    {"format": 2, "base": {"kind": hub | demo | folder, "path", "revision"},
      "weights": {"best": {"step", "sha256"}, "last": {"step", "sha256"}}, "sha256": {file: checksum}, "crc"}
+
+Format 1, of before, differs in metrics.jsonl, which was not compressed.
 
 The sha256 of weights is that over the names, shapes and bytes of all parameters (models/initial_state.py).
 """
@@ -25,14 +27,16 @@ from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.files import file_sha256, write_atomically
+from mezo_cli.runs.metrics_log import compress
 from mezo_cli.sharing.card import code, write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "export.json"
 START = "start.safetensors"
-FILES = ("config.yaml", "run.json", "trajectory.bin", "metrics.jsonl", "summary.json")
+METRICS = {1: "metrics.jsonl", 2: "metrics.jsonl.gz"}  # by format
+FILES = ("config.yaml", "run.json", "trajectory.bin", "summary.json")
 # What run.json tells others; the rest is about the machine and its user, or can be read elsewhere.
 RUN_FIELDS = (
     "start",
@@ -100,8 +104,9 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
     write_atomically(folder / "run.json", json.dumps(info, indent=2) + "\n")
     for read_and_check in (run.metrics, run.read_summary, lambda: trajectory.read(run.trajectory)):
         read_and_check()
-    for name in ("trajectory.bin", "metrics.jsonl", "summary.json"):
+    for name in ("trajectory.bin", "summary.json"):
         shutil.copyfile(run.path / name, folder / name)
+    compress(run.path / METRICS[1], folder)
     if run.initial_state_file.exists():
         shutil.copyfile(run.initial_state_file, folder / START)
     manifest = {

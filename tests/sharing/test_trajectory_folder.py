@@ -1,5 +1,6 @@
 """Trajectory folders: they rebuild the run elsewhere bitwise, say nothing of this machine, and are not trusted."""
 
+import gzip
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.trajectory import _FIXED
-from mezo_cli.sharing.trajectory_folder import FILES, START, check_rebuildable
+from mezo_cli.sharing.trajectory_folder import FILES, METRICS, START, check_rebuildable
 from mezo_cli.training.load import load_session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -64,7 +65,7 @@ def predictions(*words: Any, **options: Any) -> list[Any]:
 
 
 def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path) -> None:
-    assert {path.name for path in shared.iterdir()} == {*FILES, START, "export.json", "README.md"}
+    assert {path.name for path in shared.iterdir()} == {*FILES, METRICS[2], START, "export.json", "README.md"}
     for path in shared.iterdir():
         data = path.read_bytes()
         for secret in (run.parent, roberta, Path.cwd(), Path.home(), socket.gethostname()):
@@ -114,7 +115,13 @@ def test_a_copy_of_the_bases_own_head_is_referred_to(roberta: Path, movies: Path
     state = load_session(read_config(run / "config.yaml")).loaded.model.state_dict()
     whole = {name: state[name].clone() for name in copies}
     safetensors.torch.save_file(whole, folder / START, {"rows": "{}"})
-    change(folder)
+    packed = folder / METRICS[2]
+    (folder / METRICS[1]).write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    manifest = json.loads((folder / "export.json").read_text())
+    manifest["sha256"][METRICS[1]] = manifest["sha256"].pop(METRICS[2])
+    (folder / "export.json").write_text(json.dumps(manifest))
+    change(folder, lambda sealed: sealed.update(format=1))
     assert predictions(folder, base=roberta) == expected
     safetensors.torch.save_file({}, folder / START, {"rows": json.dumps({next(iter(copies)): "no.such.tensor"})})
     change(folder)
@@ -136,7 +143,10 @@ def test_it_gives_the_bits_of_the_run(run: Path, roberta: Path, shared: Path, tm
     assert ours.read_bytes() == theirs.read_bytes()
     again = tmp_path / "again"
     assert mezo("export", moved, "--base", roberta, "--trajectory", "--out", again).code == 0
-    assert all((again / name).read_bytes() == (moved / name).read_bytes() for name in (*FILES, START, "export.json"))
+    assert all(
+        (again / name).read_bytes() == (moved / name).read_bytes()
+        for name in (*FILES, METRICS[2], START, "export.json")
+    )
 
 
 def test_over_the_hub(hub: Hub, movies: Path, tmp_path: Path) -> None:
@@ -193,7 +203,7 @@ def error_line_last(result: Any) -> str:
 # --- a stranger's folder ---
 
 
-@pytest.mark.parametrize("name", [*FILES, START, "export.json"])
+@pytest.mark.parametrize("name", [*FILES, METRICS[2], START, "export.json"])
 def test_any_damage_is_named(name: str, shared: Path, roberta: Path) -> None:
     data = bytearray((shared / name).read_bytes())
     data[len(data) // 2] ^= 1
@@ -232,7 +242,13 @@ def test_its_paths_loggers_and_device_are_ignored(shared: Path, run: Path, rober
     line = error_line(mezo("eval", shared, "--base", roberta, "steps=3"))
     assert "'steps=3': of a trajectory folder only these can be given: data, data.dir" in line
     assert not secret.exists()
-    assert {path.name for path in shared.iterdir()} == {*FILES, START, "export.json", "README.md"}  # nothing written
+    assert {path.name for path in shared.iterdir()} == {
+        *FILES,
+        METRICS[2],
+        START,
+        "export.json",
+        "README.md",
+    }  # nothing written
 
 
 @pytest.mark.parametrize(
@@ -262,7 +278,7 @@ def test_what_it_may_not_name(
 def test_it_is_never_resumed(shared: Path) -> None:
     """Resuming would train with a stranger's paths and loggers."""
     assert "is a trajectory folder" in error_line(mezo("resume", shared, "steps=9"))
-    assert {path.name for path in shared.iterdir()} == {*FILES, START, "export.json", "README.md"}
+    assert {path.name for path in shared.iterdir()} == {*FILES, METRICS[2], START, "export.json", "README.md"}
 
 
 def test_a_sealed_trajectory_of_another_content_is_one_line(shared: Path, roberta: Path) -> None:
