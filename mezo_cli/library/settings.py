@@ -7,7 +7,14 @@ from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, SettingError
 from mezo_cli.config.validation import check
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.settings import MomentDecay, NotNegativeNumber, PositiveNumber, Samples, Schedule, SlowMomentDecay
+from mezo_cli.optim.settings import (
+    MomentDecay,
+    NotNegativeNumber,
+    PositiveNumber,
+    Samples,
+    SampleSchedule,
+    SlowMomentDecay,
+)
 
 METHOD = ("momentum", "betas", "sample_schedule", "total_steps")  # what MeZO itself has no need of
 
@@ -24,7 +31,7 @@ class StepSettings(OptimizerConfig):
     momentum: MomentDecay = 0.0
     betas: tuple[MomentDecay, SlowMomentDecay] | None = None
     samples: Samples = 1
-    sample_schedule: Schedule = "constant"
+    sample_schedule: SampleSchedule = "constant"
     total_steps: Positive | None = None
     noise: Literal["gaussian", "rademacher"] = "gaussian"
     seed: Seed = 0

@@ -69,6 +69,7 @@ class BaseOptimizer(Protocol):
         needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
         scalar: the name of the scalars that a step records, as in summary.json.
         symbol: their letter in formulas.
+        trajectory_version: the oldest format of a trajectory that has the method.
     """
 
     title: ClassVar[str] = ""
@@ -76,6 +77,7 @@ class BaseOptimizer(Protocol):
     needs_backward: ClassVar[bool] = False
     scalar: ClassVar[str] = "projected_grad"
     symbol: ClassVar[str] = "g"
+    trajectory_version: ClassVar[int] = 1
 
     def __init__(self, config: Any, seed: int, steps: int) -> None: ...
 
@@ -169,9 +171,11 @@ def to_float32(value: float) -> float:
 def learning_rate(config: "PerturbationConfig | FirstOrderConfig", step: int, steps: int) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, rounded to float32.
 
-    `schedule: linear` falls from lr at step 0 to 0 after the last step.
+    `schedule: linear` and `cosine` (half a period) fall from lr at step 0 to 0 after the last step.
     """
-    fraction = 1.0 if config.schedule == "constant" else 1.0 - step / steps
+    if config.schedule == "constant":
+        return to_float32(config.lr)
+    fraction = 1.0 - step / steps if config.schedule == "linear" else (1.0 + math.cos(math.pi * step / steps)) / 2
     return to_float32(config.lr * fraction)
 
 

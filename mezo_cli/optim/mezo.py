@@ -16,18 +16,19 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 D is a function of the records alone (perturb/decay.py). What is deferred when a run ends is not applied; if the run is
 resumed with more steps, their first g that is not 0 applies it.
 
-There is no other state. A step costs 2 n_t forwards with perturbed weights, and one pass over theta that draws z n_t
-times.
+`clip_g` bounds each |g| (clip.py). There is no other state. A step costs 2 n_t forwards with perturbed weights, and one
+pass over theta that draws z n_t times.
 """
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.split import split_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
+from mezo_cli.optim.clip import Clip
 from mezo_cli.optim.settings import PerturbationConfig, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
@@ -126,6 +127,15 @@ class Mezo(DirectionalOptimizer):
     settings: ClassVar[type[OptimizerConfig]] = ZerothOrderConfig
     config: ZerothOrderConfig
 
+    def __init__(self, config: ZerothOrderConfig, seed: int, steps: int) -> None:
+        super().__init__(config, seed, steps)
+        self.clip = Clip(config.clip_g, config.clip_window)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Reject a window without a quantile."""
+        config.check_clip()
+
     def samples(self, step: int) -> int:
         """Return n_t, the number of directions that step `step` draws."""
         n = self.config.samples
@@ -148,10 +158,19 @@ class Mezo(DirectionalOptimizer):
             self.apply_updates(forward.params, [(step, result.projected_grads, result.lr)])
         return result
 
+    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild what a running quantile of |g| is taken of."""
+        for record in records:
+            self.gradients(record)
+
+    def gradients(self, record: StepRecord) -> list[float]:
+        """Return g of each of a step's n_t directions, clipped. Steps must come in order; the last may be repeated."""
+        step, grads, _ = record
+        return self.clip.clip(step, grads[: self.samples(step)])
+
     def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
         """Return `scale` times a step's gradient estimate: (direction, coefficient) of each of its n_t terms."""
-        step, grads, _ = record
-        return gradient_estimate(self.seed, step, grads[: self.samples(step)], scale)
+        return gradient_estimate(self.seed, record[0], self.gradients(record), scale)
 
 
 def gradient_estimate(seed: int, step: int, grads: list[float], scale: float) -> list[tuple[Direction, float]]:

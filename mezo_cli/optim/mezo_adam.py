@@ -18,7 +18,7 @@ A step draws z once per sample, or W times with `window: W`.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.schema import Positive, SettingError, StepRecord
 from mezo_cli.optim.mezo_momentum import Update, WithMoment
@@ -62,8 +62,9 @@ class MezoAdam(WithMoment):
         self._power1 = self._power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
 
     @classmethod
-    def check(cls, config: MezoAdamConfig) -> None:
-        """Reject a window where the second moment differs per element."""
+    def check(cls, config: Any) -> None:
+        """Reject a window where the second moment differs per element, and what MeZO rejects."""
+        config.check_clip()
         if config.window is not None and not second_moment_is_scalar(config):
             raise SettingError(
                 "optimizer.window",
@@ -74,7 +75,7 @@ class MezoAdam(WithMoment):
 
     def plan_update(self, record: StepRecord) -> Update:
         """Return the update of a step. Where v is a buffer, `rate` is lr with the correction of m alone."""
-        _, grads, lr = record
+        grads, lr = self.gradients(record), record[2]
         b2 = self.config.beta2
         self._power1, self._power2 = self._power1 * self.beta, self._power2 * b2
         rate, decay = lr / (1 - self._power1), 1.0 - lr * self.config.weight_decay

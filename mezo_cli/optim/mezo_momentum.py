@@ -164,6 +164,8 @@ class WithMoment(Mezo):
             for name, tensor in getattr(self, moment).tensors().items()
         }
         if tensors:
+            if self.clip.past:
+                tensors["clip"] = torch.tensor(self.clip.past, dtype=torch.float64)
             tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
         return tensors
 
@@ -178,6 +180,7 @@ class WithMoment(Mezo):
             raise ValueError(f"it does not hold the state of {self.config.name} at step {step}")
         for name, value in zip(self.scalars, values, strict=True):
             setattr(self, name, type(getattr(self, name))(value))
+        self.clip.restore(tensors["clip"].tolist() if "clip" in tensors else [])
         for moment in self.moments:
             start = f"{moment.strip('_')}:"
             averages = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}

@@ -5,19 +5,24 @@ Settings of one method alone are in its module.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mezo_cli.config.schema import OptimizerConfig, Positive
+from mezo_cli.config.schema import OptimizerConfig, Positive, SettingError
 from mezo_cli.config.values import Number, Text
+from mezo_cli.optim.clip import ClipBound
 
-Schedule = Literal["constant", "linear"]
+Schedule = Literal["constant", "linear", "cosine"]
+SampleSchedule = Literal["constant", "linear"]
 NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
 PositiveNumber = Annotated[Number, Field(gt=0.0)]
 MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
 Samples = Annotated[Positive, Field(le=10_000)]
 SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
+CLIP_WINDOW = 100
+CLIP_SETTINGS = ("clip_g", "clip_window")  # the header of a trajectory has them apart
+ClipWindow = Annotated[Positive, Field(le=100_000)]
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class PerturbationConfig(OptimizerConfig):
     def directions(self) -> int:
         """The most directions of a step: a record of the trajectory has a scalar for each."""
 
+    @property
+    def clip(self) -> dict[str, Any] | None:
+        """The settings by which g is clipped, as the header of a trajectory has them; None: it is not."""
+        return None
+
 
 @dataclass(frozen=True)
 class ZerothOrderConfig(PerturbationConfig):
@@ -58,17 +68,32 @@ class ZerothOrderConfig(PerturbationConfig):
         sample_schedule: linear: from 1 to `samples` over the run.
         noise: distribution of z; torch: for comparison with the published code only.
         schedule: learning rate schedule.
+        clip_g: bound on |g|: a number, or a running quantile of |g|, e.g. `q0.99`; null: none.
+        clip_window: the number of |g| of which the quantile is taken.
     """
 
     samples: Samples = 1
-    sample_schedule: Schedule = "constant"
+    sample_schedule: SampleSchedule = "constant"
     noise: Text = "gaussian"
     schedule: Schedule = "constant"
+    clip_g: ClipBound | None = None
+    clip_window: ClipWindow = CLIP_WINDOW
 
     @property
     def directions(self) -> int:
         """`samples`."""
         return self.samples
+
+    @property
+    def clip(self) -> dict[str, Any] | None:
+        """`clip_g` and `clip_window`."""
+        return None if self.clip_g is None else {name: getattr(self, name) for name in CLIP_SETTINGS}
+
+    def check_clip(self) -> None:
+        """Reject a window where no quantile is taken."""
+        if self.clip_window != CLIP_WINDOW and not (self.clip_g or "").startswith("q"):
+            why = f"it is read with a quantile only, e.g. optimizer.clip_g=q0.99 (now {self.clip_g or 'null'})"
+            raise SettingError("optimizer.clip_window", f"optimizer.clip_window={self.clip_window}: {why}")
 
 
 @dataclass(frozen=True)

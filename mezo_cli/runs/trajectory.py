@@ -8,8 +8,9 @@ a header (which tensors are trained, from which weights, with which noise) and o
 little-endian, 16 bytes per step for one direction. The scalars are projected gradients, or what the header says. Where
 they are projected gradients and theta is float32, without weight decay, the file has version 1. Version 2 adds to the
 header theta's dtype, how an update is rounded to it, that weight decay, if there is some, is computed in float64, and
-what other scalars there are. A file with weight decay that does not say so is of a program that rounded 1 - lr wd to
-float32; it is replayed and continued in that way. The records are the same.
+what other scalars there are, and how g is clipped: the records hold it as it was computed. A file with weight decay
+that does not say so is of a program that rounded 1 - lr wd to float32; it is replayed and continued in that way. The
+records are the same.
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
 (`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
@@ -33,7 +34,7 @@ from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
 MAGIC = b"MEZOTRAJ"
 VERSIONS = (1, 2)
 STORAGE = ("dtype", "rounding")  # fields of version 2 alone
-OPTIONAL = ("decay", "scalars")  # likewise, where they are not their defaults
+OPTIONAL = ("decay", "scalars", "clip", "needs_version")  # likewise, where they are not their defaults
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
@@ -53,6 +54,8 @@ class Header:
         decay: `float64` where weight decay is computed so (see perturb/params.py); None for a run without weight decay,
             and in a file of a program that rounded its factor to float32.
         scalars: what the records hold, as the optimizer names it.
+        clip: `clip_g` and `clip_window` of the settings; None where g is not clipped.
+        needs_version: the oldest version that has the method.
     """
 
     fingerprint: str
@@ -67,11 +70,14 @@ class Header:
     rounding: str = "nearest"
     decay: str | None = None
     scalars: str = "projected_grad"
+    clip: dict[str, Any] | None = None
+    needs_version: int = 1
 
     @property
     def version(self) -> int:
         """The format version of its file: the oldest that has all of its fields."""
-        return 1 if self.dtype == "float32" and self.decay is None and self.scalars == "projected_grad" else 2
+        is_first = self.dtype == "float32" and self.scalars == "projected_grad" and self.decay is self.clip is None
+        return self.needs_version if is_first else VERSIONS[-1]
 
     def to_json(self) -> bytes:
         """Return the fields that its version has, as JSON."""
@@ -288,4 +294,8 @@ def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")
     if header.decay not in (None, "float64"):
         raise UserError(f"{path}: weight decay is computed in {header.decay}; this program knows float64")
+    if header.needs_version not in VERSIONS:
+        raise UserError(
+            f"{path}: its method needs version {header.needs_version} of the format: {VERSIONS[-1]} is known"
+        )
     return header

@@ -45,6 +45,7 @@ from mezo_cli.perturb.params import Params
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
 ACTS_AFTER = 30  # steps in which a setting must have changed the weights
+CLIPPED = {"clip_g": "q0.5", "clip_window": 3}
 MEMBERS = 4  # of a population, unless a test is about their number
 USUAL_LR = 1e-6  # of methods whose scalars are projected gradients; above it, records have smaller ones
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
@@ -224,6 +225,7 @@ class Conformance:
         base, declared = self.few_members(), {*type_hints(self.optimizer_class.settings)} - {"name"}
         ends: dict[str, list[Tensor]] = {}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
+        contexts += [CLIPPED] if "clip_g" in declared else []
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
         hints = type_hints(self.optimizer_class.settings)
         contexts += [{key: value} for key in declared for value in allowed(hints[key]).choices]
@@ -460,7 +462,8 @@ class Conformance:
         """Return configs to try: every noise, with one sample and a growing number, few members, and the variants."""
         declared, base = type_hints(self.optimizer_class.settings), self.few_members()
         samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
-        for noise, more in itertools.product(self.noises(), [*samples, *self.variants]):
+        clipped = [CLIPPED] if "clip_g" in declared else []
+        for noise, more in itertools.product(self.noises(), [*samples, *clipped, *self.variants]):
             values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
             config = replace(base, **{k: v for k, v in values.items() if k in declared})
             try:

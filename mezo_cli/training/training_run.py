@@ -20,7 +20,7 @@ from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
-from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
+from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
@@ -108,7 +108,7 @@ class TrainingRun:
 
     @property
     def _setting_names(self) -> list[str]:
-        return [name for name in type_hints(type(self.config.optimizer)) if name != "name"]
+        return [name for name in type_hints(type(self.config.optimizer)) if name not in ("name", *CLIP_SETTINGS)]
 
     def seconds(self) -> float:
         """Return the training time so far, without the time between an interruption and the resumption."""
@@ -141,6 +141,8 @@ class TrainingRun:
                 rounding=trajectory.ROUNDINGS[config.model.dtype],
                 decay="float64" if drawn.weight_decay else None,
                 scalars=session.optimizer.scalar,
+                clip=drawn.clip,
+                needs_version=session.optimizer.trajectory_version,
             )
             session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)

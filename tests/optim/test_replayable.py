@@ -4,6 +4,7 @@ A new one is picked up from the table OPTIMIZERS. If its formula is in FORMULAS,
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -18,7 +19,9 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config, optimizer_class
+from mezo_cli.optim.base import learning_rate
+from mezo_cli.optim.clip import Clip
 from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, make_noise
 from mezo_cli.training.session import Session
@@ -236,6 +239,59 @@ def test_a_window_is_short_by_beta_to_its_length(words: list[str], roberta: Path
         error = float((last_step(f"optimizer.window={window}") - exact).norm() / exact.norm())
         assert 0.3 * 0.9**window < error < 3 * 0.9**window, window
     assert float((last_step("optimizer.window=40") - exact).norm() / exact.norm()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("bound", "wanted"),
+    [("2", [1, 2, -2, 2, 0.5, 2]), ("q0.5", [1, 1, -1, 3, 0.5, 4]), ("q1", [1, 1, -3, 4, 0.5, 5])],
+)
+def test_the_bound_is_a_number_or_a_quantile_of_the_raw_sizes_before(bound: str, wanted: list[float]) -> None:
+    """Window 3: the first g is not clipped; of n sizes the quantile is the ceil(q n)-th smallest."""
+    raw, clip = [1.0, 3.0, -4.0, 5.0, 0.5, 6.0], Clip(bound, 3)
+    assert [clip.clip(step, [g])[0] for step, g in enumerate(raw) for _ in range(2)][1::2] == wanted
+
+
+@pytest.mark.parametrize("name", ["mezo", "mezo_momentum"])
+def test_a_clipped_run_is_resumed_by_its_state_or_its_records(name: str, roberta: Path, tmp_path: Path) -> None:
+    words = [f"optimizer={name}", "optimizer.clip_g=q0.5", "optimizer.clip_window=4", "optimizer.samples=2"]
+    ours = tuned(roberta, words)
+    records = train(ours, 0, 5)
+    half = theta(ours)
+    ours.optimizer.save_state(tmp_path / "state")
+    records += train(ours, 5, STEPS)
+    for stored in {False, (tmp_path / "state").exists()}:
+        resumed = tuned(roberta, words)
+        put(resumed, half)
+        if stored:
+            resumed.optimizer.load_state(tmp_path / "state", 5)  # type: ignore[call-arg]
+        else:
+            resumed.optimizer.rebuild_state(resumed.params, records[:5])  # type: ignore[attr-defined]
+        assert train(resumed, 5, STEPS) == records[5:]
+        assert same(theta(resumed), theta(ours))
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("optimizer.clip_g=0", "optimizer.clip_g=0: allowed are a number above 0, and a quantile"),
+        ("optimizer.clip_g=-1", "optimizer.clip_g=-1: allowed are"),
+        ("optimizer.clip_g=q1.5", "optimizer.clip_g=q1.5: allowed are"),
+        ("optimizer.clip_g=inf", "optimizer.clip_g=inf: allowed are"),
+        ("optimizer.clip_g=true", "optimizer.clip_g=True: allowed are"),
+        ("optimizer.clip_window=5", "optimizer.clip_window=5: it is read with a quantile only"),
+    ],
+)
+def test_a_bound_that_is_none_is_refused(word: str, part: str) -> None:
+    for name in ("mezo", "mezo_momentum", "mezo_adam"):
+        with pytest.raises(UserError, match=re.escape(part)):
+            build_config([f"optimizer={name}", word])
+
+
+@pytest.mark.parametrize(("schedule", "half"), [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5)])
+def test_schedules_fall_from_lr_to_zero(schedule: str, half: float) -> None:
+    config = make_config("mezo", lr=1.0, schedule=schedule)
+    assert [learning_rate(config, step, 8) for step in (0, 4)] == [1.0, half]
+    assert learning_rate(config, 2, 8) == pytest.approx({"linear": 0.75, "cosine": 0.5 + 2**-1.5}.get(schedule, 1.0))
 
 
 def test_what_has_no_window_is_refused() -> None:

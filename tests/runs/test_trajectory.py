@@ -130,7 +130,9 @@ def test_float32_runs_keep_writing_version_1(name: str, tmp_path: Path) -> None:
     assert unpack(old)[0] == 1
 
 
-@pytest.mark.parametrize("more", [{"dtype": "bfloat16", "rounding": "stochastic"}, {"decay": "float64"}])
+@pytest.mark.parametrize(
+    "more", [{"dtype": "bfloat16", "rounding": "stochastic"}, {"decay": "float64"}, {"clip": {"clip_g": "q0.9"}}]
+)
 def test_half_precision_and_weight_decay_in_float64_are_version_2(more: dict[str, str], tmp_path: Path) -> None:
     head = dataclasses.replace(header(), **more)  # type: ignore[arg-type]
     with open(tmp_path / "t", "wb") as file:
@@ -156,6 +158,8 @@ def test_half_precision_and_weight_decay_in_float64_are_version_2(more: dict[str
         (2, {"rounding": None}, "damaged: its header lacks rounding"),
         (1, {"decay": "float64"}, "a field that this program does not know: decay"),
         (2, {"decay": "float80"}, "weight decay is computed in float80; this program knows float64"),
+        (1, {"clip": {"clip_g": "1.0"}}, "a field that this program does not know: clip"),
+        (2, {"needs_version": 3}, "its method needs version 3 of the format: 2 is known"),
         (1, {"seed": None}, "damaged: its header lacks seed"),
     ],
 )
