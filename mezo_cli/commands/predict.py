@@ -67,6 +67,9 @@ def predict(
         with in_turn(ranks):
             opened = open_run(path, checkpoint, base)
         task = opened.config.data_task
+        if task.demonstrations:
+            why = "a row of one's own has none; mezo eval evaluates the run's splits"
+            raise UserError(f"{opened.name} has task.demonstrations={task.demonstrations}, and {why}")
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
         from mezo_cli.training.agreement import check_same_weights

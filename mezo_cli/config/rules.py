@@ -21,6 +21,7 @@ def check_rules(config: Config) -> None:
     _check_storage(config)
     _check_linear_probe(config)
     _check_task(config)
+    _check_demonstrations(config)
     _check_loggers(config)
     _check_cuda_graphs(config)
     _check_engine(config)
@@ -117,6 +118,22 @@ def _check_task(config: Config) -> None:
         raise SettingError("task.generate.system", "task.generate.system is read with task.generate.chat=true only")
     if len(name.splitlines()) > 1:
         raise SettingError("task.name", f"task.name={name!r}: a name is one line")
+
+
+def _check_demonstrations(config: Config) -> None:
+    """Reject demonstrations for what does not read them: training, and inputs that are no text to continue."""
+    key, count = "task.demonstrations", config.task.demonstrations
+    if not count:
+        return
+    if config.steps or config.init != "none":
+        other = f"steps={config.steps}" if config.steps else f"init={config.init}"
+        raise SettingError(key, f"{key}={count} is for an evaluation of the model, not with {other}; give steps=0")
+    reading = [name for name in OBJECTIVES.names if OBJECTIVES.load(name).encoder_class.demonstrates]
+    if config.objective.name not in reading:
+        raise SettingError(key, f"{key}={count}: objective={config.objective.name} reads none, only {join(reading)}")
+    if config.objective.name == "generate" and (config.task.generate.chat or config.task.generate.answer is None):
+        why = "task.generate.chat=true" if config.task.generate.chat else "no task.generate.answer to show"
+        raise SettingError(key, f"{key}={count}: the task has {why}")
 
 
 def _check_loggers(config: Config) -> None:

@@ -177,6 +177,8 @@ class TaskConfig(Settings):
         other_limit: tokens kept of every other sentence; null: no limit of its own.
         metric: the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the objective's
             first, which is the accuracy for objectives that score labels.
+        demonstrations: rows of train that are put before each row of dev and test, solved (in-context learning;
+            docs/how-to/large-models.md): for an evaluation (`steps=0`) by objective lm, choice or generate.
     """
 
     name: Text = MISSING
@@ -192,6 +194,7 @@ class TaskConfig(Settings):
     first_limit: Positive | None = None
     other_limit: Positive | None = None
     metric: Text | None = None
+    demonstrations: NotNegative = 0
     lm: LmPrompt = field(default_factory=LmPrompt)
     generate: GeneratePrompt = field(default_factory=GeneratePrompt)
     choice: ChoicePrompt = field(default_factory=ChoicePrompt)
@@ -563,12 +566,14 @@ class Example:
         label: the index of its label; -1 for a row of a task without labels.
         where: its file and line, for error lines: "train.tsv:17".
         columns: all columns of a row of a task without labels, lists and records included; None for every other row.
+        demonstrations: rows of train that are put before it (`task.demonstrations`).
     """
 
     texts: tuple[str, ...]
     label: int
     where: str = ""
     columns: Mapping[str, Any] | None = None
+    demonstrations: "tuple[Example, ...]" = ()
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,22 @@ def published_test(count: int) -> list[int]:
     return np.random.RandomState(TEST_SEED).permutation(count)[:TEST_ROWS].tolist()
 
 
+def demonstrations(count: int, pool: int, own: Sequence[int | None], seed: int) -> list[list[int]]:
+    """Return the numbers of `count` rows out of `pool` for each row to evaluate, as the published code draws them.
+
+    The seed gives each row a seed of its own, by the row's place; the set is the head of a permutation by that.
+
+    Args:
+        count: rows in a set; less than `pool`.
+        pool: rows to draw from.
+        own: the number in the pool of each row to evaluate, which is not drawn for it; None for a row of another split.
+        seed: of the data.
+    """
+    seeds = np.random.RandomState(seed).randint(0, 10_000, len(own))
+    heads = (np.random.RandomState(row_seed).permutation(pool)[: count + 1].tolist() for row_seed in seeds)
+    return [[row for row in head if row != number][:count] for head, number in zip(heads, own, strict=True)]
+
+
 def hold_out(labels: Sequence[int], size: int, seed: int) -> tuple[list[int], list[int]]:
     """Return the row numbers that stay, and of a stratified set of `size` others.
 

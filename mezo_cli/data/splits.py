@@ -96,7 +96,8 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
     """Return the rows of a run as `Example`s.
 
     They have texts in the order of `task.columns` and the label's index; those of a task without labels (a config's
-    `data_task`) have all columns. `seed` is the config's `data_seed`. Warnings are in `Splits.notes`.
+    `data_task`) have all columns. With `task.demonstrations`, rows of dev and test have theirs. `seed` is the config's
+    `data_seed`. Warnings are in `Splits.notes`.
 
     Raises:
         UserError: for missing or damaged data, and if train or dev would be empty; the line names file and line number.
@@ -108,7 +109,32 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
             raise UserError(f"{subset.rows.table.path}: no rows are left for {name}, which training needs{why}")
     train, dev = selected.train.examples(), selected.dev.examples()
     test = selected.test.examples() if selected.test is not None else None
-    return Splits(train, dev, test, _fingerprint(train, dev, test), selected.notes, selected.revision)
+    fingerprint = _fingerprint(train, dev, test)
+    if task.demonstrations:
+        source = selected.train
+        draws_all = data.shots is None and data.train_size is None  # rows held out as dev included
+        pool = list(range(len(source.rows))) if draws_all else source.indices
+        dev = _with_demonstrations(dev, selected.dev, Subset(source.rows, pool), task.demonstrations, seed)
+        if test is not None and selected.test is not None:
+            test = _with_demonstrations(test, selected.test, Subset(source.rows, pool), task.demonstrations, seed)
+    return Splits(train, dev, test, fingerprint, selected.notes, selected.revision)
+
+
+def _with_demonstrations(rows: list[Example], subset: Subset, pool: Subset, count: int, seed: int) -> list[Example]:
+    """Return rows with their demonstrations; a row of the pool is none of its own.
+
+    Raises:
+        UserError: when the pool has too few rows.
+    """
+    if len(pool.indices) <= count:
+        why = f"needs more than {count} rows of train to draw from, and there are {len(pool.indices)}"
+        raise UserError(f"{pool.rows.table.path}: task.demonstrations={count} {why}")
+    places = {row: place for place, row in enumerate(pool.indices)} if subset.rows is pool.rows else {}
+    sets = fewshot.demonstrations(count, len(pool.indices), [places.get(row) for row in subset.indices], seed)
+    examples = pool.examples()
+    return [
+        replace(row, demonstrations=tuple(examples[i] for i in drawn)) for row, drawn in zip(rows, sets, strict=True)
+    ]
 
 
 def load_splits(config: Config) -> Splits:

@@ -16,7 +16,7 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
-from mezo_cli.report.settings import is_zero_shot, method_name
+from mezo_cli.report.settings import method_name
 from mezo_cli.runs import completeness, sweep_record, trajectory
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK, NOTE
@@ -131,7 +131,7 @@ class RunDetails:
         shots = self.entry.shots
         data = f"{config.task.name} ({self._rows()}{f', {shots} per label' if shots else ''}; {scored})"
         if config.steps == 0:
-            what = "was evaluated" if is_zero_shot(config) else "got a linear probe on its features and was evaluated"
+            what = "was evaluated" if config.init == "none" else "got a linear probe on its features and was evaluated"
             return f"{self.model} {what} on {data}; nothing else was trained."
         settings = f"learning rate {config.optimizer.lr:g}"
         if isinstance(config.optimizer, PerturbationConfig):

@@ -46,10 +46,10 @@ OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without eff
 
 
 def method_name(config: Config) -> str:
-    """Return the paper's name of the method: MeZO, MeZO LoRA, LP, FT, zero-shot, LP then MeZO."""
+    """Return the paper's name of the method: MeZO, MeZO LoRA, LP, FT, zero-shot, ICL, LP then MeZO."""
     name = optimizer_class(config.optimizer).title or config.optimizer.name
     if config.steps == 0:
-        name = "zero-shot" if is_zero_shot(config) else "LP"
+        name = "ICL" if config.task.demonstrations else "zero-shot" if is_zero_shot(config) else "LP"
     elif config.init == "linear_probe":
         name = f"LP then {name}"
     adapter = "" if config.peft.name == "none" else f" {find_method(config.peft).title or config.peft.name}"
@@ -57,8 +57,8 @@ def method_name(config: Config) -> str:
 
 
 def is_zero_shot(config: Config) -> bool:
-    """Return whether the run learns nothing: no steps, and no initialisation before the first one."""
-    return config.steps == 0 and config.init == "none"
+    """Return whether the run uses no rows of train: no steps, no initialisation before them, no demonstrations."""
+    return config.steps == 0 and config.init == "none" and not config.task.demonstrations
 
 
 def objective_order(config: Config) -> tuple[int, int]:

@@ -24,6 +24,7 @@ class InputEncoder(Generic[Row]):
 
     Class attributes:
         when_cut: what rows that are cut keep and lose; {lost} is the number of those that lose text.
+        demonstrates: whether a row may come after demonstrations; then a subclass defines `demonstration`.
 
     Args:
         task: the task. What it says of rows is checked against the tokenizer here.
@@ -37,6 +38,7 @@ class InputEncoder(Generic[Row]):
     """
 
     when_cut: ClassVar[str] = "{lost} lose text of a sentence"
+    demonstrates: ClassVar[bool] = False
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         if not tokenizer.is_fast:
@@ -68,6 +70,14 @@ class InputEncoder(Generic[Row]):
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[Row], list[bool]]:
         """Encode rows to predict, in order, so that each fits, and return for each whether some of it was cut off."""
         raise NotImplementedError
+
+    def demonstration(self, example: Example) -> str:
+        """Return a row as it is shown before another one: its prompt with what rightly follows it."""
+        raise NotImplementedError
+
+    def lead(self, example: Example) -> str:
+        """Return the text before a row's prompt: its demonstrations, each with an empty line after it."""
+        return "".join(f"{self.demonstration(row).strip()}\n\n" for row in example.demonstrations)
 
     def without_limits(self) -> Self:
         """Return an encoder that cuts nothing off."""

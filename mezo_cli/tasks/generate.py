@@ -80,12 +80,14 @@ class GenerateEncoder(InputEncoder[PromptRow]):
     """
 
     when_cut = "{lost} lose the start of their prompt"
+    demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
         settings = task.generate
         self._texts = RowTexts(task)
-        self._has_answers, self._cuts, self._room = True, settings.too_long == "cut", 0
+        self._has_answers, self._room = True, 0
+        self._cuts = settings.too_long == "cut" or task.demonstrations > 0
         self.stop = [text.replace("\\n", "\n") for text in settings.stop]
         self.keep_stop = settings.keep_stop
         self.max_length = max_row_length(tokenizer, settings.max_length or UNBOUNDED)
@@ -118,7 +120,8 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         """Tokenize prompts alone, and together with their answers."""
         where = [describe_row(self.task, example) for example in examples]
         columns = [example.columns or {} for example in examples]
-        prompts = [self.prompt(*row) for row in zip(columns, where, strict=True)]
+        leads = [self.lead(example) for example in examples]
+        prompts = [lead + self.prompt(*row) for lead, row in zip(leads, zip(columns, where, strict=True), strict=True)]
         answers = [self._answer(*row) for row in zip(columns, where, strict=True)]
         texts = [prompt + (answer or "") for prompt, answer in zip(prompts, answers, strict=True)]
         all_prompt_ids = self._tokenize(prompts)
@@ -164,6 +167,12 @@ class GenerateEncoder(InputEncoder[PromptRow]):
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{where}: the tokenizer's chat template takes no such messages: {reason}") from error
         return str(chat)
+
+    def demonstration(self, example: Example) -> str:
+        """Return the prompt of a row with its answer."""
+        columns, where = example.columns or {}, describe_row(self.task, example)
+        answer = self._texts.answer
+        return self.prompt(columns, where) + ("" if answer is None else answer.render(columns, where))
 
     def decode(self, row: PromptRow) -> str:
         """Return the prompt as the model sees it, special tokens included."""

@@ -47,6 +47,7 @@ class LmEncoder(ClassificationEncoder):
 
     scored_by = "label words that continue a prompt"
     when_cut = "{lost} lose the start of their text"
+    demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
@@ -67,6 +68,10 @@ class LmEncoder(ClassificationEncoder):
         """Return the text before the label word."""
         parts = (p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
         return "".join(parts)
+
+    def demonstration(self, example: Example) -> str:
+        """Return the prompt of a row with the word of its label."""
+        return self.prompt(example.texts) + self.continuation(example.label)
 
     @staticmethod
     def task_label_words(task: TaskConfig) -> list[str]:
@@ -113,7 +118,7 @@ class LmEncoder(ClassificationEncoder):
         `_word_ids` has checked that the prompt's tokens are the same before every word.
         """
         word, text = self.label_ids[0], self.continuation(0)
-        texts = [self.prompt(example.texts) + text for example in examples]
+        texts = [self.lead(example) + self.prompt(example.texts) + text for example in examples]
         for example, ids in zip(examples, tokenize(texts, self.tokenizer), strict=True):
             if ids[-len(word) :] != word:
                 raise UserError(f"{describe_row(self.task, example)}: {_MERGES}")
