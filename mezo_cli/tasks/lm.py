@@ -66,7 +66,7 @@ class LmEncoder(ClassificationEncoder):
 
     def prompt(self, texts: Sequence[str]) -> str:
         """Return the text before the label word."""
-        parts = (p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
+        parts = (p.render(texts) if isinstance(p, Sentence) else p.text for p in self._parts)
         return "".join(parts)
 
     def demonstration(self, example: Example) -> str:

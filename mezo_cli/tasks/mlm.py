@@ -89,7 +89,7 @@ class MlmEncoder(ClassificationEncoder):
             if isinstance(piece, _Fixed):
                 columns.append(repeat(piece.ids, len(examples)))
             else:
-                texts = [piece.sentence.render(example.texts[piece.sentence.column]) for example in examples]
+                texts = [piece.sentence.render(example.texts) for example in examples]
                 columns.append([ids[: piece.limit] for ids in tokenize(texts, self.tokenizer)])
         for example, parts in zip(examples, zip(*columns, strict=True), strict=True):
             yield self._join(example, parts)
@@ -175,7 +175,7 @@ class MlmEncoder(ClassificationEncoder):
 
     def _part_text(self, part: Part, text: str) -> str:
         if isinstance(part, Sentence):
-            return part.render(text)
+            return part.render([text] * len(self.task.columns))
         return (
             part.text if isinstance(part, Literal) else str(getattr(self.tokenizer, f"{part.name.rstrip('+')}_token"))
         )

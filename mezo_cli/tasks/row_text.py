@@ -83,10 +83,13 @@ class RowTemplate:
         """Return the text of a row.
 
         Raises:
-            UserError: for a value that the row lacks or that cannot be in a text.
+            UserError: for a value that the row lacks, that cannot be in a text, or that a filter does not take.
         """
         texts = [_as_text(path, columns, where) for path in self.paths]
-        return "".join(p.render(texts[p.column]) if isinstance(p, Sentence) else p.text for p in self._parts)
+        try:
+            return "".join(p.render(texts) if isinstance(p, Sentence) else p.text for p in self._parts)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
 
 
 class RowTexts:

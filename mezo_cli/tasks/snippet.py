@@ -33,8 +33,9 @@ def words_in_line(encoder: ClassificationEncoder) -> str:
 def sentence_code(sentence: Sentence, variables: Sequence[str]) -> str:
     """Return the code of the text that is tokenized for a sentence."""
     code = variables[sentence.column]
-    for name in sentence.filters:
-        code = FILTERS[name].code.format(code)
+    for call in sentence.filters:
+        arguments = (variables[value] if isinstance(value, int) else quote(value) for value in call.arguments)
+        code = str(FILTERS[call.name].code).format(code, *arguments)
     return f'" " + {code}' if sentence.space else code
 
 

@@ -9,11 +9,13 @@ stars: `*cls**sent_0*_It_was*mask*.*sep+*`. The readable spelling names the colu
 - spaces before `{mask}` and `{sep}` are dropped: the mask token is a word together with its space;
 - `{mask}`, `[MASK]` and `<mask>` mean the same, and so do `{sep}`, `[SEP]` and `</s>`; `{{` and `}}` are braces, and
   `\\n` is a line end, which decoders' prompts have and which a command line cannot contain;
-- spaces and line ends after the last part are dropped.
+- spaces and line ends after the last part are dropped;
+- `{column|filter}` is a changed text (`FILTERS`). What a filter takes stands in its parentheses: texts in quotes, and
+  columns, as in `{query|replace('@placeholder', candidate)}`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mezo_cli.errors import UserError, did_you_mean, join
@@ -21,17 +23,55 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 @dataclass(frozen=True)
 class Filter:
-    """A map from a sentence to a sentence: `apply`, and its Python code with {0} for the sentence."""
+    """A map from a text to a text.
 
-    apply: Callable[[str], str]
-    code: str
+    Attributes:
+        apply: takes the text and the arguments.
+        code: its Python code, with {0} for the text and {1}, {2} for the arguments; None: it has none for the model
+            card of label words, so it is refused in their templates.
+        usage: what it takes, for error lines.
+        counts: the numbers of arguments that it takes.
+    """
+
+    apply: Callable[..., str]
+    code: str | None
+    usage: str = ""
+    counts: range = range(1)
 
 
-FILTERS = {  # LM-BFF's `-`, `l` and `u`, and `strip`
+def _lower_first_word(text: str) -> str:
+    word, *rest = text.split(" ")
+    return " ".join([word if word == "I" else word.lower(), *rest])
+
+
+def _choose(text: str, *pairs: str) -> str:
+    words = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    if text not in words:
+        raise UserError(f"filter 'choose' has no word for {text[:40]!r}, only for {join(words)}")
+    return words[text]
+
+
+FILTERS = {
+    # LM-BFF's `-`, `l` and `u`
     "drop_last": Filter(lambda text: text[:-1], "{0}[:-1]"),
     "lower_first": Filter(lambda text: text[:1].lower() + text[1:], "({0}[:1].lower() + {0}[1:])"),
     "upper_first": Filter(lambda text: text[:1].upper() + text[1:], "({0}[:1].upper() + {0}[1:])"),
+    # what MeZO's prompts for OPT do
     "strip": Filter(str.strip, "{0}.strip()"),
+    "lower": Filter(str.lower, "{0}.lower()"),
+    "lower_first_word": Filter(  # unless it is I
+        _lower_first_word,
+        """" ".join(w if i or w == "I" else w.lower() for i, w in enumerate({0}.split(" ")))""",
+    ),
+    "end_with": Filter(
+        lambda text, end: text if text.endswith(end) else text + end,
+        "({0}.removesuffix({1}) + {1})",
+        "('END')",
+        range(1, 2),
+    ),
+    "drop_end": Filter(str.removesuffix, "{0}.removesuffix({1})", "('END')", range(1, 2)),
+    "replace": Filter(str.replace, "{0}.replace({1}, {2})", "('OLD', 'NEW')", range(2, 3)),
+    "choose": Filter(_choose, None, "('VALUE', 'WORD', 'VALUE', 'WORD')", range(2, 1000, 2)),
 }
 SPECIALS = ("cls", "sep", "sep+", "mask")
 MASK_SPELLINGS = ("{mask}", "[MASK]", "<mask>")
@@ -40,6 +80,7 @@ START_SPELLINGS = ("{cls}", "[CLS]", "<s>")
 
 _SENTENCE = re.compile(r"(\+?)sent([lu]?)(-?)_(\d+)")
 _LM_BFF = re.compile(r"\*(cls|sep\+?|mask|\+?sent[lu]?-?_\d+)\*")
+_QUOTED = r"""'[^']*'|"[^"]*\""""
 _READABLE = re.compile(r"\{\{|\}\}|\{[^{}]*\}|\[(?:MASK|SEP|CLS)\]|<mask>|</s>|<s>|[{}]")
 
 
@@ -58,17 +99,31 @@ class Special:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A filter, and what it takes: texts, and numbers of columns."""
+
+    name: str
+    arguments: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sentence:
     """The text of column number `column`, changed by `filters` in order, after a space if `space`."""
 
     column: int
-    filters: tuple[str, ...] = ()
+    filters: tuple[Call, ...] = ()
     space: bool = False
 
-    def render(self, text: str) -> str:
-        """Return the text that is tokenized for a row whose column has `text`."""
-        for name in self.filters:
-            text = FILTERS[name].apply(text)
+    def render(self, texts: Sequence[str]) -> str:
+        """Return the text that is tokenized for a row with these texts.
+
+        Raises:
+            UserError: for a text that a filter does not take.
+        """
+        text = texts[self.column]
+        for call in self.filters:
+            arguments = (texts[value] if isinstance(value, int) else value for value in call.arguments)
+            text = FILTERS[call.name].apply(text, *arguments)
         return " " + text if self.space else text
 
 
@@ -106,8 +161,12 @@ class Template:
         masks = parts.count(Special("mask"))
         if masks != 1:
             raise UserError(f"{where}: has {masks or 'no'} masks; exactly one {{mask}} is needed")
-        if not any(isinstance(part, Sentence) for part in parts):
+        sentences = [part for part in parts if isinstance(part, Sentence)]
+        if not sentences:
             raise UserError(f"{where}: uses no column; write {{column}} for one of {join(columns)}")
+        for name in (call.name for sentence in sentences for call in sentence.filters):
+            if FILTERS[name].code is None:
+                raise UserError(f"{where}: filter '{name}' is only for task.choice and task.generate")
         return cls(tuple(parts), text)
 
 
@@ -138,8 +197,8 @@ def _lm_bff_part(piece: str, columns: list[str], where: str) -> Part:
     column = int(digits)
     if column >= len(columns):
         raise UserError(f"{where}: '{piece}' asks for text {column}, but the columns are only {join(columns)} (from 0)")
-    filters = {"l": ("lower_first",), "u": ("upper_first",), "": ()}[case] + (("drop_last",) if drop else ())
-    return Sentence(column, filters, bool(space))
+    names = {"l": ["lower_first"], "u": ["upper_first"], "": []}[case] + ["drop_last"] * bool(drop)
+    return Sentence(column, tuple(map(Call, names)), bool(space))
 
 
 def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
@@ -148,7 +207,14 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
         raise UserError(
             f"{where}: a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
         )
-    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), columns, where)]
+
+    def number(name: str) -> int:
+        if name not in columns:
+            near = did_you_mean(name, [*columns, "mask", "sep"])
+            raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
+        return columns.index(name)
+
+    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), number, where)]
     return parts if parts[-1] == Special("sep+") else [*parts, Special("sep+")]
 
 
@@ -156,21 +222,27 @@ def parse_text(text: str, where: str) -> tuple[list[Literal | Sentence], list[st
     """Parse a text without special tokens, in the readable spelling; white space at its end counts.
 
     Returns:
-        Its parts, and what stands in their braces, in the order of `Sentence.column`.
+        Its parts, and the columns in their braces, in the order of `Sentence.column`.
 
     Raises:
         UserError: for unbalanced braces, an unknown filter, a mask and a separator.
     """
-    names = (t[1:-1].split("|")[0].strip() for t in _READABLE.findall(text) if re.fullmatch(r"\{[^{}]+\}", t))
-    columns = list(dict.fromkeys(name for name in names if name not in SPECIALS))
-    parts = _readable_parts(text.replace("\\n", "\n"), columns, where)
+    columns: list[str] = []
+
+    def number(name: str) -> int:
+        if name not in columns:
+            columns.append(name)
+        return columns.index(name)
+
+    parts = _readable_parts(text.replace("\\n", "\n"), number, where)
     texts = [part for part in parts if not isinstance(part, Special)]
     if len(texts) < len(parts):
         raise UserError(f"{where}: has no place for {{mask}} or {{sep}}; write the text itself, or \\n for a line end")
     return texts, columns
 
 
-def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
+def _readable_parts(text: str, number: Callable[[str], int], where: str) -> list[Part]:
+    """Parse the readable spelling; `number` returns the number of a column, or refuses it."""
     parts: list[Part] = []
     literal, end = "", 0
     for match in _READABLE.finditer(text):
@@ -180,7 +252,7 @@ def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
         if token in ("{{", "}}"):
             literal += token[0]
             continue
-        part = _readable_part(token, columns, where, match.start())
+        part = _readable_part(token, number, where, match.start())
         if isinstance(part, Special):
             literal = literal.rstrip(" ")
         elif literal.endswith(" "):
@@ -193,7 +265,7 @@ def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
     return [*parts, Literal(literal)] if literal else parts
 
 
-def _readable_part(token: str, columns: list[str], where: str, position: int) -> Special | Sentence:
+def _readable_part(token: str, number: Callable[[str], int], where: str, position: int) -> Special | Sentence:
     if token in ("{", "}"):
         raise UserError(
             f"{where}: unbalanced brace at character {position + 1}; a literal brace is written {token * 2}"
@@ -204,18 +276,27 @@ def _readable_part(token: str, columns: list[str], where: str, position: int) ->
         return Special("mask")
     if token in SEP_SPELLINGS:
         return Special("sep+")
-    name, *filters = (word.strip() for word in token[1:-1].split("|"))
+    name, *filters = _split(token[1:-1], "|")
     if name in ("mask", "sep"):
         return _bare(name, filters, where)
-    if name not in columns:
-        near = did_you_mean(name, [*columns, "mask", "sep"])
-        raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
-    for word in filters:
-        if word not in FILTERS:
-            raise UserError(
-                f"{where}: unknown filter '{word}'{did_you_mean(word, FILTERS)}; allowed are {join(FILTERS)}"
-            )
-    return Sentence(columns.index(name), tuple(filters))
+    return Sentence(number(name), tuple(_call(text, number, where) for text in filters))
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Split at a mark that is not in quotes, and drop the spaces at the ends of the pieces."""
+    return [piece.strip() for piece in re.split(rf"[{mark}](?=(?:{_QUOTED}|[^'\"])*$)", text)]
+
+
+def _call(text: str, number: Callable[[str], int], where: str) -> Call:
+    """Parse a filter: its name, and in parentheses what it takes."""
+    name, parenthesis, rest = text.partition("(")
+    name = name.rstrip()
+    if name not in FILTERS:
+        raise UserError(f"{where}: unknown filter '{name}'{did_you_mean(name, FILTERS)}; allowed are {join(FILTERS)}")
+    words = _split(rest[:-1], ",") if rest[:-1].strip() else []
+    if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
+        raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
+    return Call(name, tuple(word[1:-1] if re.fullmatch(_QUOTED, word) else number(word) for word in words))
 
 
 def _bare(name: str, filters: list[str], where: str) -> Special:

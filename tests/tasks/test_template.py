@@ -1,11 +1,15 @@
 """Templates: what each spelling parses to, and every error line."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
-from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+from mezo_cli.tasks.row_text import RowTemplate
+from mezo_cli.tasks.snippet import sentence_code
+from mezo_cli.tasks.template import FILTERS, Literal, Sentence, Special, Template, parse_text
 
 CLS, MASK, SEP = Special("cls"), Special("mask"), Special("sep+")
 
@@ -40,8 +44,54 @@ def test_filters_are_lm_bffs_letters():
     assert parsed("{a|lower_first|drop_last} {b | upper_first}{mask}") == parsed(
         "*cls**sentl-_0**+sentu_1**mask**sep+*"
     )
-    assert Sentence(0, ("lower_first", "drop_last"), True).render("A") == " "
-    assert Sentence(0, ("strip", "upper_first")).render("  éa ") == "Éa"
+    assert rendered("lower_first|drop_last", "A") == ""
+    assert rendered("strip|upper_first", "  éa ") == "Éa"
+
+
+def rendered(filters: str, *texts: str) -> str:
+    columns = dict(zip("abc", texts, strict=False))
+    return RowTemplate(f"{{a|{filters}}}", "t").render(columns, "t")
+
+
+FILTER_CASES = [  # filters, texts, result
+    ("lower", ("The Büro",), "the büro"),
+    ("end_with('?')", ("is it",), "is it?"),
+    ("end_with('?')", ("is it?",), "is it?"),
+    ("end_with('?') | upper_first", ("is iT? no",), "Is iT? no?"),
+    ("drop_end('.')", ("It rained.",), "It rained"),
+    ("drop_end('.')", ("It rained",), "It rained"),
+    ("drop_end('.')", ("It rained..",), "It rained."),
+    ("lower_first_word", ("The Man left",), "the Man left"),
+    ("lower_first_word", ("TV was off",), "tv was off"),
+    ("lower_first_word", ("I saw it",), "I saw it"),
+    ("lower_first_word", ("I'm Here",), "i'm Here"),
+    ("lower_first_word", ("I",), "I"),
+    ("replace('@x', b)", ("@x and @x", "Ann, | (B)"), "Ann, | (B) and Ann, | (B)"),
+    ("""replace("@h\\n", '- ')""", ("a\n@h\nb",), "a\n- b"),
+    ("replace( ',' , '|' )|replace('|', '(')", ("a,b",), "a(b"),
+]
+
+
+@pytest.mark.parametrize(("filters", "texts", "result"), FILTER_CASES)
+def test_filters_and_their_code_change_a_text(filters: str, texts: tuple[str, ...], result: str):
+    assert rendered(filters, *texts) == result
+    (sentence,), _ = parse_text(f"{{a|{filters}}}", "t")
+    assert isinstance(sentence, Sentence)
+    assert eval(sentence_code(sentence, ["a", "b"]), dict(zip("ab", texts, strict=False))) == result
+
+
+def test_choose_puts_a_word_for_the_value_of_a_column():
+    choose = "choose('effect', 'so', 'cause', 'because')"
+    assert (rendered(choose, "effect"), rendered(choose, "cause")) == ("so", "because")
+    with pytest.raises(UserError, match=r"^t: filter 'choose' has no word for 'why', only for effect, cause$"):
+        rendered(choose, "why")
+    with pytest.raises(UserError, match=r"filter 'choose' is only for task.choice and task.generate"):
+        parsed("{a|choose('x', 'y')} {mask}")
+
+
+def test_every_filter_is_tested():
+    names = {name for filters, _, _ in FILTER_CASES for name in re.findall(r"\w+", filters)}
+    assert set(FILTERS) - names == {"drop_last", "lower_first", "strip", "choose"}  # the tests above
 
 
 def test_literal_braces_stars_and_underscores():
@@ -103,9 +153,13 @@ def test_both_spellings_parse_alike(spellings: tuple[str, str]):
         ),
         ("{} It was {mask}.", "unknown column ''"),
         (
-            "{premise|lower} It was {mask}.",
-            "unknown filter 'lower' (did you mean 'lower_first'?); allowed are drop_last",
+            "{premise|lower_frst} It was {mask}.",
+            "unknown filter 'lower_frst' (did you mean 'lower_first'?); allowed are drop_last",
         ),
+        ("{premise|replace('a')} {mask}.", "filter 'replace('a')' is written replace('OLD', 'NEW')"),
+        ("{premise|end_with('?'} {mask}.", "filter 'end_with('?'' is written end_with('END')"),
+        ("{premise|strip('x')} {mask}.", "filter 'strip('x')' is written strip"),
+        ("{premise|replace('a', hypothesi)} {mask}.", "unknown column 'hypothesi' (did you mean 'hypothesis'?)"),
         ("{premise} was {mask|strip}.", "{mask} takes no filter, 'strip' was given"),
         ("{premise It was {mask}.", "unbalanced brace at character 1; a literal brace is written {{"),
         ("{premise} It was {mask}}.", "unbalanced brace at character 24; a literal brace is written }}"),
