@@ -164,6 +164,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
                 f"{did_you_mean(key, KEYS)}"
             )
         changes[key] = WORDS.get(value, value)
+    if config.forwards is not None and "steps" in changes:
+        raise UserError(f"steps={changes['steps']}: {run.path} has forwards={config.forwards}, which sets its steps")
     new = build({**to_dict(config), **changes})
     if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
         new = dataclasses.replace(new, log_every=config.log_interval)

@@ -49,11 +49,13 @@ from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
 from mezo_cli.config.validation import build, default_of, defaults
+from mezo_cli.config.values import show
 from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError, did_you_mean, join
 
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
+INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
 FORMS: dict[OverrideType, Any] = {
     OverrideType.CHANGE: "set",
     OverrideType.ADD: "add",
@@ -200,6 +202,11 @@ def check_read(config: Config, overrides: Iterable[Override], tolerated: Collect
         SettingError: for a setting that the choice does not have, with the choices that have it.
     """
     for override in overrides:
+        other = INSTEAD.get(override.name)
+        if other is not None and getattr(config, other):
+            nothing = f"{other}={show(default_of(Config, other))}"
+            why = f"{other}={show(getattr(config, other))} is given in place of {override.name}"
+            raise SettingError(override.name, f"'{override.text}': {why}; leave one of them out, or give {nothing}")
         group, _, key = override.name.partition(".")
         base = choice_groups().get(group)
         if base is None or not key or override.name in tolerated or key in type_hints(type(getattr(config, group))):

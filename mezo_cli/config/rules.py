@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
+from mezo_cli.config.budget import calls
 from mezo_cli.config.registry import LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.errors import UserError, did_you_mean, join, without_credentials
@@ -19,6 +20,8 @@ def check_rules(config: Config) -> None:
     _check_objective(config)
     _check_optimizer(config)
     _check_storage(config)
+    _check_forwards(config)
+    _check_batches(config)
     _check_linear_probe(config)
     _check_task(config)
     _check_demonstrations(config)
@@ -86,6 +89,30 @@ def _check_storage(config: Config) -> None:
         raise SettingError(key, f"{shown}: {why}; use float32, with model.compute_dtype=bfloat16 for the forwards")
     if _noise(config) == "torch":
         raise SettingError(key, f"{shown}: optimizer.noise=torch repeats the steps of the published code, in float32")
+
+
+def _check_forwards(config: Config) -> None:
+    """Reject evaluations after the last step."""
+    asked = max(config.eval_at_forwards, default=0)
+    total = (config.forwards or calls(config, config.steps)) if asked else 0
+    if asked > total:
+        why = f"the run has {total} forwards"
+        raise SettingError("eval_at_forwards", f"eval_at_forwards=[..., {asked}]: {why}: give at most {total}")
+
+
+def _check_batches(config: Config) -> None:
+    """Reject balanced batches where there is no fixed set of labels, or no room for one row of each."""
+    key, labels = "data.batches", len(config.task.labels)
+    if config.data.weights == "none" and config.data.batches != "balanced":
+        raise SettingError("data.weights", f"data.weights=none: data.batches={config.data.batches} has no weights")
+    if config.data.batches != "balanced":
+        return
+    if not config.objective.needs_labels:
+        why = f"objective={config.objective.name} has no fixed set of labels; use data.batches=shuffled"
+        raise SettingError(key, f"{key}=balanced: {why}")
+    if config.batch_size < labels:
+        why = f"data.batches=balanced takes a row of each of {labels} labels: give {labels} or more"
+        raise SettingError("batch_size", f"batch_size={config.batch_size}: {why}")
 
 
 def _check_linear_probe(config: Config) -> None:

@@ -11,6 +11,7 @@ A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base c
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -388,6 +389,10 @@ class DataConfig(Settings):
         dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
         test_size: rows held out for test where the data are train alone, such as a single file; null: none.
         eval_limit: rows of dev and of test that are used; null: all.
+        batches: shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a remainder
+            rotating over the labels. replacement: each row is drawn by itself.
+        weights: of rows in balanced batches. mean: the loss estimates the mean over the training rows, whatever the
+            labels' shares are. none: it is that of equally frequent labels.
         keep: a file of rows with `prompt` and `answer` that a run on generated text must not forget: the answers'
             log-probability, and the KL divergence from the start, at each evaluation; null: none.
     """
@@ -399,6 +404,8 @@ class DataConfig(Settings):
     dev_size: Positive = 1000
     test_size: Positive | None = None
     eval_limit: Positive | None = None
+    batches: Literal["shuffled", "balanced", "replacement"] = "shuffled"
+    weights: Literal["mean", "none"] = "mean"
     keep: Text | None = None
 
 
@@ -461,10 +468,14 @@ class Config(Settings):
         probe_c: C of the probe's regression; null: chosen by cross-validation on train.
         seed: the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows.
         steps: training steps; 0: evaluate only.
+        forwards: in place of steps: the most steps whose forwards (and backwards) of the batch do not exceed this
+            number; steps follow from it, and a step takes the batch of half the forwards before it. null: steps.
         batch_size: rows per training step.
         micro_batch_size: most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all.
         eval_batch_size: rows per forward of an evaluation.
         eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
+        eval_at_forwards: in place of eval_every: numbers of forwards, [250, 500]: dev is evaluated after the first step
+            that ends at or past each.
         log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
         test_at_start: evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared
             with the untrained model's (docs/reference/compare.md).
@@ -493,10 +504,12 @@ class Config(Settings):
     probe_c: Annotated[Number, Field(gt=0.0)] | None = None
     seed: Seed = 42
     steps: Annotated[Whole, Field(ge=0, le=2**32 - 1)] = 100_000
+    forwards: Annotated[Whole, Field(ge=1, le=2**32 - 1)] | None = None
     batch_size: Positive = 64
     micro_batch_size: Positive | None = None
     eval_batch_size: Positive = 64
     eval_every: NotNegative = 10_000
+    eval_at_forwards: list[Positive] = field(default_factory=list)
     log_every: Positive | None = None
     test_at_start: Flag = True
     checkpoint: Literal["full", "trajectory"] = "full"
@@ -527,8 +540,17 @@ class Config(Settings):
         return -1 if metric in self.objective.lower_is_better else 1
 
     def evaluates_at(self, step: int) -> bool:
-        """Return whether the run is evaluated on dev after `step` steps: 0, the last, and every `eval_every`."""
+        """Return whether the run is evaluated on dev after `step` steps: 0, the last, and those that are asked for."""
+        if self.eval_at_forwards:
+            return step in (0, self.steps) or step in self.steps_at_forwards
         return step in (0, self.steps) or (self.eval_every > 0 and step % self.eval_every == 0)
+
+    @cached_property
+    def steps_at_forwards(self) -> frozenset[int]:
+        """The steps that `eval_at_forwards` names."""
+        from mezo_cli.config.budget import steps_at  # an optimizer counts its forwards, which this module cannot load
+
+        return steps_at(self, self.eval_at_forwards)
 
     @property
     def log_interval(self) -> int:

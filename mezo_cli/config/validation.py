@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from mezo_cli.config.budget import with_budget
 from mezo_cli.config.keys import check_key, children, is_group, type_hints
 from mezo_cli.config.registry import CHOICES, NAMES, settings_class
 from mezo_cli.config.rules import check_rules
@@ -40,7 +41,7 @@ def build(values: Any) -> Config:
     for name, hint in type_hints(Config).items():
         if is_group(hint):
             groups[name] = build_group(hint, values.get(name, {}), name)
-    config = check(Config, groups)
+    config = with_budget(check(Config, groups))
     check_rules(config)
     return config
 

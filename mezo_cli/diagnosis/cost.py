@@ -227,6 +227,8 @@ def number_of_evaluations(config: Config) -> int:
     """Return how often a run is evaluated on dev: `Config.evaluates_at`, counted."""
     if not config.steps:
         return 1
+    if config.eval_at_forwards:
+        return len({0, config.steps} | config.steps_at_forwards)
     regular = config.steps // config.eval_every if config.eval_every else 0
     ends_between = not config.eval_every or config.steps % config.eval_every > 0
     return 1 + regular + ends_between

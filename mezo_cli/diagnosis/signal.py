@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.data.batch_sampler import Sampler, make_sampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
@@ -39,8 +39,8 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
         section.add(UNKNOWN, "not_needed", text)
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
-    sampler = BatchSampler(len(train), config.batch_size, config.seed)
-    whole = sampler.batch_size == sampler.rows
+    sampler = make_sampler(config, train)
+    whole = sampler.takes_all_rows
     losses = measure(session, _loss_of(session, train, sampler), plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
     _name_cut(section, losses, rows, eps)
@@ -58,14 +58,15 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     return section
 
 
-def _loss_of(session: Session, train: list[TokenizedExample], sampler: BatchSampler) -> Callable[[int], LossFn]:
+def _loss_of(session: Session, train: list[TokenizedExample], sampler: Sampler) -> Callable[[int], LossFn]:
     """Return a function from a step to the loss of its batch; the last one is kept."""
     last: dict[int, LossFn] = {}
 
     def loss_of(step: int) -> LossFn:
         if step not in last:
             last.clear()
-            last[step] = session.loss_of([train[i] for i in sampler.batch(step)])
+            numbers = sampler.batch(step)
+            last[step] = session.loss_of([train[i] for i in numbers], sampler.weights(numbers))
         return last[step]
 
     return loss_of

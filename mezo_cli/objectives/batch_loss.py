@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.distributed.split import split_sizes
+from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.losses import mean_over_rows
 
@@ -20,10 +21,27 @@ class BatchLoss:
         batches: the batch, or its micro-batches: one forward each.
         ranks: those that share its rows, of which `batches` are this rank's; None if this process has all of them.
         rows: the number of rows of the whole batch, for ranks.
+        weights: what the loss of each row of the whole batch is multiplied by; None for 1.
+
+    Raises:
+        UserError: for weights of a loss that follows from counts, which has no losses of rows.
     """
 
-    def __init__(self, objective: Objective, batches: Sequence[Any], ranks: Ranks | None = None, rows: int = 0) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        batches: Sequence[Any],
+        ranks: Ranks | None = None,
+        rows: int = 0,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         self._objective, self._batches, self._rows, self._ranks = objective, batches, rows, ranks
+        self._weights = weights
+        if weights is not None and objective.loss_from_counts:
+            raise UserError(
+                f"objective.loss={objective.config.objective.loss}: it is no mean over rows, so that data.weights=mean "
+                "has no rows to weight; use data.weights=none, or data.batches=shuffled"
+            )
 
     def __call__(self) -> Tensor:
         """Return the loss, float64 (float32 on MPS), [], or [2] inside `forward.perturbed` with both signs.
@@ -37,11 +55,11 @@ class BatchLoss:
         return losses if self._objective.forward.num_signs == 2 else losses[0]
 
     def rows(self) -> Tensor:
-        """Return the losses of the rows, [1, rows], or [2, rows] inside `forward.perturbed` with both signs."""
+        """Return the losses of the rows, times their weights: [1, rows], or [2, rows] inside `forward.perturbed`."""
         losses = self._of_members(lambda: torch.cat(list(map(self._objective.row_losses, self._batches)), dim=1))
-        if self._ranks is None:
-            return losses
-        return self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
+        if self._ranks is not None:
+            losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
+        return losses if self._weights is None else losses * losses.new_tensor(self._weights)
 
     def _counts(self) -> Tensor:
         counts = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))

@@ -336,6 +336,7 @@ class RunDetails:
             resumable
             and status == "finished"
             and config.steps
+            and self.config.forwards is None
             and not optimizer.depends_on_total_steps(config.optimizer)
         ):
             commands.append(("Train longer", f"mezo resume {run} steps={2 * config.steps}"))

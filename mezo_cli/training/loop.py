@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 
 from mezo_cli import data, system
+from mezo_cli.config.budget import batch_number
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import progress_reporter
-from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.data.batch_sampler import Sampler, make_sampler
 from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed
@@ -64,7 +65,7 @@ def train(
     rows, kept = encode_rows(session.encoder, splits), read_kept_rows(session)
     _record_data(run, session, splits, rows, is_new=resume_step is None)
     del splits  # the texts of train and dev are not needed any more
-    sampler = BatchSampler(len(rows.train), config.batch_size, config.seed)
+    sampler = make_sampler(config, rows.train)
     with explain_device_errors("before the first step", smaller_batches(config)):
         _prepare_first_step(session, run, rows, sampler, is_new=resume_step is None)
     if ranks is not None:
@@ -88,8 +89,9 @@ def train(
             state.score_untrained(session, evaluated, console)
             stop_reason = state.find_stop_reason()
             while state.step < config.steps and stop_reason is None:
-                batch = [rows.train[i] for i in sampler.batch(state.step)]
-                result = session.step(batch, state.step)
+                numbers = sampler.batch(batch_number(config, state.step))
+                batch, weights = [rows.train[i] for i in numbers], sampler.weights(numbers)
+                result = session.step(batch, state.step, weights)
                 figures = session.objective.step_scalars(session.optimizer.count_forwards)
                 state.record(result, figures)
                 if engine is not None:
@@ -133,9 +135,10 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
 
 
-def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
+def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: Sampler, *, is_new: bool) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
-    config, first = session.config, [rows.train[i] for i in sampler.batch(0)]
+    config, numbers = session.config, sampler.batch(0)
+    first = [rows.train[i] for i in numbers]
     unreachable = session.exclude_unreachable(rows.train[0], first)
     run.update(
         device=system.device_name(session.loaded.device),
@@ -148,7 +151,7 @@ def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: 
         run.update(probe=fit_output_layer(session, rows.train))
     run.update(**session.objective.check_start(rows.train))
     if is_new and config.steps and session.optimizer.replayable:
-        precision.check(session, session.loss_of(first))
+        precision.check(session, session.loss_of(first, sampler.weights(numbers)))
 
 
 def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:

@@ -45,27 +45,28 @@ class Session:
         """The trainable tensors."""
         return self.forward.params
 
-    def loss_of(self, rows: Sequence[Any]) -> BatchLoss:
+    def loss_of(self, rows: Sequence[Any], weights: Sequence[float] | None = None) -> BatchLoss:
         """Return a function that computes the loss of these rows, which are laid out once, in micro-batches.
 
-        Where ranks share the rows, each computes its own, and all get the loss of all rows.
+        Where ranks share the rows, each computes its own, and all get the loss of all rows. `weights` are those of the
+        rows' losses, None for 1.
         """
         ranks = self.ranks if self.ranks is not None and self.ranks.split == "rows" else None
         own = rows if ranks is None else ranks.own(rows)
-        return BatchLoss(self.objective, self.micro_batches(own), ranks, len(rows))
+        return BatchLoss(self.objective, self.micro_batches(own), ranks, len(rows), weights)
 
     def micro_batches(self, rows: Sequence[Any]) -> list[Any]:
         """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""
         size = self.config.micro_batch_size or len(rows)
         return [self.objective.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
 
-    def step(self, rows: Sequence[Any], step: int) -> StepResult:
-        """Do step number `step` (from 0) on a batch of rows."""
+    def step(self, rows: Sequence[Any], step: int, weights: Sequence[float] | None = None) -> StepResult:
+        """Do step number `step` (from 0) on a batch of rows, whose losses have these weights (None for 1)."""
         # MeZO runs without dropout (paper, section 2); the model is in eval mode.
         uses_dropout = self.optimizer.needs_backward
         self.objective.begin_step(step)
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
-            return self.optimizer.step(self.forward, self.loss_of(rows), step)
+            return self.optimizer.step(self.forward, self.loss_of(rows, weights), step)
 
     def exclude_unreachable(self, row: Any, batch: Sequence[Any] = ()) -> list[str]:
         """Exclude the parameters that the loss does not depend on; return their names.
