@@ -5,7 +5,8 @@
     python scripts/bench/run_protocol.py sst2 --out bench_runs/sst2 data.dir=GLUE/SST-2
 
 Each method is a folder of sweeps of `mezo train -m`; the command may be stopped at any time and repeated, and goes on.
-First all methods are tuned; where the best lr of one is at an end of its grid, all get one more value at each end, once.
+First all methods are tuned; where the best lr of one is at an end of its grid, all get one more value at each
+end, once.
 Then all are tested. A method whose optimizer this version does not have is named, and left out.
 """
 
@@ -19,6 +20,8 @@ from pathlib import Path
 import yaml
 
 from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.report.aggregate import group_runs
+from mezo_cli.report.equal_forwards import Method
 from mezo_cli.report.read import read_runs
 from mezo_cli.runs import Run, find_runs
 
@@ -60,17 +63,11 @@ def grid(middle: float, trials: int) -> list[float]:
 
 
 def best_rate(folder: Path) -> tuple[float, bool] | None:
-    """Return the lr with the best dev score of a method's tuning runs, and whether it is at an end; None without runs.
-
-    A tie goes to the lower loss on dev.
-    """
+    """Return the lr that `mezo compare --forwards` chooses of a method's tuning runs, and whether it is at an end."""
     tuned = sorted(path for path in folder.glob("tune*") if path.is_dir())
-    entries = [entry for entry in read_runs(tuned)[0] if entry.finished] if tuned else []
-    if not entries:
-        return None
-    best = max(entries, key=lambda one: (one.order * (one.score("dev") or 0.0), -(one.score("dev", "loss") or 0.0)))
-    rates = [entry.config.optimizer.lr for entry in entries]
-    return best.config.optimizer.lr, best.config.optimizer.lr in (min(rates), max(rates))
+    groups = group_runs(read_runs(tuned)[0]) if tuned else []
+    method = Method(groups[0]) if groups else None
+    return None if method is None or method.lr is None else (method.lr, method.at_end)
 
 
 def methods(bench: Mapping[str, object], only: Sequence[str]) -> Iterator[tuple[str, float, list[str]]]:
