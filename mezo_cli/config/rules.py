@@ -179,13 +179,15 @@ def _check_cuda_graphs(config: Config) -> None:
 
 
 def _check_engine(config: Config) -> None:
-    """Reject what an engine does not compute: it takes prompts, and follows a LoRA or the steps of `mezo`."""
+    """Reject what an engine does not compute: it takes prompts, and follows a LoRA, or updates that are sums of c z."""
     engine, optimizer, peft = config.engine, _optimizer(config), config.peft.name
     if engine.name == "none":
         return
     chosen = f"engine={engine.name}"
-    if config.objective.name != "lm":
-        raise SettingError("engine", f"{chosen}: objective={config.objective.name} has no engine, only objective=lm")
+    objectives = [f"objective={name}" for name in OBJECTIVES.built_in if OBJECTIVES.load(name).has_engine]
+    if not OBJECTIVES.load(config.objective.name).has_engine:
+        why = f"objective={config.objective.name} has no engine, only {join(objectives)} have one"
+        raise SettingError("engine", f"{chosen}: {why}")
     if peft not in ("none", "lora"):
         raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")
     if config.init != "none":
@@ -193,9 +195,9 @@ def _check_engine(config: Config) -> None:
     name = config.optimizer.name
     if optimizer.needs_backward or not optimizer.replayable:
         raise SettingError("optimizer", f"optimizer={name}: {chosen} computes no gradients; use optimizer=mezo")
-    if peft == "none" and name != "mezo":
-        why = "with all parameters the engine takes the steps of optimizer=mezo only"
-        raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; or use peft=lora")
+    if peft == "none" and not optimizer.adds_directions(config.optimizer):
+        why = "with all parameters the engine follows updates that are sums of c z alone, those of mezo, es and fzoo"
+        raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}, without an anchor; or use peft=lora")
     if _noise(config) == "torch":
         raise SettingError("optimizer.noise", f"optimizer.noise=torch: {chosen} draws z by element; use gaussian")
     for key in ("dtype", "compute_dtype"):

@@ -353,7 +353,7 @@ class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md).
 
     Attributes:
-        name: none: the model's own forwards; vllm: vLLM's, for objective lm; chosen by `engine=`.
+        name: none: the model's own forwards; vllm: vLLM's, for objectives lm and generate; chosen by `engine=`.
     """
 
     name: Text = "none"
@@ -369,12 +369,16 @@ class VllmConfig(EngineConfig):
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.
+        max_loras: the most LoRA members that are computed in one call.
+        timeout: seconds to wait for an answer of the engine, its start included.
     """
 
     python: Text | None = None
     tensor_parallel: Positive = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     memory: Positive = 1_000_000_000
+    max_loras: Annotated[Positive, Field(le=256)] = 8
+    timeout: Annotated[Number, Field(gt=0.0)] = 600.0
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,15 @@ class AdapterFiles:
     Args:
         adapter: the adapter of the model, whose settings every folder has.
         params: its tensors.
+        count: the most of them at a time.
+        folder: where the folders are made; None: in memory where they fit.
     """
 
-    def __init__(self, adapter: Adapter, params: Params) -> None:
-        size = sum(p.nbytes for p in params.tensors.values())
-        self._root = scratch_folder("mezo-adapters-", 4 * size)  # theta, and both signs
+    def __init__(self, adapter: Adapter, params: Params, count: int, folder: Path | None = None) -> None:
+        size = count * sum(p.nbytes for p in params.tensors.values())
+        prefix = "mezo-adapters-"
+        in_folder = None if folder is None else tempfile.TemporaryDirectory(prefix=prefix, dir=folder)
+        self._root = in_folder or scratch_folder(prefix, size)
         self._params, self._count = params, 0
         self._template = Path(self._root.name) / "template"
         adapter.save(self._template)
@@ -42,13 +46,16 @@ class AdapterFiles:
             raise ValueError("the tensors that are trained are not those of the saved adapter")
         (self._template / WEIGHTS).unlink()
 
-    def write(self, direction: Direction | None, coefficients: list[float]) -> list[str]:
-        """Write theta + c z for each coefficient c, or theta if there is no direction; return the folders."""
-        tensors: list[dict[str, Tensor]] = [{} for _ in coefficients]
-        for name, p in self._params.tensors.items():
-            for of_sign, c in zip(tensors, coefficients, strict=True):
-                of_sign[self._names[name]] = self._perturbed(name, p, direction, c)
-        return [self._save(of_sign) for of_sign in tensors]
+    def write(self, direction: Direction | None, c: float) -> str:
+        """Write theta + c z, or theta if there is no direction; return the folder."""
+        self._count += 1
+        folder = Path(self._root.name) / str(self._count)
+        shutil.copytree(self._template, folder)
+        tensors = {
+            self._names[name]: self._perturbed(name, p, direction, c) for name, p in self._params.tensors.items()
+        }
+        save_file(tensors, folder / WEIGHTS)
+        return str(folder)
 
     def _perturbed(self, name: str, p: Tensor, direction: Direction | None, c: float) -> Tensor:
         if direction is None:
@@ -57,13 +64,6 @@ class AdapterFiles:
         out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
         self._params.noise.perturb(direction, span, c, out)
         return out[: p.numel()].view(p.shape).cpu()
-
-    def _save(self, tensors: dict[str, Tensor]) -> str:
-        self._count += 1
-        folder = Path(self._root.name) / str(self._count)
-        shutil.copytree(self._template, folder)
-        save_file(tensors, folder / WEIGHTS)
-        return str(folder)
 
     def remove(self, folders: list[str]) -> None:
         """Remove folders."""

@@ -1,7 +1,7 @@
-"""An engine at work for one run: start it, check it, let it score label words, and keep its weights up to date.
+"""An engine at work for one run: start it, check it, let it complete and score, and keep its weights up to date.
 
 mezo's own copy of theta is the authoritative one: it is updated by the optimizer as in every run, and checkpoints and
-the trajectory come from it. The engine has weights of its own, and only computes scores with them:
+the trajectory come from it. The engine has weights of its own, and only computes with them:
 
 - a LoRA's A and B are sent with every request, as the files of an adapter;
 - all parameters are perturbed and updated inside the engine by the same scalars, bitwise identically.
@@ -9,7 +9,8 @@ the trajectory come from it. The engine has weights of its own, and only compute
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,11 @@ from mezo_cli.config.schema import Config, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
+from mezo_cli.engine.members import AHEAD, Member, Members
 from mezo_cli.engine.process import EngineFailed, EngineProcess
-from mezo_cli.engine.scores import EngineScores
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
-from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.collate import Batch
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.decay import Term
@@ -46,11 +45,16 @@ MOVED = 4.0
 
 
 class Engine:
-    """The engine of one run. It takes the run's sessions one after the other: `objective` replaces a session's own.
+    """The engine of one run. It takes the run's sessions one after the other.
 
     Args:
         config: of the run.
-        max_length: tokens of the longest prompt that will be scored, with all of a label word but its last token.
+        max_length: tokens of the longest text: a prompt with what is generated or scored after it.
+
+    Attributes:
+        config: as given.
+        record: what run.json says of it.
+        is_started: whether it has been found right; from then on its errors are `RunFailed`.
 
     Raises:
         UserError: when the engine cannot be started.
@@ -59,43 +63,39 @@ class Engine:
     def __init__(self, config: Config, max_length: int) -> None:
         assert isinstance(config.engine, VllmConfig)
         self.config, self._settings, self._max_length = config, config.engine, max_length
-        self._is_started = False  # from then on its errors are `RunFailed`
+        self.is_started = False
+        self.record: dict[str, Any] = {"name": config.engine.name}
+        self._members: Members | None = None
         self._adapters: AdapterFiles | None = None
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._process = EngineProcess(find_python(self._settings.python))
+            self._process = EngineProcess(find_python(self._settings.python), self._settings.timeout)
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
-    def objective(
-        self, loaded: LoadedModel, forward: PerturbedForward, own: Classification, rows: Batch
-    ) -> EngineScores:
-        """Return the objective that scores a session's rows by the engine, with the session's weights.
+    def attach(self, loaded: LoadedModel, forward: PerturbedForward, raw_logits: bool, stops: bool) -> Members:
+        """Return what answers the requests of a session's objective, with the session's weights.
 
         Args:
-            loaded, forward, own: the session's model, its forwards and its objective.
-            rows: some rows, whose scores by the engine are compared with those of `own`, plain and perturbed.
+            loaded, forward: the session's model and its forwards.
+            raw_logits: whether scores may be logits; else they are log-probabilities.
+            stops: whether completions end at texts.
 
         Raises:
-            UserError: when the engine does not support the model, or computes other scores.
+            UserError: when the engine does not support the model.
         """
         self.release()
-        first = not self._is_started
-        words = max(map(len, own.label_ids))
-        if first:
-            self._start(loaded, forward.params, words == 1)
+        if not self.is_started:
+            self._start(loaded, forward.params, raw_logits, stops)
         if self.config.peft.name == "lora":
-            self._adapters = AdapterFiles(loaded.adapter, forward.params)
+            self._adapters = AdapterFiles(loaded.adapter, forward.params, (AHEAD + 1) * self._settings.max_loras + 1)
         else:
             self._load(forward.params)
-        scores = EngineScores(own, lambda *requests: self._score(forward, *requests))
-        if first:
-            self._check(forward, own, scores, rows)
-            self._is_started = True
-        return scores
+        self._members = Members(forward, self._send, 1 if self._adapters is None else self._settings.max_loras)
+        return self._members
 
-    def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool) -> None:
+    def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool, stops: bool) -> None:
         """Let the process load the model, and check that it holds all that is trained."""
         config, engine = self.config, self._settings
         tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
@@ -109,6 +109,8 @@ class Engine:
             max_length=self._max_length,
             raw_logits=raw_logits,
             prefix_cache=True,
+            stops=stops,
+            adapters=engine.max_loras,
             rank=getattr(config.peft, "r", None),
             tensors=[] if lora else tensors,
             noise=zeroth_order(config.optimizer).noise,
@@ -121,17 +123,32 @@ class Engine:
                 family = type(loaded.model).__name__
                 raise UserError(f"engine={engine.name} does not support {family}: {error}") from error
         sharded = f" in {engine.tensor_parallel} processes" if engine.tensor_parallel != 1 else ""
+        self.record |= {"version": described["version"]}
         log.info("engine %s %s, %s%s", engine.name, described["version"], engine.dtype, sharded)
 
     @torch.no_grad()
-    def _check(self, forward: PerturbedForward, own: Classification, scores: EngineScores, rows: Batch) -> None:
-        """Compare the label scores of some rows with those of the session's own objective, plain and perturbed."""
+    def check(
+        self, forward: PerturbedForward, own: Callable[[], Tensor], by_engine: Callable[[], Tensor], rows: int
+    ) -> None:
+        """Compare scores by the engine with the model's own, at theta and with perturbed weights, once in a process.
+
+        Args:
+            forward: of the session.
+            own: computes the scores of some rows, with theta or one sign: [rows, ...].
+            by_engine: lets the engine compute them.
+            rows: their number.
+
+        Raises:
+            UserError: when they differ.
+        """
+        if self.is_started:
+            return
         direction = Direction(self.config.seed, 0)
-        plain, tolerance = own.logits(rows), TOLERANCE[self._settings.dtype]
+        plain, tolerance = own(), TOLERANCE[self._settings.dtype]
         for c in CHECKED_C:
             with forward.perturbed(direction, c):
-                own_scores = torch.stack([plain, *forward.forward_per_sign(lambda: own.logits(rows))])
-            allowed, wanted = tolerance * float(own_scores.abs().max()), _label_log_probs(own_scores)
+                wanted = torch.stack([plain, *forward.forward_per_sign(own)])
+            allowed = tolerance * float(wanted.abs().max())
             moved = min(float((a - b).abs().max()) for a, b in combinations(wanted, 2))
             if moved >= MOVED * allowed:
                 break
@@ -142,34 +159,49 @@ class Engine:
                 *(c, moved, allowed),
             )
         with forward.perturbed(direction, c):
-            perturbed = scores.logits(rows)
-        error = float((_label_log_probs(torch.stack([scores.logits(rows), *perturbed])) - wanted).abs().max())
+            perturbed = forward.forward_per_sign(by_engine)
+        error = float((torch.stack([by_engine(), *perturbed]) - wanted).abs().max())
         if not error <= allowed:
             raise UserError(
                 f"engine={self.config.engine.name} computes other scores than the model "
                 f"{self.config.model.path} itself (by {error:.2g}, allowed is {allowed:.2g})"
             )
-        log.info("engine its scores of %d rows are the model's own, up to %.1g", len(rows.rows), error)
+        self.is_started = True
+        log.info("engine its scores of %d rows are the model's own, up to %.1g", rows, error)
 
-    def _score(self, forward: PerturbedForward, prompts: Any, tokens: Any) -> list[list[list[float]]]:
-        """Ask for the scores with the weights that `forward` perturbs."""
-        perturbation = forward.perturbation
-        direction = None if perturbation is None else perturbation.direction
-        coefficients = [0.0] if perturbation is None else [sign * perturbation.eps for sign in perturbation.signs]
+    def check_repeats(self, completions: Sequence[Any]) -> None:
+        """Say whether the engine completes the same prompts twice by the same texts, and what that promises."""
+        if "texts_repeat" in self.record:
+            return
+        self.record["texts_repeat"] = repeats = completions[0] == completions[1]
+        log.info(
+            "engine %s: recorded steps replay bitwise; steps after a resume may differ from those of a run without it",
+            "it completed the same prompts twice alike" if repeats else "it completed the same prompts differently",
+        )
+
+    def _send(self, method: str, params: Mapping[str, Any], members: Sequence[Member]) -> Callable[[], list[Any]]:
+        """Send a request for some members; return a function that waits for the results."""
         if self._adapters is None:
-            weights = [{} if direction is None else {"direction": direction, "c": c} for c in coefficients]
-            return self._request(prompts, tokens, weights)
-        if direction is None:
-            self._clean = self._clean or self._adapters.write(None, [0.0])
-            return self._request(prompts, tokens, [{"adapter": self._clean[0]}])
-        folders = self._adapters.write(direction, coefficients)
-        scores = self._request(prompts, tokens, [{"adapter": folder} for folder in folders])
-        self._remove(folders)
-        return scores
+            weights: list[dict[str, Any]] = [{} if m.direction is None else m._asdict() for m in members]
+            return self._submit(method, **params, weights=weights)
+        theirs = [self._adapters.write(*m) for m in members if m.direction is not None]
+        if len(theirs) < len(members) and not self._clean:
+            self._clean = [self._adapters.write(None, 0.0)]
+        names = iter(theirs)
+        weights = [
+            {"adapter": self._clean[0], "keep": True}
+            if m.direction is None
+            else {"adapter": next(names), "keep": False}
+            for m in members
+        ]
+        wait, files = self._submit(method, **params, weights=weights), self._adapters
 
-    def _request(self, prompts: Any, tokens: Any, weights: list[dict[str, Any]]) -> list[list[list[float]]]:
-        scores: list[list[list[float]]] = self._call("score", prompts=prompts, tokens=tokens, weights=weights)
-        return scores
+        def results() -> list[Any]:
+            answer: list[Any] = wait()
+            files.remove(theirs)  # the engine has read them and let go of them
+            return answer
+
+        return results
 
     def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
         """Follow an update of the session's weights: that of step number `step` (from 0).
@@ -182,8 +214,7 @@ class Engine:
             record = (step, result.recorded, result.lr)
             optimizer.apply_updates(self._params, [record])  # type: ignore[arg-type]  # it calls `update` alone
         else:
-            self._remove(self._clean)
-            self._clean = []
+            self._forget_clean()
 
     def check_weights(self, params: Params) -> None:
         """Check that the engine's weights, where it keeps some, are bitwise identical to `params`.
@@ -212,24 +243,41 @@ class Engine:
             self._call("load", path=str(path))
         self._params = _RemoteParams(self, params)
 
-    def _remove(self, folders: list[str]) -> None:
-        if folders and self._adapters is not None:
-            self._call("remove", folders=folders)
-            self._adapters.remove(folders)
+    def _forget_clean(self) -> None:
+        if self._clean and self._adapters is not None:
+            self._call("remove", folders=self._clean)
+            self._adapters.remove(self._clean)
+        self._clean = []
 
     def _call(self, method: str, **params: Any) -> Any:
+        return self._submit(method, **params)()
+
+    def _submit(self, method: str, **params: Any) -> Callable[[], Any]:
+        with self._explaining():
+            wait = self._process.submit(method, **params)
+
+        def result() -> Any:
+            with self._explaining():
+                return wait()
+
+        return result
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
         try:
-            return self._process.call(method, **params)
+            yield
         except EngineFailed as failure:
-            error_class = RunFailed if self._is_started else UserError
+            error_class = RunFailed if self.is_started else UserError
             raise error_class(f"engine={self.config.engine.name} failed: {failure}") from failure
 
     def release(self) -> None:
         """Let go of the session whose scores were computed last: its weights are needed no more."""
+        if self._members is not None:
+            self._members.forget()
         if self._adapters is not None:
-            self._remove(self._clean)
+            self._forget_clean()
             self._adapters.close()
-        self._adapters, self._clean = None, []
+        self._members, self._adapters = None, None
 
     def close(self) -> None:
         """End the process and remove what was written for it."""
@@ -253,8 +301,3 @@ class _RemoteParams:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
         due, in_float64 = list(self._decay.take_each(terms, decays)), self._decay.in_float64
         self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
-
-
-def _label_log_probs(scores: Tensor) -> Tensor:
-    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
-    return scores.double().log_softmax(-1)

@@ -1,19 +1,16 @@
 """The label scores of objective lm, with an engine's forwards in place of the model's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.engine.members import Members
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.tasks import LmEncoder
-
-Tokens = Sequence[Sequence[int]]
-# (prompts, the tokens to score after each prompt) -> [signs][prompts][tokens], for the weights that `forward` perturbs
-Score = Callable[[Tokens, Tokens], list[list[list[float]]]]
 
 
 class EngineScores(Classification):
@@ -23,16 +20,16 @@ class EngineScores(Classification):
 
     Args:
         own: the run's objective, whose model computes nothing here; its `forward` says with which weights to compute.
-        score: asks the engine.
+        members: asks the engine.
     """
 
     model_kind = CAUSAL_LM
     encoder_class = LmEncoder
     supports_paired_forward = True
 
-    def __init__(self, own: Classification, score: Score) -> None:
+    def __init__(self, own: Classification, members: Members) -> None:
         super().__init__(own.config, own.loaded, own.forward, own.encoder)
-        self._score = score
+        self._members = members
         self._words = [tuple(word) for word in self.label_ids]
         self._starts = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
         self._next = [
@@ -51,7 +48,7 @@ class EngineScores(Classification):
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
         prompts = [[*row.input_ids, *start] for row in batch.rows for start in self._starts]
-        of_signs = self._score(prompts, self._next * len(batch.rows))
+        of_signs = self._members.ask("score", prompts=prompts, tokens=self._next * len(batch.rows))
         count = len(self._starts)
         scores = torch.tensor(
             [[self._of_row(rows[i : i + count]) for i in range(0, len(rows), count)] for rows in of_signs]

@@ -1,7 +1,7 @@
-"""A model in vLLM: the logits of given tokens after prompts, with adapters or with perturbed weights.
+"""A model in vLLM: completions of prompts, and the scores of given tokens, with adapters or with perturbed weights.
 
-With a LoRA, vLLM's public interface is enough: each sign of a step is an adapter in a file, and both are scored in one
-call. Where all parameters are trained, `shards.Shards` is mixed into vLLM's workers.
+With a LoRA, vLLM's public interface is enough: each member of a step is an adapter in a file, and several are computed
+in one call. Where all parameters are trained, `shards.Shards` is mixed into vLLM's workers.
 
 vLLM keeps the keys and values of the beginnings of prompts. They hold only for the weights that computed them, so every
 request has a salt that is never used again once the weights have changed.
@@ -12,6 +12,10 @@ import os
 from collections.abc import Sequence
 from threading import Thread
 from typing import Any
+
+Tokens = Sequence[Sequence[int]]
+Weights = dict[str, Any]
+Request = tuple[Sequence[int], dict[str, Any], Any]
 
 BLOCK = 32  # tokens: whole blocks are kept and shared. On a CPU vLLM's default is 128
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows for `max_lora_rank`
@@ -28,6 +32,8 @@ class VllmModel:
         max_length: tokens of the longest prompt.
         raw_logits: whether scores are logits; else they are log-probabilities.
         prefix_cache: whether the keys and values of common beginnings are computed once.
+        stops: whether completions end at texts, for which the tokenizer is loaded.
+        adapters: the most adapters of a call.
         rank: of the LoRA that is trained; None if all of `tensors` are.
         tensors: name and shape of each trained tensor.
         noise: the kind of the noise.
@@ -42,6 +48,8 @@ class VllmModel:
         max_length: int,
         raw_logits: bool,
         prefix_cache: bool,
+        stops: bool,
+        adapters: int,
         rank: int | None,
         tensors: Sequence[tuple[str, Sequence[int]]],
         noise: str,
@@ -53,7 +61,8 @@ class VllmModel:
             options: dict[str, Any] = {"worker_extension_cls": "mezo_cli.engine.shards.Shards"}
         else:
             allowed = next((allowed for allowed in MAX_RANKS if allowed >= rank), rank)
-            options = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "max_lora_rank": allowed}
+            options = {"enable_lora": True, "max_loras": adapters, "max_cpu_loras": adapters + 1}
+            options["max_lora_rank"] = allowed
         self._llm = vllm.LLM(
             folder,
             tensor_parallel_size=tensor_parallel,
@@ -64,7 +73,7 @@ class VllmModel:
             enable_prefix_caching=prefix_cache,
             block_size=BLOCK,
             enforce_eager=True,
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not stops,
             trust_remote_code=False,
             hf_overrides={"head_dtype": "float32"},  # a logit rounded to bfloat16 would move by more than a step does
             seed=0,
@@ -84,61 +93,107 @@ class VllmModel:
         """Return the version of vLLM, and the blocks of the trained tensors that its workers hold."""
         return {"version": self._version, "blocks": self._blocks}
 
-    def score(
-        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], weights: Sequence[dict[str, Any]]
-    ) -> list[list[list[float]]]:
+    def score(self, prompts: Tokens, tokens: Tokens, weights: Sequence[Weights]) -> list[list[list[float]]]:
         """Return the scores of some tokens after each prompt, with each of some weights.
 
         Args:
             prompts: token ids.
             tokens: for each prompt the tokens to score.
-            weights: each is {} for theta, {"adapter": folder}, or {"direction": [seed, step, sample], "c": float} for
-                theta + c z.
+            weights: each is {} for theta, {"adapter": folder, "keep": whether it is used again}, or
+                {"direction": [seed, step, sample], "c": float} for theta + c z.
 
         Returns:
             [weights][prompts][tokens].
         """
-        if all("adapter" in entry for entry in weights):
-            scores = self._generate(
-                [(p, t, self._adapter(own["adapter"])) for own in weights for p, t in zip(prompts, tokens, strict=True)]
-            )
-            return [scores[i * len(prompts) : (i + 1) * len(prompts)] for i in range(len(weights))]
-        return [self._score_with(prompts, tokens, own) for own in weights]
+        params = [{"max_tokens": 1, "logprob_token_ids": list(of_prompt)} for of_prompt in tokens]
+        outputs = self._with_each(weights, prompts, params)
+        return [
+            [
+                [output.outputs[0].logprobs[0][token].logprob for token in of_prompt]
+                for output, of_prompt in zip(of_weights, tokens, strict=True)
+            ]
+            for of_weights in outputs
+        ]
 
-    def _score_with(
-        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], weights: dict[str, Any]
-    ) -> list[list[float]]:
-        requests = [(p, t, None) for p, t in zip(prompts, tokens, strict=True)]
+    def log_probs(self, texts: Tokens, counts: Sequence[int], weights: Sequence[Weights]) -> list[list[list[float]]]:
+        """Return the log-probability of each of the last `counts` tokens of each text: [weights][texts][count]."""
+        outputs = self._with_each(weights, texts, [{"max_tokens": 1, "prompt_logprobs": 0}] * len(texts))
+        return [
+            [
+                [output.prompt_logprobs[place][text[place]].logprob for place in range(len(text) - count, len(text))]
+                for output, text, count in zip(of_weights, texts, counts, strict=True)
+            ]
+            for of_weights in outputs
+        ]
+
+    def generate(
+        self,
+        prompts: Tokens,
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        temperature: float,
+        stop: Sequence[str],
+        ends: Sequence[int],
+        weights: Sequence[Weights],
+    ) -> list[list[list[int]]]:
+        """Return the tokens that continue each prompt with each of some weights: [weights][prompts][tokens].
+
+        Args:
+            prompts: token ids.
+            seeds: of the random numbers of each prompt.
+            max_new_tokens: the most tokens of a completion.
+            temperature: 0 for the likeliest token each time.
+            stop: a completion ends after a token with which one of these texts is in it.
+            ends: it ends with one of these tokens.
+            weights: as for `score`.
+        """
+        common = {
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "stop": list(stop),
+            "stop_token_ids": list(ends),
+            "ignore_eos": True,  # `ends` has what ends a completion
+            "detokenize": bool(stop),
+        }
+        outputs = self._with_each(weights, prompts, [{**common, "seed": seed} for seed in seeds])
+        return [[list(output.outputs[0].token_ids) for output in of_weights] for of_weights in outputs]
+
+    def _with_each(self, weights: Sequence[Weights], prompts: Tokens, params: Sequence[dict[str, Any]]) -> list[Any]:
+        """Run each prompt with each of some weights, adapters in one call; return the outputs: [weights][prompts]."""
+        if all("adapter" in own for own in weights):
+            adapters = [self._adapter(own["adapter"]) for own in weights]
+            outputs = self._run([(p, own, a) for a in adapters for p, own in zip(prompts, params, strict=True)])
+            self.remove([own["adapter"] for own in weights if not own["keep"]])
+            return [outputs[i : i + len(prompts)] for i in range(0, len(outputs), len(prompts))]
+        return [self._with(own, [(p, of, None) for p, of in zip(prompts, params, strict=True)]) for own in weights]
+
+    def _with(self, weights: Weights, requests: Sequence[Request]) -> list[Any]:
+        """Run requests with theta, or theta + c z."""
         if not weights:
-            return self._generate(requests)
+            return self._run(requests)
         try:
             self._weights += 1
             self._all("mezo_perturb", weights["direction"], weights["c"])
-            return self._generate(requests)
+            return self._run(requests)
         finally:
             self._all("mezo_restore")
             self._weights += 1
 
-    def _generate(self, requests: Sequence[tuple[Sequence[int], Sequence[int], Any]]) -> list[list[float]]:
-        """Run (prompt, tokens, adapter) requests in one call; return the scores of each one's tokens."""
+    def _run(self, requests: Sequence[Request]) -> list[Any]:
+        """Run (prompt, settings, adapter) requests in one call."""
         from vllm import SamplingParams
 
         prompts, params = [], []
-        for prompt, tokens, adapter in requests:
+        for prompt, own, adapter in requests:
             salt = f"{self._weights} {adapter.lora_int_id if adapter else 0}"
             prompts.append({"prompt_token_ids": list(prompt), "cache_salt": salt})
-            params.append(
-                SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=list(tokens), detokenize=False)
-            )
+            params.append(SamplingParams(**{"temperature": 0.0, "detokenize": False, **own}))
         adapters = [adapter for _, _, adapter in requests]
         outputs = self._llm.generate(prompts, params, lora_request=adapters if any(adapters) else None, use_tqdm=False)
         for output in outputs:
             self._tokens["prompt"] += len(output.prompt_token_ids)
             self._tokens["cached"] += output.num_cached_tokens or 0
-        return [
-            [output.outputs[0].logprobs[0][token].logprob for token in tokens]
-            for output, (_, tokens, _) in zip(outputs, requests, strict=True)
-        ]
+        return list(outputs)
 
     def _adapter(self, folder: str) -> Any:
         from vllm.lora.request import LoRARequest

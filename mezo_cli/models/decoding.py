@@ -63,6 +63,7 @@ class Decoder:
 
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
+        ends: the tokens that end a completion.
 
     Raises:
         UserError: for a model that keeps no keys and values.
@@ -76,7 +77,7 @@ class Decoder:
         self.takes_positions = "position_ids" in parameters
         ends = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if ends is None else ends
-        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        self.ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
 
     @torch.no_grad()
     def complete(
@@ -122,7 +123,7 @@ class Decoder:
             chosen = scores.argmax(-1)
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 ids[row].append(token)
-                ended[row] = token in self._ends or text.has_ended(ids[row])
+                ended[row] = token in self.ends or text.has_ended(ids[row])
             left = [i for i, row in enumerate(rows) if not ended[row]]
             if not left or position + 1 == sampling.max_new_tokens:
                 break
@@ -134,7 +135,7 @@ class Decoder:
                     noise.select(index)
             state.advance(chosen)
         return [
-            Completion(tokens, text.of(tokens[:-1] if tokens[-1] in self._ends else tokens), not done)
+            Completion(tokens, text.of(tokens[:-1] if tokens[-1] in self.ends else tokens), not done)
             for tokens, done in zip(ids, ended, strict=True)
         ]
 

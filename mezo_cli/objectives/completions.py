@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.rewards.scoring import Reward, open_reward
 from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
+
+if TYPE_CHECKING:  # a run without an engine imports nothing of it
+    from mezo_cli.engine.answers import EngineAnswers
 
 REWARD = "reward"
 
@@ -42,6 +46,8 @@ class Completer:
 
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
+        ends: the tokens that end a completion.
+        engine: what completes prompts instead of the model; None: the model.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class Completer:
         assert isinstance(config.objective, GenerateConfig)
         self._own, self._seed, self._forward, self._encoder = config.objective, config.seed, forward, encoder
         self._decoder = Decoder(loaded.model, loaded.tokenizer)
-        self.takes_positions = self._decoder.takes_positions
+        self.takes_positions, self.ends = self._decoder.takes_positions, self._decoder.ends
+        self.engine: EngineAnswers | None = None
         self._rewards: dict[str, Reward] = {}  # by what they are, once they are open
 
     def complete(
@@ -61,8 +68,12 @@ class Completer:
         sampling = Sampling(self._own.max_new_tokens, temperature, stop, keep_stop, self._seed, step)
         keys = [(row.index, sample) for row in rows for sample in range(samples)]
         prompts = [row.input_ids for row in rows for _ in range(samples)]
-        with self._forward.materialized():
-            completions = self._decoder.complete(prompts, keys, sampling)
+        if self.engine is not None:
+            seeds = [self.seed_of(row, sample, step) for row in rows for sample in range(samples)]
+            completions = self.engine.complete(prompts, seeds, sampling)
+        else:
+            with self._forward.materialized():
+                completions = self._decoder.complete(prompts, keys, sampling)
         return [completions[i : i + samples] for i in range(0, len(completions), samples)]
 
     def reward(
@@ -110,7 +121,7 @@ class Completer:
             self._rewards.popitem()[1].close()
 
     def seed_of(self, row: PromptRow, sample: int, step: int) -> int:
-        """Return the seed that a reward gets for a completion: 63 bits of a hash."""
+        """Return the seed of a completion, for an engine and for its reward: 63 bits of a hash."""
         digest = hashlib.sha256(f"{self._seed} {step} {row.index} {sample}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 

@@ -13,9 +13,9 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,10 +35,14 @@ from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
+if TYPE_CHECKING:  # a run without an engine imports nothing of it
+    from mezo_cli.engine.engine import Engine
+
 log = logging.getLogger("mezo")
 
 IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
+SCORED = 16  # tokens of a row whose scores by an engine are compared with the model's own
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
 
 
@@ -74,6 +78,7 @@ class Generation(Objective):
     settings = GenerateConfig
     kept_records = 8
     measures_forgetting = True
+    has_engine = True
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
@@ -146,6 +151,8 @@ class Generation(Objective):
 
     def _answer_losses(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
+        if self._completer.engine is not None:
+            return -torch.stack([of_row.sum() for of_row in self._completer.engine.log_probs(batch.rows)])
         logits = self._answer_logits(batch)
         return torch.stack(
             [  # row by row: in float64 the logits of a whole batch are large
@@ -164,6 +171,41 @@ class Generation(Objective):
         """Return the log-probability of every word at each token of each row's answer: float32 [tokens, words]."""
         scored = zip(self._answer_logits(batch), batch.answers, strict=True)
         return [logits[answer != IGNORED].float().log_softmax(dim=-1) for logits, answer in scored]
+
+    def engine_tokens(self, rows: Sequence[PromptRow]) -> int:
+        """Return the tokens of the longest prompt with its answer, or with a completion."""
+        room = self._own.completion_tokens(self.config)
+        return max(len(row.input_ids) + max(len(row.answer_ids), room) for row in rows)
+
+    def on_engine(self, engine: "Engine", rows: Sequence[PromptRow]) -> Objective:
+        """Let an engine complete the prompts and score the answers from now on; return this objective.
+
+        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
+        the rows are completed twice.
+        """
+        from mezo_cli.engine.answers import EngineAnswers
+
+        members = engine.attach(self.loaded, self.forward, raw_logits=False, stops=bool(self.encoder.stop))
+        by_engine = EngineAnswers(members, self.loaded.tokenizer, self._completer.ends)
+        scored = [_with_last_tokens_scored(row) for row in rows]
+        batch = self.collate(scored)
+        engine.check(
+            self.forward, lambda: self._log_probs(batch), lambda: torch.cat(by_engine.log_probs(scored)), len(rows)
+        )
+        self._completer.engine = by_engine
+        if self._generates:
+            engine.check_repeats(
+                [self._completer.complete(rows, self._own.temperature, self._own.samples, 0) for _ in range(2)]
+            )
+        return self
+
+    def _log_probs(self, batch: PromptBatch) -> Tensor:
+        """Return the log-probability of every token of the answers, by the model itself: float64 [tokens]."""
+        ids = [torch.tensor(row.answer_ids).to(self.loaded.device)[:, None] for row in batch.rows]
+        of_words = self.answer_log_probs(batch)
+        return (
+            torch.cat([scores.gather(1, own)[:, 0] for scores, own in zip(of_words, ids, strict=True)]).double().cpu()
+        )
 
     def outputs(self, batch: PromptBatch) -> Tensor:
         """Return the logits of the token after each row, float32 [rows, words]."""
@@ -319,6 +361,14 @@ class Generation(Objective):
                 records |= zip(numbers, self._said(some, completions), strict=True)
             report(len(records))
         return [records[i] for i in range(len(rows))]
+
+
+def _with_last_tokens_scored(row: PromptRow) -> PromptRow:
+    """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
+    text = [*row.input_ids, *row.answer_ids]
+    text = text if len(text) > 1 else text * 2
+    begin = max(1, len(text) - SCORED)
+    return replace(row, input_ids=text[:begin], answer_ids=text[begin:])
 
 
 def _sample_mean(values: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -10,7 +10,8 @@ word before it, a word start. A word start that words share is computed once (pa
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.families import find_decoder_family
@@ -28,6 +30,9 @@ from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
+
+if TYPE_CHECKING:  # a run without an engine imports nothing of it
+    from mezo_cli.engine.engine import Engine
 
 _VOCABULARY_CHUNK = 8192  # rows of the head that are perturbed and multiplied at a time; bounds the memory
 
@@ -40,6 +45,7 @@ class CausalLabelScorer(Classification):
 
     model_kind = CAUSAL_LM
     encoder_class = LmEncoder
+    has_engine = True
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
@@ -89,6 +95,23 @@ class CausalLabelScorer(Classification):
                 scores = torch.cat([logits[:1], logits[1:].log_softmax(-1)])
                 rows.append(scores.gather(1, word_ids.unsqueeze(1)).sum())
         return torch.stack(rows).view(len(batch.rows), len(label_ids))
+
+    # --- by an engine ---
+
+    def engine_tokens(self, rows: Sequence[TokenizedExample]) -> int:
+        """Return the tokens of the longest prompt, with all of the longest word but its last token."""
+        return max(len(row.input_ids) for row in rows) + max(map(len, self.label_ids)) - 1
+
+    def on_engine(self, engine: "Engine", rows: Sequence[TokenizedExample]) -> Objective:
+        """Return the objective whose label scores an engine computes."""
+        from mezo_cli.engine.scores import EngineScores
+
+        words, batch = max(map(len, self.label_ids)), self.collate(rows)
+        members = engine.attach(self.loaded, self.forward, raw_logits=words == 1, stops=False)
+        scores = EngineScores(self, members)
+        own, by_engine = (partial(_label_log_probs, objective, batch) for objective in (self, scores))
+        engine.check(self.forward, own, by_engine, len(rows))
+        return scores
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""
@@ -169,3 +192,8 @@ class CausalLabelScorer(Classification):
         vocabulary = torch.arange(len(self._head.weight), device=hidden.device)
         parts = [self._row_logits(hidden, rows).logsumexp(-1) for rows in vocabulary.split(_VOCABULARY_CHUNK)]
         return torch.stack(parts).logsumexp(0)
+
+
+def _label_log_probs(objective: Classification, batch: Batch) -> Tensor:
+    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
+    return objective.logits(batch).double().log_softmax(-1)

@@ -120,6 +120,11 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
 
     replayable: ClassVar[Literal[True]] = True
 
+    @classmethod
+    def adds_directions(cls, config: Any) -> bool:
+        """Return whether an update is `Params.update` and nothing else, a sum of c z: what an engine computes too."""
+        return False
+
     def samples(self, step: int) -> int:
         """Return the number of scalars that step `step` records: at most `directions` of the settings."""
 

@@ -42,7 +42,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -170,6 +170,11 @@ class Es(DirectionalOptimizer):
                 _refuse("anchor", config, "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0")
             if config.lr * config.anchor.get("l2", 0.0) >= 1:
                 _refuse("anchor", config, f"times optimizer.lr={config.lr:g} it is 1 or more: give less")
+
+    @classmethod
+    def adds_directions(cls, config: Any) -> bool:
+        """Return whether there is no anchor, which needs the weights of the start."""
+        return bool(config.anchor is None)
 
     def samples(self, step: int) -> int:
         """Return the number of directions."""

@@ -99,6 +99,11 @@ class DirectionalOptimizer(ReplayableOptimizer):
     def __init__(self, config: PerturbationConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
 
+    @classmethod
+    def adds_directions(cls, config: Any) -> bool:
+        """Return whether the update is the one of this class."""
+        return cls.apply_updates is DirectionalOptimizer.apply_updates
+
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step` (from 0)."""
         return learning_rate(self.config, step, self.steps)

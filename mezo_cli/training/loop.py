@@ -74,7 +74,7 @@ def train(
 
     evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    started = running_engine(config, session, *rows.splits().values())
+    started = running_engine(config, run, session, *rows.splits().values())
     with failures, started as engine, TrainingRun(config, run, ranks, prunes) as state, torch.no_grad():
         if resume_step is None:
             state.start(session)

@@ -1,11 +1,11 @@
-"""Let an inference engine compute the label scores of a run: start it for a session, and give it the next session."""
+"""Let an inference engine compute the forwards of a run: start it for a session, and give it the next session."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.objectives.classification import Classification
+from mezo_cli.config.schema import Config
+from mezo_cli.runs import Run
 from mezo_cli.training.session import Session
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
@@ -15,11 +15,12 @@ CHECKED_ROWS = 2  # whose scores are compared at the start
 
 
 @contextmanager
-def running_engine(config: Config, session: Session, *splits: Sequence[TokenizedExample]) -> Iterator["Engine | None"]:
-    """Yield the run's engine, which computes the session's scores from then on; None without one.
+def running_engine(config: Config, run: Run, session: Session, *splits: Sequence[Any]) -> Iterator["Engine | None"]:
+    """Yield the run's engine, which computes the session's forwards from then on; None without one.
 
     Args:
         config: of the run.
+        run: its directory.
         session: at the weights that training begins from.
         splits: the rows of train, and all others that will be scored.
 
@@ -32,18 +33,16 @@ def running_engine(config: Config, session: Session, *splits: Sequence[Tokenized
         return
     from mezo_cli.engine.engine import Engine
 
-    longest = max(len(row.input_ids) for split in splits for row in split)
-    engine = Engine(config, longest + max(map(len, session.encoder.label_ids)) - 1)
+    engine = Engine(config, max(session.objective.engine_tokens(rows) for rows in splits if rows))
     try:
         attach(engine, session, splits[0])
+        run.update(engine=engine.record)
         del session  # as above
         yield engine
     finally:
         engine.close()
 
 
-def attach(engine: "Engine", session: Session, rows: Sequence[TokenizedExample]) -> None:
-    """Let a running engine compute a session's scores, with the session's weights."""
-    own = session.objective
-    assert isinstance(own, Classification)  # the only family that an engine takes over (config/rules.py)
-    session.objective = engine.objective(session.loaded, session.forward, own, own.collate(rows[:CHECKED_ROWS]))
+def attach(engine: "Engine", session: Session, rows: Sequence[Any]) -> None:
+    """Let a running engine compute a session's forwards, with the session's weights."""
+    session.objective = session.objective.on_engine(engine, rows[:CHECKED_ROWS])

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class FakeModel:
         raw_logits: bool,
         max_length: int,
         dtype: str,
+        adapters: int,
         **_: Any,
     ) -> None:
         from transformers import AutoModelForCausalLM
@@ -36,7 +38,7 @@ class FakeModel:
         self.params = dict(self.model.named_parameters())
         self.theta = {name: self.params[name].detach().float().clone() for name, _ in tensors}
         self.noise, self.shapes, self.raw_logits, self.scored = make_noise(noise), tensors, raw_logits, 0
-        self.asked, self.max_length = 0, max_length
+        self.asked, self.max_length, self.adapters = 0, max_length, adapters
 
     def describe(self) -> dict[str, Any]:
         blocks = [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
@@ -65,22 +67,71 @@ class FakeModel:
             perturbed = theta + (z * c).view(theta.shape) if direction is not None else theta
             self.params[name].data = perturbed.to(self.model.dtype)
 
-    def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
-        import torch
-
-        assert max(map(len, prompts)) <= self.max_length
-        found, self.asked = [], self.asked + 1
+    def _with_each(self, weights: Any) -> Any:
+        """Let the model have each of the weights in turn."""
+        self.asked += 1
+        assert len(weights) <= self.adapters
         for one in weights:
             self.scored += bool(one)
             if f"dies={self.scored}" == MODE:
                 print("out of luck", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if f"hangs={self.scored}" == MODE:
+                time.sleep(60)
             if MODE != "misses perturbations":
                 self._add(one)
-            with torch.no_grad():
-                rows = [self.model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
+            yield
+
+    def _logits(self, ids: Any) -> Any:
+        import torch
+
+        assert len(ids) <= self.max_length
+        with torch.no_grad():
+            return self.model(torch.tensor([ids])).logits[0].float()
+
+    def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
+        found = []
+        for _ in self._with_each(weights):
+            rows = [self._logits(prompt)[-1] for prompt in prompts]
             rows = rows if self.raw_logits else [row.log_softmax(-1) for row in rows]
             found.append([row[list(of)].tolist() for row, of in zip(rows, tokens, strict=True)])
+        return found
+
+    def log_probs(self, texts: Any, counts: Any, weights: Any) -> Any:
+        return [
+            [
+                [row[text[place + 1]].item() for place, row in enumerate(self._logits(text).log_softmax(-1)[:-1])][-n:]
+                for text, n in zip(texts, counts, strict=True)
+            ]
+            for _ in self._with_each(weights)
+        ]
+
+    def generate(
+        self,
+        prompts: Any,
+        seeds: Any,
+        max_new_tokens: int,
+        temperature: float,
+        stop: Any,
+        ends: Any,
+        weights: Any,
+    ) -> Any:
+        """Complete up to the limit or an end; a stop text is left to mezo, as an engine may find it later."""
+        import torch
+
+        found = []
+        for _ in self._with_each(weights):
+            of_prompts = []
+            for prompt, seed in zip(prompts, seeds, strict=True):
+                ids, generator = list(prompt), torch.Generator().manual_seed(seed)
+                while len(ids) - len(prompt) < max_new_tokens and (ids == prompt or ids[-1] not in ends):
+                    logits = self._logits(ids)[-1]
+                    if temperature:
+                        drawn = torch.rand(logits.shape, generator=generator)
+                        logits = logits / temperature - torch.log(-torch.log(drawn))
+                    ids.append(int(logits.argmax()))
+                of_prompts.append(ids[len(prompt) :])
+            found.append(of_prompts)
         return found
 
     def update(self, terms: Any, decays: Any, decay_in_float64: bool) -> None:

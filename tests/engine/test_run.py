@@ -206,7 +206,7 @@ def test_an_environment_without_vllm_is_refused_with_the_command(setting: Settin
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["engine=vllm"], "objective=mlm has no engine, only objective=lm"),
+        (["engine=vllm"], "objective=mlm has no engine, only objective=lm, objective=generate have one"),
         (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
         (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
         (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),
