@@ -52,7 +52,14 @@ class EngineAnswers:
         return Completion(ids, text.of(ids), len(ids) >= limit)
 
     def log_probs(self, rows: Sequence["PromptRow"]) -> list[Tensor]:
-        """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
+        """Return the log-probability of each token of each row's answer: float64 [tokens] per row.
+
+        Each token is scored after a prompt of all before it, of which the engine keeps the keys and values. vLLM's own
+        log-probabilities of a prompt's tokens fail on a CPU where it has adapters.
+        """
         texts = [[*row.input_ids, *row.answer_ids] for row in rows]
-        of_signs = self._members.ask("log_probs", texts=texts, counts=[len(row.answer_ids) for row in rows])
-        return [torch.tensor(of_row, dtype=torch.float64) for of_row in of_signs[0]]
+        places = [(i, n) for i, row in enumerate(rows) for n in range(len(row.input_ids), len(texts[i]))]
+        prompts, tokens = [texts[i][:n] for i, n in places], [[texts[i][n]] for i, n in places]
+        (scores,) = self._members.ask("score", prompts=prompts, tokens=tokens)
+        of_all = torch.tensor([score for (score,) in scores], dtype=torch.float64)
+        return list(of_all.split([len(row.answer_ids) for row in rows]))

@@ -115,17 +115,6 @@ class VllmModel:
             for of_weights in outputs
         ]
 
-    def log_probs(self, texts: Tokens, counts: Sequence[int], weights: Sequence[Weights]) -> list[list[list[float]]]:
-        """Return the log-probability of each of the last `counts` tokens of each text: [weights][texts][count]."""
-        outputs = self._with_each(weights, texts, [{"max_tokens": 1, "prompt_logprobs": 0}] * len(texts))
-        return [
-            [
-                [output.prompt_logprobs[place][text[place]].logprob for place in range(len(text) - count, len(text))]
-                for output, text, count in zip(of_weights, texts, counts, strict=True)
-            ]
-            for of_weights in outputs
-        ]
-
     def generate(
         self,
         prompts: Tokens,

@@ -97,15 +97,6 @@ class FakeModel:
             found.append([row[list(of)].tolist() for row, of in zip(rows, tokens, strict=True)])
         return found
 
-    def log_probs(self, texts: Any, counts: Any, weights: Any) -> Any:
-        return [
-            [
-                [row[text[place + 1]].item() for place, row in enumerate(self._logits(text).log_softmax(-1)[:-1])][-n:]
-                for text, n in zip(texts, counts, strict=True)
-            ]
-            for _ in self._with_each(weights)
-        ]
-
     def generate(
         self,
         prompts: Any,
