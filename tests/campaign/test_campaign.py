@@ -40,11 +40,11 @@ def check(jobs: Sequence[Job], server: ForkServer, folder: Path) -> None:
 
 
 def test_a_killed_run_continues_bitwise_identical(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(kills.jobs(lab, SEED, 3), server, tmp_path)
+    check(kills.jobs(lab, SEED, 2), server, tmp_path)
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(full_disk.jobs(lab, SEED, 3), server, tmp_path)
+    check(full_disk.jobs(lab, SEED, 2), server, tmp_path)
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_a_power_cut_loses_nothing_that_was_promised(lab: Lab, server: ForkServe
 
 
 def test_a_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(mistakes.jobs(lab, SEED, 12), server, tmp_path)
+    check(mistakes.jobs(lab, SEED, 8), server, tmp_path)
 
 
 @pytest.mark.slow

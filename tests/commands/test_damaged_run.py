@@ -31,6 +31,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "mezo"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["trajectory.bin", "summary.json"])
 @pytest.mark.parametrize("kept", [None, 0, -2, -BYTES_PER_STEP])
 def test_every_command_names_the_file(run: Path, name: str, kept: int | None) -> None:

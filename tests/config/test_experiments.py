@@ -100,6 +100,7 @@ def test_it_is_the_papers_setting_for_every_task_and_k(name: str) -> None:
         assert {key: value(made, key) for key in wanted} == wanted
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", list(PAPER))
 def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> None:
     _, lrs = PAPER[name]
@@ -113,6 +114,7 @@ def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> 
         assert plan_sweep([*words, *ours]).overrides == [*words, *ours]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("path", files().values(), ids=list(files()))
 def test_its_head_says_how_to_run_it(path: Path) -> None:
     head = path.read_text(encoding="utf-8").split("defaults:")[0]

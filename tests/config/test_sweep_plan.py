@@ -42,6 +42,7 @@ def test_a_sweep_counts_its_jobs() -> None:
     assert len(jobs_of(["steps=1"])) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "words",
     [

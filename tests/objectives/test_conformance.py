@@ -16,6 +16,7 @@ from mezo_cli.testing import objectives
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.models.test_loading import SERVED, family
+from tests.objectives.digits import digits
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -95,7 +96,7 @@ class TestGenerateReward(objectives.Conformance):
     @pytest.fixture(autouse=True)
     def reward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A reward that differs between almost any two completions."""
-        monkeypatch.setitem(REWARDS.targets, "mine", f"{__name__}:digits")
+        monkeypatch.setitem(REWARDS.targets, "mine", f"{digits.__module__}:digits")
 
     def row(self, config: Config, text: str, where: str = "") -> Example:
         return Example((), -1, where, {"numbers": [len(text) % 10, 3, text], "target": 7, "answer": "3+4"})
@@ -120,11 +121,6 @@ class TestGenerateLm(TestGenerateReward):
             logits = plain.model(input_ids=ids).logits[0, len(row.input_ids) - 1 : -1]
             losses.append(F.cross_entropy(logits.double(), ids[0, len(row.input_ids) :], reduction="none"))
         return torch.cat(losses).mean()
-
-
-def digits(completions: list[str], rows: list[dict[str, Any]]) -> list[float]:
-    """Return a number per completion that its characters make."""
-    return [sum(ord(letter) * (i + 1) for i, letter in enumerate(text)) / 1000 for text in completions]
 
 
 def test_every_built_in_objective_is_tested_here() -> None:

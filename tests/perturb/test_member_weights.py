@@ -39,6 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny.decoder(tmp_path_factory.mktemp(request.param), request.param, tied=request.param == "gpt2")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("theta", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("peft", ["none", "lora", "prefix", "bias", "head"])
