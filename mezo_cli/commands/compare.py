@@ -13,12 +13,20 @@ from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
 from mezo_cli.console import make_console, print_line
 from mezo_cli.errors import UserError
 from mezo_cli.report import output
+from mezo_cli.report.paper import TABLE, paper
 from mezo_cli.report.tables import comparison
 
 log = logging.getLogger("mezo")
 
 
-def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool = False, quiet: bool = False) -> None:
+def compare(
+    folders: Sequence[Path],
+    view: str,
+    out: Path | None,
+    as_json: bool = False,
+    quiet: bool = False,
+    table: str | None = None,
+) -> None:
     """Compare the runs under `folders` (outputs/ if none is given).
 
     Args:
@@ -27,19 +35,23 @@ def compare(folders: Sequence[Path], view: str, out: Path | None, as_json: bool 
         out: a file to write instead of printing.
         as_json: print one JSON document instead of tables.
         quiet: print the tables alone: no notes and no warnings.
+        table: which of the paper's tables; None: the first.
 
     Raises:
-        UserError: for a folder that does not exist, no runs, a file that cannot be written.
+        UserError: for a folder or a table that does not exist, no runs, a file that cannot be written.
     """
     if as_json and out is not None:
         raise UserError(f"--json and --out {out}: a document is printed or written, not both")
+    if table is not None and view != "paper":
+        raise UserError(f"--table {table}: only --paper has tables")
+    paper(table or TABLE)  # an unknown name is refused before any run is read
     if out is not None:
         output.check_output(out)
     only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
     warn = (lambda text: None) if quiet else _warn
-    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, warn)
+    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, warn, table or TABLE)
     if as_json:
         print_line(json.dumps(runs.document, indent=2, allow_nan=False))
     elif out is None:

@@ -539,6 +539,12 @@ class Config(Settings):
         """The metric on dev that picks the best checkpoint."""
         return self.metric or self.task.metric or self.objective.default_metric
 
+    @property
+    def shown_metric(self) -> str:
+        """The metric of results: that which picks the best checkpoint, or the task's if the loss picks it."""
+        own = self.task.metric or self.objective.default_metric
+        return own if self.chosen_metric == "loss" else self.chosen_metric
+
     def order_of(self, metric: str) -> int:
         """Return 1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""
         return -1 if metric in self.objective.lower_is_better else 1

@@ -180,7 +180,7 @@ def _not_judged(estimated: Estimate | None, config: Config, larger_eps: float | 
 def beside_paper(session: Session) -> str:
     """Return the paper's grid of the method, for models of this kind, as the end of a sentence; empty without one."""
     decoder = session.objective.model_kind.is_decoder
-    grid = paper().grid(method_name(replace(session.config, init="none")), decoder)
+    grid = paper("opt" if decoder else "roberta").grid(method_name(replace(session.config, init="none")))
     if "optimizer.lr" not in grid:
         return ""
     low, high = grid["optimizer.lr"]

@@ -3,7 +3,7 @@
 The protocol: within a group, take the best dev score of each data seed over the grid; then the mean and the std over
 the data seeds. Runs of the same data seed and the same point of the grid that differ in the run's own seed are
 repetitions: their scores are averaged, dev and test alike, and they do not compete. A tie in dev goes to the lower
-dev loss, then to the smaller lr. Test scores never decide.
+dev loss, then to the smaller lr. With `metric=loss` the dev loss decides alone. Test scores never decide.
 """
 
 import itertools
@@ -16,20 +16,23 @@ from typing import Any
 
 import pandas as pd
 
-from mezo_cli.report.paper import Number, Row, paper
+from mezo_cli.config.schema import Config
+from mezo_cli.data.fewshot import TEST_ROWS
+from mezo_cli.report.paper import Number, Row, paper_of
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import (
-    choice_values,
+    default_settings,
     format_setting,
     format_value,
     is_zero_shot,
+    matches,
     method_name,
     objective_order,
     unusual_settings,
 )
 
 Point = tuple[tuple[str, Any], ...]  # of the grid: (key, value) pairs
-PROMPT = ("template", "labels", "label_words")
+PROMPT = ("task.template", "task.labels", "task.label_words")
 
 
 class Group:
@@ -52,20 +55,21 @@ class Group:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries, self.settings, self.config = entries, entries[0].group_settings(), entries[0].config
-        self.task, self.metric = self.config.task.name, entries[0].metric
+        self.task, self.metric = self.config.task.name, self.config.shown_metric
         self.objective, self.loss = self.config.objective.name, self.config.objective.loss
         self.model = Path(self.config.model.path).name
         self.method, self.steps = method_name(self.config), self.config.steps
         self.demo = self.config.data.name == "demo"  # its rows are not those of the task
         self.zero_shot = is_zero_shot(self.config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
-        self.unusual = unusual_settings(self.config, paper().usual_settings(self.method))
+        self.paper = paper_of(self.model)
+        self.unusual = unusual_settings(self.config, self.paper.usual_settings(self.method))
         self.expected: frozenset[int] = frozenset()
         self.ambiguous, self.distinguishing = False, list[str]()
-        self.runs, self.troubles = _current_runs(entries)
+        self.runs, self.troubles = _current_runs(entries, self.metric)
         self.grid: list[Point] = sorted(set(self.runs.point))
         self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
-        self.picks = _pick_best(self.runs, entries[0].order)
+        self.picks = _pick_best(self.runs, self.config)
 
     @property
     def label(self) -> str:
@@ -120,10 +124,10 @@ class Group:
     @property
     def paper_row(self) -> Row | None:
         """The row of the paper with the same shots, method, model and objective; None if there is none."""
-        same = self.model == paper().model and self.objective == paper().objective and self.metric == "accuracy"
-        if not same or self.task not in paper().tasks or self.demo:
+        usual = self.paper.tasks.get(self.task)
+        if usual is None or self.objective not in usual.objectives or self.metric != usual.metric or self.demo:
             return None
-        return paper().row(self.shots, self.method, self.loss)
+        return self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
 
     @property
     def paper_number(self) -> Number | None:
@@ -154,7 +158,7 @@ def format_points(grid: Sequence[Point]) -> list[str]:
 # --- inside a group ---
 
 
-def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
+def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the runs that count: per data seed, point and run seed the newest, finished runs first.
 
     Runs on other data than the newest run of their data seed are left out and named: their scores are not comparable.
@@ -164,7 +168,7 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
         "seed": [entry.config.seed for entry in entries],
         "point": [tuple(entry.grid_settings().items()) for entry in entries],
         "finished": [entry.finished for entry in entries],
-        **{name: [entry.score(name) for entry in entries] for name in ("dev", "test")},
+        **{name: [entry.score(name, metric) for entry in entries] for name in ("dev", "test")},
         "dev_loss": [entry.score("dev", "loss") for entry in entries],
         "at_start": [entry.picked_start for entry in entries],
         "order": [(entry.start, entry.location) for entry in entries],
@@ -183,17 +187,16 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[pd.DataFrame, list[str]]:
     return runs.drop_duplicates(["data_seed", "point", "seed"], keep="last"), troubles
 
 
-def _pick_best(runs: pd.DataFrame, order: int) -> pd.DataFrame:
-    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds.
-
-    `order` is -1 where the lowest score is the best.
-    """
+def _pick_best(runs: pd.DataFrame, config: Config) -> pd.DataFrame:
+    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds."""
     points = runs[runs.finished].groupby(["data_seed", "point"])
     scores = points[["dev", "dev_loss", "test"]].mean()
     scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
     scores["at_start"] = points.at_start.any()
     scores["entries"] = points.entry.agg(list)
-    best = scores.reset_index().sort_values(["dev", "dev_loss", "point"], ascending=[order < 0, True, True])
+    ascending = {"dev": config.order_of(config.shown_metric) < 0, "dev_loss": True, "point": True}
+    keys = ["dev_loss", "dev", "point"] if config.chosen_metric == "loss" else list(ascending)
+    best = scores.reset_index().sort_values(keys, ascending=[ascending[key] for key in keys])
     return best.drop_duplicates("data_seed").set_index("data_seed").sort_index()
 
 
@@ -237,10 +240,10 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
 
 
 def _sort_key(group: Group) -> tuple[Any, ...]:
-    tasks = paper().tasks
+    tasks = list(group.paper.tasks)
     task = (tasks.index(group.task) if group.task in tasks else len(tasks), group.task)
     shots = math.inf if group.shots is None else group.shots
-    method = (paper().order(group.method), group.label)
+    method = (group.paper.order(group.method), group.label)
     return (group.model, *objective_order(group.config), *task, shots, *method, group.steps)
 
 
@@ -258,7 +261,8 @@ def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
 
     alike = [other for other in groups if setup(other) == setup(group) and not other.zero_shot]
     used = frozenset(entry.data_seed for other in alike for entry in other.entries)
-    return used | paper().seeds if group.shots is not None and used <= paper().seeds else used
+    seeds = group.paper.seeds
+    return used | seeds if group.shots is not None and used <= seeds else used
 
 
 def _distinguish(groups: Sequence[Group]) -> None:
@@ -283,18 +287,20 @@ def _distinguish(groups: Sequence[Group]) -> None:
 def unlike_paper(group: Group) -> list[str]:
     """Return in what the group's setup differs from that of the paper's row, one text each."""
     texts = [] if group.zero_shot else [*_other_settings(group), *_outside_grid(group), *_other_seeds(group)]
-    built_in = choice_values("task", group.task)
-    if any(getattr(group.config.task, key) != built_in[key] for key in PROMPT):
+    values, built_in = group.entries[0].settings, default_settings(group.config)
+    prompt = [key for key in values if matches(key, (*PROMPT, f"task.{group.objective}."))]
+    if any(values[key] != built_in.get(key) for key in prompt):
         texts.append("another prompt")
-    if group.config.data.eval_limit is not None:
-        texts.append(f"tested on at most {group.config.data.eval_limit} rows")
+    limit = group.config.data.eval_limit
+    if limit is not None and limit < TEST_ROWS:
+        texts.append(f"tested on at most {limit} rows")
     if group.zero_shot and group.config.data.shots is None and not group.settings["data.shots"]:
-        texts.append("tested on all rows, the paper on at most 1000")
+        texts.append(f"tested on all rows, the paper on at most {TEST_ROWS}")
     return texts
 
 
 def _other_settings(group: Group) -> list[str]:
-    expected = paper().settings(group.method)
+    expected = group.paper.settings(group.method, group.loss)
     if not expected:  # the paper gives none for LP
         return []
     values = group.entries[0].settings
@@ -306,7 +312,7 @@ def _other_settings(group: Group) -> list[str]:
 def _outside_grid(group: Group) -> list[str]:
     """Return the picked values that lie outside the paper's grid."""
     texts = []
-    for key, ends in paper().grid(group.method).items():
+    for key, ends in group.paper.grid(group.method, group.loss, group.task).items():
         picked = {float(dict(group.grid[number]).get(key, ends[0])) for number in group.picks.point}
         outside = sorted(value for value in picked if not min(ends) <= value <= max(ends))
         if outside:
@@ -317,8 +323,8 @@ def _outside_grid(group: Group) -> list[str]:
 
 def _other_seeds(group: Group) -> list[str]:
     ours = set(group.tests.index)
-    if ours == paper().seeds:
+    if ours == group.paper.seeds:
         return []
-    if ours < paper().seeds:
-        return [f"{len(ours)} of {len(paper().seeds)} data seeds"]
+    if ours < group.paper.seeds:
+        return [f"{len(ours)} of {len(group.paper.seeds)} data seeds"]
     return [f"data seeds {', '.join(map(str, sorted(ours)))}"]

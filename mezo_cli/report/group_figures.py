@@ -81,17 +81,14 @@ def panels(groups: Sequence[Group], details: Mapping[str, RunDetails]) -> list[P
     return drawn
 
 
-def panel_of(title: str, groups: Mapping[str, Group], details: Mapping[str, RunDetails]) -> Panel:
-    """Return the panel of groups by their labels, all of which have been evaluated."""
-    return Panel(title, [Line(label, group, _curve(group, details)) for label, group in groups.items()])
-
-
 def _curve(group: Group, details: Mapping[str, RunDetails]) -> pd.DataFrame:
     """Return the curve of the runs that `compare` picks; of all runs as long as none has finished."""
     picked = [entry for entries in group.picks.entries for entry in entries]
     runs = [details[entry.location] for entry in picked or group.entries if entry.location in details]
     factor = scale(group.metric)
-    lines = [(line["step"], run.forwards(line["step"]), factor * line[run.metric]) for run in runs for line in run.dev]
+    lines = [
+        (line["step"], run.forwards(line["step"]), factor * line[group.metric]) for run in runs for line in run.dev
+    ]
     by_step = pd.DataFrame(lines, columns=["step", "forwards", "score"]).astype(float).groupby("step")
     scores = by_step["score"]
     columns = {"forwards": by_step["forwards"].mean(), "mean": scores.mean(), "std": scores.std(ddof=0)}

@@ -1,4 +1,4 @@
-"""Read the paper's numbers and how its runs were set up from paper.yaml."""
+"""Read the paper's tables, and how their runs were set up, from paper.yaml."""
 
 import re
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from typing import Any
 
 import yaml
 
+from mezo_cli.errors import UserError, did_you_mean, join
+
 FILE = Path(__file__).with_name("paper.yaml")
+TABLE = "roberta"  # the table that a run belongs to whose model is in none
 CELL = re.compile(r"(?P<mean>[\d.]+)(?: \((?P<std>[\d.]+)\))?(?P<uncertain>\?)?")
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number of the paper, in percent. Zero-shot and the accuracy objective have no std."""
+    """One number of the paper, in percent. Where there is one run it has no std."""
 
     mean: float
     std: float | None
@@ -32,50 +35,84 @@ class Number:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the paper's table: shots (0: zero-shot), method, the loss that was minimised, task -> number."""
+    """A row of a table: model, shots (0: zero-shot; None: all rows), method, the loss that was minimised, the numbers.
 
-    shots: int
+    The loss "-" is that of each task (`TaskSetup.loss`).
+    """
+
+    model: str
+    shots: int | None
     method: str
     loss: str
     numbers: Mapping[str, Number]
 
     @property
     def label(self) -> str:
-        """The method, and the loss if it is not cross-entropy."""
-        return self.method if self.loss == "cross_entropy" else f"{self.method} ({self.loss})"
+        """The method, and the loss if it is not the usual one."""
+        return self.method if self.loss in ("-", "cross_entropy") else f"{self.method} ({self.loss})"
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """How the runs of a table score and train a task: objectives that give the same scores, the loss, the metric."""
+
+    objectives: tuple[str, ...]
+    loss: str
+    metric: str
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's table and the settings of its runs."""
+    """One of the paper's tables, and the settings of its runs."""
 
     source: str
-    model: str
-    objective: str
+    about: str
+    notes: tuple[str, ...]
     seeds: frozenset[int]  # data seeds
-    tasks: tuple[str, ...]
+    tasks: Mapping[str, TaskSetup]
     rows: tuple[Row, ...]
-    setups: Mapping[str, Mapping[str, Any]]  # method -> grid (key -> its ends), settings (key -> value)
-    decoder_grids: Mapping[str, Mapping[str, list[float]]]  # method -> grid of the decoders, OPT
+    setups: Mapping[str, Mapping[str, Any]]  # label of a row, or method -> grid (key -> its ends), settings, tasks
 
-    def row(self, shots: int | None, method: str, loss: str) -> Row | None:
+    @property
+    def models(self) -> list[str]:
+        """The models, in order."""
+        return list(dict.fromkeys(row.model for row in self.rows))
+
+    @property
+    def has_shots(self) -> bool:
+        """Whether the rows differ in shots, not in the model."""
+        return len(self.models) == 1
+
+    def section(self, model: str, shots: int | None) -> str:
+        """Return what the first column says of a row or a group of runs: shots, or the model."""
+        return str(shots) if self.has_shots else model
+
+    def row(self, model: str, shots: int | None, method: str, loss: str, task: str) -> Row | None:
         """Return a row of the table; None if the paper has none."""
-        rows = [row for row in self.rows if (row.shots, row.method, row.loss) == (shots, method, loss)]
-        return rows[0] if rows else None
+        wanted = (model, shots, method)
+        rows = (row for row in self.rows if (row.model, row.shots, row.method) == wanted)
+        return next((row for row in rows if self.loss(row, task) == loss), None)
 
-    def settings(self, method: str) -> Mapping[str, Any]:
+    def loss(self, row: Row, task: str) -> str:
+        """Return the loss of a row's runs on a task."""
+        return self.tasks[task].loss if row.loss == "-" else row.loss
+
+    def setup(self, method: str, loss: str = "") -> Mapping[str, Any]:
+        """Return how a method was run, by that loss if it has a setup of its own; empty for one not in the paper."""
+        return self.setups.get(f"{method} ({loss})") or self.setups.get(method, {})
+
+    def settings(self, method: str, loss: str = "") -> Mapping[str, Any]:
         """Return the settings that a method was run with; empty for a method that is not in the paper."""
-        return dict(self.setups[method]["settings"]) if method in self.setups else {}
+        return dict(self.setup(method, loss).get("settings", {}))
 
     def usual_settings(self, method: str) -> Mapping[str, Any]:
         """Return the settings that a label need not mention: the method's own, else those of plain MeZO."""
         return self.settings(method) or (self.settings("MeZO") if "MeZO" in method else {})
 
-    def grid(self, method: str, decoder: bool = False) -> Mapping[str, list[float]]:
-        """Return the lowest and highest value of each key of a method's grid, of RoBERTa-large or of the decoders."""
-        if decoder:
-            return self.decoder_grids.get(method, {})
-        return dict(self.setups[method]["grid"]) if method in self.setups else {}
+    def grid(self, method: str, loss: str = "", task: str = "") -> Mapping[str, list[float]]:
+        """Return the lowest and highest value of each key of a method's grid, on a task if it has its own."""
+        setup = self.setup(method, loss)
+        return {**setup.get("grid", {}), **setup.get("tasks", {}).get(task, {})}
 
     def order(self, method: str) -> int:
         """Return the position of a method in the table; a method that is not in the paper comes last."""
@@ -83,27 +120,48 @@ class Paper:
         return names.index(method) if method in names else len(names)
 
 
+def paper(table: str = TABLE) -> Paper:
+    """Return a table.
+
+    Raises:
+        UserError: for a table that there is not.
+    """
+    if table not in _tables():
+        names = list(_tables())
+        raise UserError(f"--table {table}: allowed are {join(names)}{did_you_mean(table, names)}")
+    return _tables()[table]
+
+
+def paper_of(model: str) -> Paper:
+    """Return the table that has a model; the first for a model that none has."""
+    return next((table for table in _tables().values() if model in table.models), paper())
+
+
 @cache
-def paper() -> Paper:
+def _tables() -> Mapping[str, Paper]:
     """Read paper.yaml."""
-    values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    content = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return {name: _table(values, content["source"]) for name, values in content["tables"].items()}
+
+
+def _table(values: Mapping[str, Any], source: str) -> Paper:
+    tasks = {task: dict(setup) for task, setup in values["tasks"].items()}
     head, *lines = (re.split(r" {2,}", line.strip()) for line in values["table"].splitlines())
-    rows = [_row(dict(zip(head, line, strict=True)), values["tasks"]) for line in lines]
     return Paper(
-        source=values["source"],
-        model=values["model"],
-        objective=values["objective"],
+        source=source,
+        about=values["about"],
+        notes=tuple(values.get("notes", ())),
         seeds=frozenset(values["seeds"]),
-        tasks=tuple(values["tasks"]),
-        rows=tuple(rows),
+        tasks={task: TaskSetup(tuple(one.pop("objectives")), **one) for task, one in tasks.items()},
+        rows=tuple(_row(dict(zip(head, line, strict=True)), list(tasks)) for line in lines),
         setups=values["setups"],
-        decoder_grids=values["decoder_grids"],
     )
 
 
 def _row(cells: Mapping[str, str], tasks: list[str]) -> Row:
     numbers = {task: _number(cells[task]) for task in tasks if cells[task] != "-"}
-    return Row(int(cells["k"]), cells["method"], cells["loss"], numbers)
+    shots = int(cells["k"]) if "k" in cells else 0 if cells["method"] == "zero-shot" else None
+    return Row(cells["model"], shots, cells["method"], cells["loss"], numbers)
 
 
 def _number(text: str) -> Number:

@@ -1,7 +1,7 @@
 """Build the tables of `mezo compare`: groups of runs, the paper's table, and objectives run by run."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +11,13 @@ import pandas as pd
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_points, format_shots, group_runs, unlike_paper
 from mezo_cli.report.details import RunDetails
-from mezo_cli.report.equal_forwards import forwards_view
 from mezo_cli.report.output import Comparison, make_table
-from mezo_cli.report.paper import Row, paper
+from mezo_cli.report.paper import TABLE, Paper, Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
 from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, scale
 from mezo_cli.runs.picked import MARK, NOTE
 
-VIEWS = ("groups", "seeds", "paper", "objectives", "forwards")
+VIEWS = ("groups", "seeds", "paper", "objectives")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 INFERRED = (
     "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
@@ -26,34 +25,34 @@ INFERRED = (
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
 UNIT = "percent; a metric that is no fraction, as it is"
-WIDE = 120  # terminal columns from which on the paper's six tasks fit into one table
+COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
 
 
-def comparison(folders: Sequence[Path], view: str, width: int, warn: Callable[[str], None]) -> Comparison:
+def comparison(
+    folders: Sequence[Path], view: str, width: int, warn: Callable[[str], None], table: str = TABLE
+) -> Comparison:
     """Return a comparison of all runs under `folders`, for `output.show` or `output.write`.
 
     Args:
         folders: where to look for run directories, at any depth.
         view: `groups` (mean and std over data seeds), `seeds` (also the picked point of each data seed), `paper` (the
-            paper's whole table with the runs' results), `objectives` (one column per run), or `forwards` (methods at
-            equal forwards).
+            paper's whole table with the runs' results), or `objectives` (one column per run).
         width: characters per line that a table may take; some views split a table that is wider.
         warn: called for each directory that cannot be read as a run.
+        table: which of the paper's tables the view `paper` shows.
 
     Raises:
-        UserError: for a folder that does not exist, and if there are no runs (the view `paper` needs none).
+        UserError: for a folder or a table that does not exist, and if there are no runs (`paper` needs none).
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
         warn(text)
     if view == "paper":
-        return paper_view(group_runs(entries), width)
+        return paper_view(group_runs(entries), width, table)
     if not entries:
         raise no_runs(folders, warnings)
     if view == "objectives":
         return objective_view(entries, width)
-    if view == "forwards":
-        return forwards_view(entries)
     return group_view(group_runs(entries), seeds=view == "seeds")
 
 
@@ -187,53 +186,65 @@ def _seed_details(group: Group) -> dict[str, Any]:
     }
 
 
-# --- the paper's table ---
+# --- the paper's tables ---
 
 
-def paper_view(groups: Sequence[Group], width: int) -> Comparison:
-    """Return the paper's whole table with the user's results below its rows.
+def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Comparison:
+    """Return one of the paper's whole tables with the user's results below its rows.
 
-    A terminal of fewer than `WIDE` columns gets the tasks in two tables.
+    A terminal that is too narrow for all tasks gets them in several tables.
+
+    Raises:
+        UserError: for a table that there is not.
     """
-    tasks, all_shots = paper().tasks, dict.fromkeys(row.shots for row in paper().rows)
-    shown = [group for group in groups if group.task in tasks and group.shots in all_shots and not group.demo]
-    table = make_table("", [line for shots in all_shots for line in _paper_lines(shots, shown)], left=2)
-    parts = [tasks] if width >= WIDE else [tasks[: len(tasks) // 2], tasks[len(tasks) // 2 :]]
-    notes = [f"paper: {paper().source}; {paper().model}, mean (std) of test over five data seeds"]
-    notes += _group_notes(shown)
-    notes += [] if UNCERTAIN in notes else [UNCERTAIN]
+    whole = paper(table)
+    sections = dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows)
+    shown = [group for group in groups if _is_shown(group, whole, sections)]
+    lines = make_table("", [line for section in sections for line in _section_lines(whole, section, shown)], left=2)
+    first, tasks = lines.columns[0], list(whole.tasks)
+    size = next(n for n in range(len(tasks), 0, -1) if n == 1 or COLUMN[whole.has_shots] * n + 40 <= width)
+    size = -(-len(tasks) // -(-len(tasks) // size))  # as many in each table
+    parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown)]
+    is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
+    notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
     rest = len(groups) - len(shown)
     if rest:
         notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
-    cells = [cell for row in paper().rows for cell in _paper_cells(row, shown)]
+    cells = [cell for row in whole.rows for cell in _paper_cells(whole, row, shown)]
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
-    document = {"paper": paper().source, "unit": UNIT, "cells": cells}
-    return Comparison([table[["shots", "method", *part]] for part in parts], notes, cells, document)
+    document = {"paper": whole.source, "unit": UNIT, "cells": cells}
+    return Comparison([lines[[first, "method", *part]] for part in parts], notes, cells, document)
 
 
-def _paper_lines(shots: int, groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return the lines of some shots: below each of the paper's rows the user's, and at the end others."""
-    lines, own = [], [group for group in groups if group.shots == shots]
-    for row in (row for row in paper().rows if row.shots == shots):
-        lines.append(_line(row.label, {task: str(number) for task, number in row.numbers.items()}, ""))
+def _is_shown(group: Group, table: Paper, sections: Collection[str]) -> bool:
+    return group.task in table.tasks and table.section(group.model, group.shots) in sections and not group.demo
+
+
+def _section_lines(table: Paper, section: str, groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
+    lines, own = [], [group for group in groups if table.section(group.model, group.shots) == section]
+    for row in (row for row in table.rows if table.section(row.model, row.shots) == section):
+        lines.append(_line(table, row.label, {task: str(number) for task, number in row.numbers.items()}, ""))
         same = [group for group in own if group.paper_row is row]
-        lines += _own_lines(same, _variant_name) or [_line("  yours", {}, "-")]
-    lines += _own_lines([group for group in own if group.paper_row is None], _full_name)
-    return [{"shots": str(shots) if number == 0 else "", **line} for number, line in enumerate(lines)]
+        lines += _own_lines(table, same, _variant_name) or [_line(table, "  yours", {}, "-")]
+    lines += _own_lines(table, [group for group in own if group.paper_row is None], _full_name)
+    first = "shots" if table.has_shots else "model"
+    return [{first: section if number == 0 else "", **line} for number, line in enumerate(lines)]
 
 
-def _line(method: str, cells: Mapping[str, str], empty: str) -> dict[str, str]:
-    return {"method": method, **{task: cells.get(task, empty) for task in paper().tasks}}
+def _line(table: Paper, method: str, cells: Mapping[str, str], empty: str) -> dict[str, str]:
+    return {"method": method, **{task: cells.get(task, empty) for task in table.tasks}}
 
 
-def _own_lines(groups: Sequence[Group], name: Callable[[Group], str]) -> list[dict[str, str]]:
+def _own_lines(table: Paper, groups: Sequence[Group], name: Callable[[Group], str]) -> list[dict[str, str]]:
     """Return one line per name of a group, and one with the differences if the paper has numbers."""
     lines = []
     for title in dict.fromkeys(map(name, groups)):
         same = [group for group in groups if name(group) == title]
-        lines.append(_line(title, {group.task: _result_cell(group) for group in same}, "-"))
+        lines.append(_line(table, title, {group.task: _result_cell(group) for group in same}, "-"))
         points = {group.task: f"{group.difference:+.1f}" for group in same if group.difference is not None}
-        lines += [_line("  difference", points, "")] if points else []
+        lines += [_line(table, "  difference", points, "")] if points else []
     return lines
 
 
@@ -244,7 +255,7 @@ def _result_cell(group: Group) -> str:
 
 def _variant_name(group: Group) -> str:
     """Return `  yours`, and the settings that differ from the paper's row."""
-    usual = paper().settings(group.method).get("steps")
+    usual = group.paper.settings(group.method).get("steps")
     steps = [f"steps={group.steps}"] if group.steps and group.steps != usual else []
     texts = [group.label.removeprefix(group.method).strip(" ()"), *steps]
     variant = ", ".join(text for text in texts if text)
@@ -253,20 +264,21 @@ def _variant_name(group: Group) -> str:
 
 def _full_name(group: Group) -> str:
     """Return the full name of a group that matches no row of the paper."""
-    objective = [text for text in (group.objective, group.loss) if text not in (paper().objective, "cross_entropy")]
+    usual = {*group.paper.tasks[group.task].objectives, "cross_entropy"} if group.task in group.paper.tasks else set()
+    objective = [text for text in (group.objective, group.loss) if text not in usual]
     steps = [f"steps={group.steps}"] if group.steps else []
     return f"yours: {group.label}, {', '.join([group.model, *objective, *steps])}"
 
 
-def _paper_cells(row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
+def _paper_cells(table: Paper, row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
     """Yield one record per number of a row and matching group; a number without a group has n = 0."""
-    name = f"{row.label}, k={row.shots}"
-    for task in paper().tasks:
+    name = f"{row.label}, k={row.shots}" if table.has_shots else f"{row.label}, {row.model}"
+    for task in table.tasks:
         same = [group for group in groups if group.task == task and group.paper_row is row]
         yield from ({"row": name, **_group_record(group)} for group in same)
         if not same and task in row.numbers:
-            empty = {"task": task, "shots": row.shots, "method": row.method, "loss": row.loss, "n": 0}
-            yield {"row": name, **empty, **row.numbers[task].record()}
+            empty = {"task": task, "shots": row.shots, "method": row.method, "loss": table.loss(row, task), "n": 0}
+            yield {"row": name, "model": row.model, **empty, **row.numbers[task].record()}
 
 
 # --- objectives, run by run ---

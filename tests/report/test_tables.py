@@ -104,6 +104,33 @@ def test_own_results_are_below_the_papers_rows() -> None:
     assert {cell["paper_uncertain"] for cell in cells if cell["row"]} == {True, False}
 
 
+def test_the_large_model_table_has_own_results_picked_by_the_dev_loss() -> None:
+    """The run of the lower dev loss is picked, against its accuracy, and its accuracy is shown."""
+    opt = {"model.path": "facebook/opt-13b", "metric": "loss", "steps": 20_000, "objective": "lm", "seed": 0}
+    runs = [
+        make_entry({**opt, "optimizer.lr": 1e-6}, dev=0.9, dev_loss=0.7, test=0.8),
+        make_entry({**opt, "optimizer.lr": 1e-7}, dev=0.6, dev_loss=0.5, test=0.9),
+        make_entry({**opt, "task": "rte", "task.demonstrations": 32, "steps": 0}, test=0.6),
+        make_entry({**opt, "model.path": "facebook/opt-6.7b"}),
+    ]
+    view = paper_view(group_runs(runs), 150, "opt")
+    (table,) = view.tables
+    lines = [" ".join(" ".join(row).split()) for row in table.to_numpy()]
+    at = lines.index("MeZO 91.4 66.1 67.9 67.6 63.5 61.1 60.1 88.0 81.7 84.7 30.9")
+    assert lines[at + 1 : at + 3] == ["yours 90.0 - - - - - - - - - -", "difference -1.4"]
+    at = lines.index("ICL 87.0 62.1 57.1 66.9 39.4 50.5 53.1 87.0 82.5 75.9 29.6")
+    assert lines[at + 1] == "yours - 60.0 - - - - - - - - -"
+    assert any("66 of 104" in note for note in view.notes)
+    assert any(note.startswith("1 group of other") for note in view.notes)
+    assert all(part.shape[1] - 2 <= 4 for part in paper_view([], 80, "opt").tables)
+
+
+def test_a_table_that_there_is_not(tmp_path: Path) -> None:
+    refused = mezo("compare", "--paper", "--table", "otp", tmp_path)
+    assert error_line(refused) == "error: --table otp: allowed are roberta, opt (did you mean 'opt'?)\n"
+    assert error_line(mezo("compare", "--table", "opt", tmp_path)) == "error: --table opt: only --paper has tables\n"
+
+
 # --- objectives ---
 
 
