@@ -20,10 +20,11 @@ from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.initial_state import fingerprint
 from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
 from mezo_cli.models.parameter_names import base_name
+from mezo_cli.models.quantized import describe
 from mezo_cli.models.stored_tensors import read_tensors
 
 WEIGHTS = "adapter_model.safetensors"
-BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata
+BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata; after it, how the base is quantised, if it is
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,12 @@ class Adapter:
     Attributes:
         peft: the model inside peft's wrapper.
         base: fingerprint of the base checkpoint.
+        quantized: how the base is quantised: `quantized.describe`.
     """
 
     peft: Any
     base: str
+    quantized: str = "none"
 
     def save(self, folder: Path) -> None:
         """Write the adapter alone, in the layout that `peft` loads."""
@@ -45,7 +48,9 @@ class Adapter:
         folder.mkdir(parents=True, exist_ok=True)
         state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
         copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
-        safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: self.base})
+        base = self.base if self.quantized == "none" else f"{self.base} {self.quantized}"
+        # One entry: safetensors writes several in an order that changes from run to run.
+        safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: base})
         self.peft.peft_config["default"].save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
@@ -58,7 +63,11 @@ class Adapter:
 
         path = folder / WEIGHTS
         stored, metadata = read_tensors(path)
-        if metadata.get(BASE_FINGERPRINT) != self.base:
+        base, _, quantized = metadata.get(BASE_FINGERPRINT, "").partition(" ")
+        if (quantized or "none") != self.quantized:
+            was = f"was trained with model.quantize={quantized or 'none'}"
+            raise UserError(f"{path} {was}, and here it is {self.quantized}")
+        if base != self.base:
             raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
         wanted = {
             name: v.shape for name, v in get_peft_model_state_dict(self.peft, save_embedding_layers=False).items()
@@ -96,7 +105,7 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
         p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
     names = [name for name, _ in loaded.model.named_parameters()]
     loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
-    loaded.adapter = Adapter(wrapped.eval(), base)
+    loaded.adapter = Adapter(wrapped.eval(), base, describe(loaded.model))
 
 
 def _insert(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:

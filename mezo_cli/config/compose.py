@@ -46,7 +46,7 @@ from mezo_cli.config.own_code import (
     with_own_code,
 )
 from mezo_cli.config.registry import CHOICES, readers, settings_class
-from mezo_cli.config.rules import check_installed
+from mezo_cli.config.rules import check_installed, check_quantizer
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
 from mezo_cli.config.validation import build, default_of, defaults
 from mezo_cli.config.values import show
@@ -248,7 +248,7 @@ def config_of(node: DictConfig) -> Config:
 
     Raises:
         SettingError: for the first setting that is not valid.
-        UserError: when the package of a logger is not installed.
+        UserError: when the package of a logger, or the one that quantises, is not installed.
     """
     _fill_choices(node)
     settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
@@ -264,6 +264,7 @@ def config_of(node: DictConfig) -> Config:
     if names_code(reward):
         raise SettingError(REWARD, f"{REWARD}={reward}, set by a config file: {REWARD_FROM_USER}")
     check_installed(config.logger.names)
+    check_quantizer(config.model.quantize)
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:
         data = dataclasses.replace(data, dir=str(Path(data.dir).expanduser().absolute()))

@@ -22,6 +22,7 @@ def check_rules(config: Config) -> None:
     _check_storage(config)
     _check_forwards(config)
     _check_batches(config)
+    _check_quantize(config)
     _check_linear_probe(config)
     _check_task(config)
     _check_demonstrations(config)
@@ -113,6 +114,23 @@ def _check_batches(config: Config) -> None:
     if config.batch_size < labels:
         why = f"data.batches=balanced takes a row of each of {labels} labels: give {labels} or more"
         raise SettingError("batch_size", f"batch_size={config.batch_size}: {why}")
+
+
+def _check_quantize(config: Config) -> None:
+    """Reject a quantised base that would be trained, or not be float32 otherwise."""
+    how = config.model.quantize
+    if how == "none":
+        return
+    key, shown = "model.quantize", f"model.quantize={how}"
+    if config.peft.name == "none":
+        others = join(name for name in PEFT.names if name != "none")
+        why = "peft=none trains all weights, and a quantised base is frozen"
+        raise SettingError(key, f"{shown}: {why}; use one of peft={others}, or model.quantize=none")
+    if config.model.dtype != "float32":
+        why = f"model.dtype={config.model.dtype} is how the weights of a base that is not quantised are stored"
+        raise SettingError("model.dtype", f"{shown}: {why}; use float32, in which the other weights stay")
+    if config.engine.name != "none":
+        raise SettingError(key, f"{shown}: engine={config.engine.name} computes with the float weights; use none")
 
 
 def _check_linear_probe(config: Config) -> None:
@@ -208,6 +226,16 @@ def _check_engine(config: Config) -> None:
     if config.micro_batch_size is not None:
         why = f"{chosen} makes its batches itself"
         raise SettingError("micro_batch_size", f"micro_batch_size={config.micro_batch_size}: {why}; leave it out")
+
+
+def check_quantizer(how: str) -> None:
+    """Check that the package that quantises is there. It is located, not imported.
+
+    Raises:
+        UserError: naming the extra to install.
+    """
+    if how == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("model.quantize=nf4 needs bitsandbytes: pip install 'mezo-runner[quantized]'")
 
 
 def check_installed(names: Iterable[str]) -> None:

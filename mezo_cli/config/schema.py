@@ -320,6 +320,8 @@ class ModelConfig(Settings):
         dtype: how the weights are stored. In half precision, updates are rounded stochastically
             (docs/how-to/low-memory.md).
         compute_dtype: the dtype of the forwards.
+        quantize: how the matrices of a frozen base are stored: int8 (own; a scale per row), or nf4 (4 bits, by
+            bitsandbytes; a scale per 64 weights). Needs a `peft` (docs/how-to/low-memory.md).
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
         paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
@@ -335,6 +337,7 @@ class ModelConfig(Settings):
     revision: Text | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    quantize: Literal["none", "int8", "nf4"] = "none"
     matmul_precision: Literal["highest", "high"] = "highest"
     device: Text = "auto"
     paired_tokens: NotNegative | None = None

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from mezo_cli.errors import UserError
+from mezo_cli.models.quantized import describe, quantized_layers
 from mezo_cli.models.stored_tensors import read_tensors
 
 
 def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`.
+
+    Of a quantised layer it is over the bits, the scales and, for nf4, the version of the library.
 
     Args:
         model: has the parameters.
@@ -30,9 +33,17 @@ def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     total = hashlib.sha256()
     for name, p in model.named_parameters():
         if name not in exclude:
-            total.update(f"{name}{tuple(p.shape)}".encode())
-            total.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            _add(total, name, p.detach())
+    for path, layer in quantized_layers(model).items():
+        total.update(f"{layer.how}{layer.library}".encode())
+        _add(total, f"{path}.bits", layer.bits)
+        _add(total, f"{path}.scale", layer.scale)
     return total.hexdigest()
+
+
+def _add(total: Any, name: str, tensor: Tensor) -> None:
+    total.update(f"{name}{tuple(tensor.shape)}".encode())
+    total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
@@ -42,8 +53,10 @@ def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
         UserError: naming the trajectory.
     """
     if fingerprint(model) != wanted:
+        quantised = describe(model)
+        changed = "model.path" if quantised == "none" else f"model.path, model.quantize (now {quantised})"
         raise UserError(
-            f"{path} started from other weights than these: model.path, or the run's start.safetensors, has changed"
+            f"{path} started from other weights than these: {changed}, or the run's start.safetensors, has changed"
         )
 
 

@@ -18,13 +18,15 @@ import torch
 import transformers
 from torch import nn
 
+from mezo_cli.config.rules import check_quantizer
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.model_kind import ModelKind
-from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused
+from mezo_cli.models.quantized import quantize_layers
+from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused, dtype_of_files
 from mezo_cli.system import is_device_error
 
 log = logging.getLogger("mezo")
@@ -87,14 +89,18 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     folder = fetch(config)
     with _explain_errors(config.path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    check_headers(weight_files(folder, config.path), stored, config.path)
+    _refuse_quantized(stored, config.path)
+    check_quantizer(config.quantize)
+    files = weight_files(folder, config.path)
+    check_headers(files, stored, config.path)
+    dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
     with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         if model_kind.is_decoder:
             _check_decoder(stored, config.path)
-        model, report = _load_model(folder, model_kind, STORAGE_DTYPES[config.dtype], options)
+        model, report = _load_model(folder, model_kind, dtype, options)
     mismatched = {
         key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
         for key, in_file, needed in report["mismatched_keys"]
@@ -102,12 +108,14 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     fresh = sorted({*report["missing_keys"], *mismatched})
     check_unused(report["unexpected_keys"], model, config.path)
     new_head = _check_missing(fresh, mismatched, model, model_kind, config.path)
-    check_dtypes(weight_files(folder, config.path), model, config.path)
+    check_dtypes(files, model, config.path)
     if model_kind.has_classifier:
         _name_classes(model, stored, labels, fresh, config.path)
     _check_vocabulary(tokenizer, model, config.path)
     tokenizer.model_max_length = _max_length(tokenizer, model, model_kind)
     model.eval()
+    if config.quantize != "none":
+        quantize_layers(model, config.quantize, f"model.path={config.path}: {type(model).__name__}")
     model.to(device)
     compute_dtype, revision = DTYPES[config.compute_dtype], hub_commit(folder)
     return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
@@ -172,6 +180,17 @@ def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
     if tokenizer.pad_token_id is None and not model_kind.is_decoder:
         raise UserError(f"model.path={path}: its tokenizer has no padding token (for a decoder use objective=lm)")
     return tokenizer
+
+
+def _refuse_quantized(stored: Any, path: str) -> None:
+    """Refuse a checkpoint whose weights are quantised: each format needs a library of its own, to train nothing."""
+    settings = getattr(stored, "quantization_config", None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        raise UserError(
+            f"model.path={path}: its weights are quantised already{f' ({method})' if method else ''}; use the "
+            "checkpoint that they were made from, with model.quantize=int8 or nf4"
+        )
 
 
 def _check_decoder(stored: Any, path: str) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from mezo_cli.models.quantized import quantized_layers
+
 MAX_SHOWN = 6  # names in one line
 WRAPPERS = re.compile(r"\.(modules_to_save\.default|original_module|base_layer|default)(?=\.)")
 
@@ -17,7 +19,8 @@ def base_name(name: str) -> str:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of scalars in a model, without the frozen originals of modules that `peft` has copied."""
-    return sum(p.numel() for name, p in model.named_parameters() if ".original_module." not in name)
+    quantised = sum(layer.in_features * layer.out_features for layer in quantized_layers(model).values())
+    return quantised + sum(p.numel() for name, p in model.named_parameters() if ".original_module." not in name)
 
 
 def format_names(names: Iterable[str]) -> str:

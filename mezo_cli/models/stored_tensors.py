@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
@@ -90,6 +91,19 @@ def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
             modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             if dtype not in FLOATS and parameters & {modern, _with_body(model, modern)}:
                 raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; {_ALLOWED}")
+
+
+def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
+    """Return the dtype of all float tensors of a checkpoint, in which they are loaded without a copy.
+
+    float32 if they differ, or have more bytes.
+    """
+    names = {dtype for file in files for _, dtype in _read_dtypes(file) if dtype in FLOATS}
+    return (
+        {"F16": torch.float16, "BF16": torch.bfloat16}.get(names.pop(), torch.float32)
+        if len(names) == 1
+        else torch.float32
+    )
 
 
 def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:

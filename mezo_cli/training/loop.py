@@ -17,6 +17,7 @@ from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed
 from mezo_cli.models.parameter_names import format_names
+from mezo_cli.models.quantized import describe
 from mezo_cli.runs import Run
 from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
@@ -167,6 +168,8 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
     )
     if config.peft.name != "none":
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
+    if config.model.quantize != "none":
+        log.info("model  base in %s; all but the layers' matrices in float32", describe(session.loaded.model))
     frozen = session.objective.frozen
     if frozen is not None and frozen.count:
         kept = f" and kept (up to {kept_bytes / 1e6:.3g} MB)" if kept_bytes else ""

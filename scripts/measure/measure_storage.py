@@ -1,7 +1,9 @@
-"""Measure peak memory and time of a step of a model whose weights are stored in half precision, against float32.
+"""Measure peak memory and time of a step of a model in half precision, or of a quantised base, against float32.
 
     python scripts/measure/measure_storage.py --shape roberta-large
     python scripts/measure/measure_storage.py --shape opt-1.3b --storage bfloat16 --compute bfloat16
+    python scripts/measure/measure_storage.py --shape opt-1.3b --storage float32,int8,nf4 --compute float32 \
+        --peft lora --rounds 0 --steps 1
 
 The weights are random, in a folder that is made under `--folder` and used again. The peak is VmHWM less what the
 imported libraries take, as in bench_step.py, each in a process of its own; times are of one process, in turn. For a CPU
@@ -25,6 +27,7 @@ import transformers
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.system import trim_malloc
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -88,10 +91,22 @@ def make_folder(home: Path, shape: str, dtype: str) -> Path:
     return folder
 
 
-def config_of(folder: Path, shape: str, storage: str, compute: str) -> Config:
+def stored_as(storage: str, peft: str) -> list[str]:
+    """Return the settings of how weights are stored: a dtype, or int8 or nf4 of a quantised base."""
+    quantized = [f"model.quantize={storage}"] if storage in ("int8", "nf4") else [f"model.dtype={storage}"]
+    return [*quantized, f"peft={peft}"]
+
+
+def config_of(folder: Path, shape: str, storage: str, compute: str, peft: str) -> Config:
     """Return the config of a run."""
-    words = [f"model.path={folder}", f"model.name={shape}", "model.device=cpu", f"objective={SHAPES[shape][0]}"]
-    words += [f"model.dtype={storage}", f"model.compute_dtype={compute}", "data=demo", "steps=100", "optimizer.lr=1e-6"]
+    words = [
+        *stored_as(storage, peft),
+        f"model.path={folder}",
+        f"model.name={shape}",
+        "model.device=cpu",
+        f"objective={SHAPES[shape][0]}",
+    ]
+    words += [f"model.compute_dtype={compute}", "data=demo", "steps=100", "optimizer.lr=1e-6"]
     return build_config(words)
 
 
@@ -133,16 +148,17 @@ class Steps:
         return time.perf_counter() - start
 
 
-def step_peak(config: Config, rows: int, tokens: int, steps: int) -> dict[str, Any]:
+def step_peak(config: Config, stored: list[str], rows: int, tokens: int, steps: int) -> dict[str, Any]:
     """Return the peak of a process that takes steps, less what the libraries take, in bytes; and all of VmHWM."""
-    demo = build_config(["model=demo", "data=demo", f"model.dtype={config.model.dtype}"])
+    demo = build_config(["model=demo", "data=demo", *stored])
     Steps(demo, 2, 8).step()  # the compiler and its libraries count as imported
     before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what is resident now
     work = Steps(config, rows, tokens)
     start_up, seconds = memory("VmHWM"), [work.step()]
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what is resident now
+    Path("/proc/self/clear_refs").write_text("5")
     seconds += [work.step() for _ in range(steps)]
-    count = sum(p.numel() for p in work.session.loaded.model.parameters())
+    count = count_parameters(work.session.loaded.model)
     return {
         "parameters": count,
         "peak": memory("VmHWM") - before,
@@ -164,7 +180,7 @@ def measure_step(args: argparse.Namespace) -> None:
     pairs = [(storage, compute) for storage in args.storage.split(",") for compute in args.compute.split(",")]
     folder = make_folder(args.folder, args.shape, args.file)
     size = ["--rows", str(args.rows), "--tokens", str(args.tokens), "--folder", str(args.folder), "--file", args.file]
-    size += ["--steps", str(args.steps)]
+    size += ["--steps", str(args.steps), "--peft", args.peft]
     peaks = {
         (storage, compute): in_process(
             ["--one", "--shape", args.shape, "--storage", storage, "--compute", compute, *size]
@@ -173,22 +189,23 @@ def measure_step(args: argparse.Namespace) -> None:
     }
     times: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
     if args.rounds:
-        work = {pair: Steps(config_of(folder, args.shape, *pair), args.rows, args.tokens) for pair in pairs}
+        work = {pair: Steps(config_of(folder, args.shape, *pair, args.peft), args.rows, args.tokens) for pair in pairs}
         for number in range(args.rounds + 1):
             for pair, steps in work.items():
                 seconds = steps.step()
                 times[pair] += [seconds] if number else []  # the first step makes buffers
     print(f"\n{args.shape}, {args.rows} x {args.tokens} tokens, {torch.get_num_threads()} thread(s)")
-    print("| stored as | computed in | peak GB | peak / float32 | start-up GB | s per step | / float32 |")
-    print("|---|---|---|---|---|---|---|")
+    print("| stored as | computed in | peak GB | peak / float32 | start-up GB | higher of both | s per step | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
     base = pairs[0]
     for pair in pairs:
         mine = times[pair] or peaks[pair]["seconds"][1:]
         ratio = statistics.median(a / b for a, b in zip(mine, times[base] or peaks[base]["seconds"][1:], strict=True))
-        cells = "| |"
+        cells = "| | |"
         if peaks:
-            peak = peaks[pair]["peak"]
-            cells = f"{peak / 1e9:.2f} | {peak / peaks[base]['peak']:.2f} | {peaks[pair]['start_up'] / 1e9:.2f}"
+            peak, start_up = peaks[pair]["peak"], peaks[pair]["start_up"]
+            higher = max(peak, start_up) / max(peaks[base]["peak"], peaks[base]["start_up"])
+            cells = f"{peak / 1e9:.2f} | {peak / peaks[base]['peak']:.2f} | {start_up / 1e9:.2f} | {higher:.2f}"
         print(f"| {' | '.join(pair)} | {cells} | {statistics.median(mine):.2f} | {ratio:.2f} |", flush=True)
 
 
@@ -196,7 +213,8 @@ def main() -> None:
     """Measure, or with --one measure one case and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shape", default="roberta-large", choices=SHAPES)
-    parser.add_argument("--storage", default="float32,bfloat16,float16")
+    parser.add_argument("--storage", default="float32,bfloat16,float16", help="also int8 and nf4, with --peft")
+    parser.add_argument("--peft", default="none")
     parser.add_argument("--compute", default="float32,bfloat16")
     parser.add_argument("--file", default="float32", help="dtype of the checkpoint's file")
     parser.add_argument("--rows", type=int, default=16)
@@ -213,8 +231,8 @@ def main() -> None:
         measure_step(args)
         return
     folder = make_folder(args.folder, args.shape, args.file)
-    config = config_of(folder, args.shape, args.storage, args.compute)
-    print(json.dumps(step_peak(config, args.rows, args.tokens, args.steps)))
+    config = config_of(folder, args.shape, args.storage, args.compute, args.peft)
+    print(json.dumps(step_peak(config, stored_as(args.storage, args.peft), args.rows, args.tokens, args.steps)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""A frozen base in eight or four bits: a layer's matrix is dequantised as the layer runs, a few rows at a time.
+
+int8: w = scale q, q an integer from -127 to 127, one float32 scale per row. The product is exact in float32, so the
+dequantised weights have the same bits on every machine. nf4: the four-bit code of bitsandbytes (Dettmers et al. 2023,
+arXiv 2305.14314), whose functions are called, with one float32 scale per 64 weights.
+
+Quantised are the `nn.Linear` of the numbered layers. Embeddings, norms, biases and heads stay float32.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.system import release_file_pages
+
+PACKAGE = "bitsandbytes"
+BLOCK = 64  # weights per scale of nf4
+# It warns, when it is imported, that a product for bfloat16 is not installed, which is not called here.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+# Elements that are dequantised at once: on a CPU they stay in its cache. Rows come in multiples of 64, so that no block
+# of nf4 lies in two parts.
+ELEMENTS = {"cpu": 1 << 20}
+ELEMENTS_ELSEWHERE = 1 << 25
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer whose frozen weight is stored in eight or four bits.
+
+    Args:
+        how: int8 or nf4.
+        weight: [out, in], of any float dtype.
+        bias: [out]; None for a layer without.
+
+    Attributes:
+        bits: int8: the integers [out, in]; nf4: two codes per byte [ceil(out in / 2), 1]. A buffer.
+        scale: float32, [out, 1] for int8, [ceil(out in / 64)] for nf4. A buffer.
+        rows: multiplies each row's output by a trained factor (peft=scales); None for none.
+    """
+
+    bits: Tensor
+    scale: Tensor
+
+    def __init__(self, how: str, weight: Tensor, bias: nn.Parameter | None) -> None:
+        nn.Module.__init__(self)  # nn.Linear's own would draw a weight
+        self.how, (self.out_features, self.in_features) = how, weight.shape
+        bits, scale = _quantize_rows(weight) if how == "int8" else _quantize_blocks(weight)
+        self.register_buffer("bits", bits, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_parameter("bias", bias)
+        self.rows: nn.Module | None = None
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The dequantised weight, float32: peft asks for its dtype and device."""
+        return torch.cat([part.clone() for _, part in self._parts(torch.float32)])
+
+    @property
+    def library(self) -> str:
+        """The library that dequantises, with its version; "" for int8."""
+        return "" if self.how == "int8" else f"{PACKAGE} {metadata.version(PACKAGE)}"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return input weight^T + bias, in the dtype of the input."""
+        out = cast(Tensor, _Product.apply(input, self))
+        if self.rows is not None:
+            out = self.rows(out)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def product(self, input: Tensor) -> Tensor:
+        """Return input weight^T: [..., in] -> [..., out]."""
+        flat = input.reshape(-1, self.in_features)
+        out = input.new_empty(*input.shape[:-1], self.out_features)
+        for rows, part in self._parts(input.dtype):
+            torch.mm(flat, part.t(), out=out.view(-1, self.out_features)[:, rows])
+        return out
+
+    def transposed_product(self, grad: Tensor) -> Tensor:
+        """Return grad weight: [..., out] -> [..., in]."""
+        flat = grad.reshape(-1, self.out_features)
+        out = grad.new_zeros(len(flat), self.in_features)
+        for rows, part in self._parts(grad.dtype):
+            out.addmm_(flat[:, rows], part)
+        return out.view(*grad.shape[:-1], self.in_features)
+
+    def _parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the dequantised weight by rows; each part is valid until the next one."""
+        elements = ELEMENTS.get(self.bits.device.type, ELEMENTS_ELSEWHERE)
+        step = min(max(BLOCK, elements // self.in_features // BLOCK * BLOCK), self.out_features)
+        buffer = torch.empty(step if self.how == "int8" else 0, self.in_features, device=self.bits.device)
+        for first in range(0, self.out_features, step):
+            rows = slice(first, min(first + step, self.out_features))
+            if self.how == "int8":
+                part = buffer[: rows.stop - first].copy_(self.bits[rows]).mul_(self.scale[rows])
+            else:
+                part = _dequantize_blocks(self.bits, self.scale, rows, self.in_features)
+            yield rows, part.to(dtype)
+
+
+class _Product(torch.autograd.Function):
+    """input weight^T, for which a graph keeps no dequantised weight."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return layer.product(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.layer.transposed_product(grad), None
+
+
+def _quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (q, scale) of int8: scale = max |w| / 127 of a row, q = w / scale rounded to the nearest, ties to even."""
+    wide = weight.float()
+    scale = wide.abs().amax(1, keepdim=True) / 127
+    scale[scale == 0] = 1.0
+    return (wide / scale).round_().to(torch.int8), scale
+
+
+def _quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (codes, scales) of nf4, part by part: the library compares each weight with all 16 values at once."""
+    from bitsandbytes import functional
+
+    parts = [
+        functional.quantize_4bit(part.float(), blocksize=BLOCK, quant_type="nf4")
+        for part in weight.reshape(-1).split(1 << 18)
+    ]
+    return torch.cat([codes for codes, _ in parts]), torch.cat([state.absmax for _, state in parts])
+
+
+def _dequantize_blocks(codes: Tensor, scale: Tensor, rows: slice, columns: int) -> Tensor:
+    """Return rows of the weight, float32 [rows, columns]."""
+    from bitsandbytes import functional
+
+    first, last = rows.start * columns, rows.stop * columns
+    state = functional.QuantState(
+        scale[first // BLOCK : -(-last // BLOCK)],
+        torch.Size([rows.stop - rows.start, columns]),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=torch.float32,
+    )
+    return cast(Tensor, functional.dequantize_4bit(codes[first // 2 : -(-last // 2)], state))
+
+
+# --- whole models ---
+
+
+def quantize_layers(model: Any, how: str, name: str) -> None:
+    """Quantise a loaded model in place, matrix by matrix; all other weights are converted to float32.
+
+    A matrix that lies in a mapped file is read when it is quantised, and its pages are given back before the next one.
+
+    Args:
+        model: a transformers model on the CPU, its weights in the dtype of the file.
+        how: int8 or nf4.
+        name: of the model, for error lines.
+
+    Raises:
+        UserError: for a model with other matrices in its layers than those of `nn.Linear`.
+    """
+    matrices = _find_matrices(model, how, name)
+    for path, module in matrices.items():
+        model.set_submodule(path, QuantizedLinear(how, module.weight.data, module.bias))
+        release_file_pages(module.weight.data)
+    for p in model.parameters():
+        if p.dtype != torch.float32:
+            stored, p.data = p.data, p.data.float()
+            release_file_pages(stored)
+
+
+def _find_matrices(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
+    """Return path -> linear layer inside the numbered layers."""
+    matrices = {}
+    for path, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.dim() > 1]
+        if not own or not re.search(r"\.\d+\.", path):
+            continue
+        if type(module) is not nn.Linear:
+            raise UserError(
+                f"{name}: model.quantize={how} quantises layers of nn.Linear, and {path} is a {type(module).__name__}; "
+                "use model.quantize=none, or a model like RoBERTa, BERT, OPT, GPT-NeoX or Llama"
+            )
+        matrices[path] = module
+    if not matrices:
+        raise UserError(f"{name}: model.quantize={how} finds no layers of nn.Linear; use model.quantize=none")
+    return matrices
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """Return path -> layer, of all quantised layers of a model."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+
+
+def describe(model: nn.Module) -> str:
+    """Return how a base is quantised: int8, "nf4 (bitsandbytes 0.50.2)", or none."""
+    layer = next(iter(quantized_layers(model).values()), None)
+    return "none" if layer is None else f"{layer.how} ({layer.library})" if layer.library else layer.how

@@ -1,0 +1,219 @@
+"""A base in eight or four bits: its bytes, its products, its runs, and what is refused."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from mezo_cli import models
+from mezo_cli.config.stored import read_config
+from mezo_cli.errors import UserError
+from mezo_cli.models import quantized
+from mezo_cli.models.quantized import QuantizedLinear, quantized_layers
+from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.optim.mezo import Mezo
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.runs import Run
+from mezo_cli.training import restore
+from tests import tiny
+from tests.command_line import error_line, finished_runs, mezo, small
+from tests.config.refused import error_of
+from tests.interruption import interrupt_at
+from tests.optim.test_mezo import SENTENCES, ready
+
+HAS_LIBRARY = importlib.util.find_spec("bitsandbytes") is not None
+NF4 = pytest.param("nf4", marks=pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)"))
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+def scores(session: Any) -> torch.Tensor:
+    return session.objective.logits(session.objective.collate(session.encoder.encode_all(SENTENCES)))
+
+
+def test_int8_is_within_half_a_scale_of_each_weight() -> None:
+    weight = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0.0
+    layer = QuantizedLinear("int8", weight, None)
+    assert torch.equal(layer.weight, layer.bits.float() * layer.scale)
+    assert ((layer.weight - weight).abs() <= layer.scale / 2 * 1.0001).all()
+    assert int(layer.bits.abs().amax()) == 127
+    assert not layer.weight[3].any()
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)")
+@pytest.mark.parametrize("shape", [(70, 30), (3, 5), (130, 64), (700, 1000)])
+def test_nf4_has_the_bytes_of_the_library(shape: tuple[int, int]) -> None:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    layer = QuantizedLinear("nf4", weight, None)
+    codes, state = quantize_4bit(weight, quant_type="nf4")
+    assert torch.equal(layer.bits, codes)
+    assert torch.equal(layer.scale, state.absmax)
+    assert torch.equal(layer.weight, dequantize_4bit(codes, state))
+
+
+@pytest.mark.parametrize("how", ["int8", NF4])
+def test_products_and_gradients_are_those_of_the_dequantised_weight(how: str, monkeypatch: Any) -> None:
+    monkeypatch.setitem(quantized.ELEMENTS, "cpu", 64 * 30)
+    weight, bias = torch.randn(150, 30), torch.nn.Parameter(torch.randn(150))
+    layer, x = QuantizedLinear(how, weight, bias), torch.randn(4, 5, 30, requires_grad=True)
+    same = torch.nn.functional.linear(x, layer.weight, bias)
+    torch.testing.assert_close(layer(x), same)
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        layer(x).square().sum().backward()
+    grad, x.grad = x.grad, None
+    same.square().sum().backward()
+    torch.testing.assert_close(grad, x.grad, rtol=1e-5, atol=1e-3)
+    assert max(saved) <= 20 * 150  # a graph keeps activations, no weights
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("how", ["int8", NF4])
+@pytest.mark.parametrize("family", ["opt", "llama", "qwen3", "gpt_neox"])
+def test_the_layers_of_a_decoder_are_quantised_and_nothing_else(family: str, how: str, tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, family)
+    words = ["objective=lm", "peft=lora", "task=sst2"]
+    exact, quantised = ready(folder, *words), ready(folder, *words, f"model.quantize={how}")
+    layers = quantized_layers(quantised.loaded.model)
+    assert {path.split(".")[-2] for path in layers if "base_layer" not in path}.isdisjoint({"lm_head", "embed_out"})
+    stock = {name: p for name, p in exact.loaded.model.named_parameters() if name.removesuffix(".weight") not in layers}
+    own = dict(quantised.loaded.model.named_parameters())
+    assert set(own) == set(stock)
+    assert all(torch.equal(own[name], p) and p.dtype == torch.float32 for name, p in stock.items())
+    assert not [name for name, p in own.items() if p.dim() > 1 and ".layers." in name and "lora_" not in name]
+    with torch.no_grad():
+        error = (scores(quantised) - scores(exact)).abs().max()
+    assert 0 < error < (0.02 if how == "int8" else 0.3)
+    assert quantised.trainable()["share"] == exact.trainable()["share"]
+
+
+def test_a_file_in_half_precision_gives_the_bits_of_the_same_values_in_float32(roberta: Path, tmp_path: Path) -> None:
+    """It is read in its own dtype, so that no float32 copy of the whole model is made."""
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    for folder, dtype in ((narrow, torch.bfloat16), (wide, torch.float32)):
+        shutil.copytree(roberta, folder)
+        tensors = {name: t.bfloat16().to(dtype) for name, t in load_file(roberta / "model.safetensors").items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    sums = [
+        models.fingerprint(ready(folder, "peft=bias", "model.quantize=int8").loaded.model) for folder in (narrow, wide)
+    ]
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", ["lora", "bias", "prefix", "head"])
+def test_one_forward_computes_both_signs(kind: str, roberta: Path) -> None:
+    ours = ready(roberta, f"peft={kind}", "model.quantize=int8", "task=sst2", "optimizer.lr=1e-2")
+    batch, z = ours.objective.collate(ours.encoder.encode_all(SENTENCES)), Direction(5, 3)
+    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
+    with torch.no_grad(), ours.forward.perturbed(z, 0.1):
+        both = ours.objective.logits(batch)
+        apart = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
+    torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5)
+    before = models.fingerprint(ours.loaded.model, exclude=ours.params.tensors)
+    with torch.no_grad():
+        ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), 0)
+    assert models.fingerprint(ours.loaded.model, exclude=ours.params.tensors) == before
+
+
+# --- runs ---
+
+LIVELIER = ["optimizer.eps=0.1", "optimizer.lr=0.1", "checkpoint_every=2"]
+
+
+@pytest.fixture(scope="module")
+def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of one finished run per kind of base."""
+    kinds = ["int8", *(["nf4"] if HAS_LIBRARY else [])]
+    home = tmp_path_factory.mktemp("runs")
+    cases = {how: ["peft=lora", f"model.quantize={how}", *LIVELIER] for how in kinds}
+    return finished_runs(home, roberta, tiny.movie_folder(home / "movies"), cases)
+
+
+@pytest.mark.parametrize("how", ["int8", NF4])
+def test_a_run_is_resumed_replayed_and_evaluated(how: str, runs: Path, roberta: Path, tmp_path: Path) -> None:
+    run, name = runs / how, "adapter_model.safetensors"
+    last = run / "checkpoints" / "last"
+    assert {path.name for path in last.iterdir()} == {"adapter_config.json", name, "mezo.json"}
+    assert f"base in {how}" in (run / "train.log").read_text()
+    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / name).read_bytes() == (last / name).read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        words = small(roberta, runs / "movies", tmp_path / "cut", "peft=lora", f"model.quantize={how}", *LIVELIER)
+        assert mezo("train", *words).code == 130
+    assert mezo("resume", tmp_path / "cut").code == 0
+    assert (tmp_path / "cut" / "checkpoints" / "last" / name).read_bytes() == (last / name).read_bytes()
+    assert mezo("eval", run, "--checkpoint", "3").code == 0
+
+
+@pytest.mark.parametrize("how", ["int8", NF4])
+def test_plain_peft_loads_the_export_on_the_same_base(how: str, runs: Path, tmp_path: Path) -> None:
+    run = runs / how
+    ours = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "last")
+    assert mezo("export", run, "--checkpoint", "last", "--out", tmp_path / "out").code == 0
+    stock = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "base")
+    with torch.no_grad():
+        for path, layer in quantized_layers(ours.loaded.model).items():
+            stock.get_submodule(path.replace(".base_layer", "")).weight.copy_(layer.weight)
+    plain = peft.PeftModel.from_pretrained(stock, tmp_path / "out").eval()
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
+    with torch.no_grad():
+        theirs = ours.objective.reference_logits(plain, batch, ours.encoder.label_ids)
+        torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_another_quantisation_is_refused(runs: Path, roberta: Path, tmp_path: Path) -> None:
+    run = runs / "int8"
+    assert "a resumed run keeps its settings" in error_line(mezo("resume", run, "model.quantize=none"))
+    words = ["peft=lora", "task=sst2"]
+    for theirs, own in (("none", "int8"), ("int8", "none")):
+        models.save(ready(roberta, *words, f"model.quantize={theirs}").loaded, tmp_path / theirs)
+        ours = ready(roberta, *words, f"model.quantize={own}")
+        with pytest.raises(UserError, match=rf"was trained with model.quantize={theirs}, and here it is {own}"):
+            ours.loaded.adapter.load(tmp_path / theirs)
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "model.quantize=int8: peft=none trains all weights"),
+        (["peft=lora", "model.dtype=bfloat16"], "model.dtype=bfloat16"),
+        (["peft=lora", "objective=lm", "engine=vllm"], "engine=vllm"),
+    ],
+)
+def test_what_a_quantised_base_cannot_do_is_refused(words: list[str], part: str) -> None:
+    assert part in error_of("model=demo", "data=demo", "model.quantize=int8", *words)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: Any) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    line = error_of("model=demo", "data=demo", "model.quantize=nf4", "peft=lora")
+    assert line == "model.quantize=nf4 needs bitsandbytes: pip install 'mezo-runner[quantized]'"
+
+
+def test_other_layers_than_linear_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.quantize=int8 quantises layers of nn.Linear, and .* is a Conv1D"):
+        ready(tiny.decoder(tmp_path, "gpt2"), "objective=lm", "peft=lora", "model.quantize=int8")
+
+
+def test_a_checkpoint_that_is_quantised_already_is_refused(roberta: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "quantised"
+    shutil.copytree(roberta, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"quantised already \(gptq\).* model.quantize=int8 or nf4"):
+        ready(folder, "peft=lora")
