@@ -161,6 +161,9 @@ def _check_task(config: Config) -> None:
         raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'")
     if task.generate.system is not None and not task.generate.chat:
         raise SettingError("task.generate.system", "task.generate.system is read with task.generate.chat=true only")
+    if task.bos_token_id is not None and task.generate.chat:
+        why = "is not read with task.generate.chat=true, whose template begins the prompt"
+        raise SettingError("task.bos_token_id", f"task.bos_token_id={task.bos_token_id} {why}")
     if len(name.splitlines()) > 1:
         raise SettingError("task.name", f"task.name={name!r}: a name is one line")
 

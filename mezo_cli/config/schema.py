@@ -176,6 +176,8 @@ class TaskConfig(Settings):
         max_length: tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused.
         first_limit: tokens kept of the first sentence; null: no limit of its own.
         other_limit: tokens kept of every other sentence; null: no limit of its own.
+        bos_token_id: the first token of a decoder's prompt; null: what the tokenizer itself puts before a text. The
+            MeZO paper's code gave OPT 0 in place of 2 (docs/reference/decoders.md).
         metric: the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the objective's
             first, which is the accuracy for objectives that score labels.
         demonstrations: rows of train that are put before each row of dev and test, solved (in-context learning;
@@ -194,6 +196,7 @@ class TaskConfig(Settings):
     max_length: Annotated[Whole, Field(ge=8)] = 128
     first_limit: Positive | None = None
     other_limit: Positive | None = None
+    bos_token_id: NotNegative | None = None
     metric: Text | None = None
     demonstrations: NotNegative = 0
     lm: LmPrompt = field(default_factory=LmPrompt)
@@ -393,8 +396,12 @@ class DataConfig(Settings):
         shots: k rows per class for train and again for dev; null: all rows.
         seed: the seed that rows are drawn with; null: the run's `seed`.
         train_size: rows drawn for train from all classes together; null: all.
-        dev_size: rows of train, at most a tenth of them, that become dev unless the data have both dev and test.
-        test_size: rows held out for test where the data are train alone, such as a single file; null: none.
+        dev_size: rows of train, at most a tenth of them (with `train_size`: at most half, if there are too few for
+            both), that become dev unless the data have both dev and test.
+        test_size: the most rows drawn from the test set; where the data are train alone, such as a single file, rows
+            held out for one. null: all, none.
+        as_released: dev has its `dev_size` rows whatever is left for train, as in the code that the MeZO paper's OPT
+            runs were made with: of WSC's 554 rows, 54 (docs/reference/decoders.md).
         eval_limit: rows of dev and of test that are used; null: all.
         batches: shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a remainder
             rotating over the labels. replacement: each row is drawn by itself.
@@ -410,6 +417,7 @@ class DataConfig(Settings):
     train_size: Positive | None = None
     dev_size: Positive = 1000
     test_size: Positive | None = None
+    as_released: Flag = False
     eval_limit: Positive | None = None
     batches: Literal["shuffled", "balanced", "replacement"] = "shuffled"
     weights: Literal["mean", "none"] = "mean"

@@ -45,7 +45,8 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
     - A source with labelled train, dev and test rows is used as it is (a prepared k-shot folder, the demo).
     - Otherwise dev is held out of train; test is the test set, else the official dev set, else there is none.
 
-    With `data.test_size`, so many rows of a source that has train alone are its test set, held out before all else.
+    With `data.test_size`, at most so many rows of the test set are drawn; if the source has train alone, they are held
+    out of it before all else.
     With `data.train_size`, that many rows of train are drawn uniformly, and dev with them if it comes from train.
     `data.eval_limit` caps dev and test at the end.
 
@@ -62,8 +63,11 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         raise UserError(
             f"data.shots={data.shots}: task '{task.name}': {why}; give data.train_size={data.shots} or more"
         )
+    if data.as_released and data.train_size is None:
+        raise UserError("data.as_released=true is read with data.train_size alone")
     source = _open_source(task, data)
-    if data.test_size is not None:
+    has_test = source.test is not None or source.dev is not None
+    if data.test_size is not None and not has_test:
         source = _hold_out_test(source, data, seed)
     notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
@@ -80,14 +84,20 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         if data.train_size is None:
             train, dev = _held_out(source.train, data.dev_size, seed)
         else:
-            train, dev = _sample(source.train, data.train_size, data.dev_size, seed)
+            train, dev = _sample(source.train, *_sizes(len(source.train), data), seed)
+        if len(train.indices) < (data.train_size or 0):
+            why = f"{source.train.table.name} has {len(source.train)}"
+            notes.append(f"train: {len(train.indices)} rows, not data.train_size={data.train_size}: {why}")
         official = source.test if source.test is not None else source.dev
         test = _all_rows(official) if official is not None else None
         origin = official.table.name if official is not None else "none"
-        origin = f"{data.test_size} other rows of it" if data.test_size is not None else origin
+        origin = origin if has_test or official is None else f"{data.test_size} other rows of it"
         notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
     notes += _rare_classes(task, "train", train, data.shots)
     dev = Subset(dev.rows, fewshot.limit(dev.indices, data.eval_limit))
+    if test is not None and data.test_size is not None and data.test_size < len(test.indices):
+        drawn, _ = fewshot.sample(len(test.indices), data.test_size, 0, seed)
+        test = Subset(test.rows, [test.indices[i] for i in drawn])
     test = Subset(test.rows, fewshot.limit(test.indices, data.eval_limit)) if test is not None else None
     return Selection(train, dev, test, notes, source.revision)
 
@@ -159,12 +169,9 @@ def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
     """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is.
 
     Raises:
-        UserError: when the source has a test set, or dev rows that are one, and when fewer than 2 rows would be left.
+        UserError: when fewer than 2 rows would be left.
     """
     rows, size, setting = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
-    official = source.test if source.test is not None else source.dev
-    if official is not None:
-        raise UserError(f"{setting}: {official.table.path} is the test set already; leave data.test_size out")
     if len(rows) < size + 2:
         raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {setting}: train and dev need one each")
     if data.train_size is None:
@@ -183,6 +190,17 @@ def _held_out(rows: TaskRows, size: int, seed: int) -> tuple[Subset, Subset]:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
     train, dev = fewshot.hold_out(rows.labels, max(1, min(size, len(rows) // 10)), seed)
     return Subset(rows, train), Subset(rows, dev)
+
+
+def _sizes(count: int, data: DataConfig) -> tuple[int, int]:
+    """Return the sizes of train and dev that are drawn from `count` rows: those asked for, or all rows if too few.
+
+    Then dev has at most half of them, or with `data.as_released` all of its rows.
+    """
+    train, dev = data.train_size or count, data.dev_size
+    if count < train + dev and not data.as_released:
+        dev = min(dev, max(count // 2, count - train))
+    return (min(train, count - dev) if count > dev else train), dev
 
 
 def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[Subset, Subset]:

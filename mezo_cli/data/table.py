@@ -179,7 +179,8 @@ def check_text(value: Any, where: str, column: str) -> None:
         UserError: naming the place and the column.
     """
     if not isinstance(value, str):
-        what = "missing" if value is ABSENT else "null" if value is None else f"the {type(value).__name__} {value!r}"
+        kind = f"the {type(value).__name__} {str(value)[:60]!r}"
+        what = "missing" if value is ABSENT else "null" if value is None else kind
         raise UserError(f"{where}: column '{column}' is {what}, not a text")
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         bad = "a NUL character" if "\0" in value else "an unpaired surrogate"

@@ -20,7 +20,7 @@ Texts = Sequence[str]
 Rows = Sequence[Mapping[str, Any]]
 Golds = Sequence[Sequence[str]]
 
-NO_ANSWER = ("cannotanswer", "no answer")  # a first gold that says that there is none: words in common count nothing
+NO_ANSWER = ("CANNOTANSWER", "no answer")  # a first gold that says that there is none: words in common count nothing
 
 
 def exact(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
@@ -38,7 +38,7 @@ def f1(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
 
     What MeZO trains SQuAD on without a gradient (Malladi et al. 2023, section 3.3).
     """
-    unanswerable = [bool(answers) and answers[0].strip().lower() in NO_ANSWER for answers in golds]
+    unanswerable = [bool(answers) and answers[0].strip() in NO_ANSWER for answers in golds]
     by_words, whole = _best(word_f1, completions, golds), _best(_matches, completions, golds)
     return [whole[i] if unanswerable[i] else by_words[i] for i in range(len(completions))]
 

@@ -185,8 +185,17 @@ def max_row_length(tokenizer: "Tokenizer", wanted: int) -> int:
     return min(wanted, tokenizer.model_max_length) if known else wanted
 
 
-def start_ids(tokenizer: "Tokenizer") -> list[int]:
-    """Return the special tokens that the tokenizer itself puts before a text."""
+def start_ids(tokenizer: "Tokenizer", bos_token_id: int | None) -> list[int]:
+    """Return a token, or the special tokens that the tokenizer itself puts before a text.
+
+    Raises:
+        UserError: for a token that the tokenizer does not have.
+    """
+    if bos_token_id is not None:
+        if bos_token_id >= len(tokenizer):
+            what = f"{describe_tokenizer(tokenizer)} has {len(tokenizer)} tokens"
+            raise UserError(f"task.bos_token_id={bos_token_id}: {what}, from 0")
+        return [bos_token_id]
     encoding = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)
     return encoding.ids[: encoding.special_tokens_mask.index(0)]
 

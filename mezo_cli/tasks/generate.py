@@ -1,8 +1,8 @@
 """Encode prompts that a decoder continues, and the answers that it should give (objective generate).
 
-- The prompt starts with what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>, nothing for GPT-2. With
-  `task.generate.chat` it is what the tokenizer's chat template makes of messages; a special token that is spelled out
-  in a message is then that token.
+- The prompt starts with `task.bos_token_id`, or what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>,
+  nothing for GPT-2. With `task.generate.chat` it is what the tokenizer's chat template makes of messages; a special
+  token that is spelled out in a message is then that token.
 - Prompt and answer are tokenized as one text where the prompt's tokens are then those of the prompt alone, which a
   completion follows. Elsewhere the answer is tokenized by itself, if that gives the same text.
 - The answer ends with the tokenizer's end token, unless it ends with a stop text.
@@ -94,7 +94,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         if settings.chat and not tokenizer.chat_template:
             why = f"{describe_tokenizer(tokenizer)} has no chat template"
             raise UserError(f"task '{task.name}', task.generate.chat=true: {why}; use a chat model, or chat=false")
-        self._start = [] if settings.chat else start_ids(tokenizer)
+        self._start = [] if settings.chat else start_ids(tokenizer, task.bos_token_id)
         self._is_plain_text = settings.prompt == ""
         if self._is_plain_text and (settings.chat or settings.answer is None):
             needs = "chat=true needs a prompt" if settings.chat else "and no answer: there is nothing to learn"
@@ -179,9 +179,18 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         return self.decode_ids(row.input_ids)
 
     def _answer(self, columns: Mapping[str, Any], where: str) -> str | None:
-        """Return the answer of a row; None if the task has none, or only prompts are encoded."""
+        """Return the answer of a row; None if the task has none, or only prompts are encoded.
+
+        Raises:
+            UserError: for an answer without text.
+        """
         template = self._texts.answer
-        return template.render(columns, where) if template is not None and self._has_answers else None
+        if template is None or not self._has_answers:
+            return None
+        answer = template.render(columns, where)
+        if not answer.strip() and not self._is_plain_text:
+            raise UserError(f"{where}: the answer {answer!r} is empty")
+        return answer
 
     def _golds(self, columns: Mapping[str, Any], answer: str | None, where: str) -> tuple[str, ...]:
         """Return the gold texts: the column's, or the answer as a completion would give it."""

@@ -4,7 +4,8 @@ The template `task.lm.template` ends in `{mask}`, the place of the label word:
 
 - the prompt is tokenized together with its word, as one text, so the tokens are those of the whole text;
 - there is a space before the word, unless the template has a line end there, as RTE's does;
-- the prompt starts with what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>, nothing for GPT-2;
+- the prompt starts with `task.bos_token_id`, or what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>,
+  nothing for GPT-2;
 - a prompt that is too long loses its start and keeps its end, where the question is.
 """
 
@@ -58,7 +59,7 @@ class LmEncoder(ClassificationEncoder):
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
         self._check_distinct()
-        self._start = start_ids(tokenizer)
+        self._start = start_ids(tokenizer, task.bos_token_id)
         self.max_length = max_row_length(tokenizer, task.lm.max_length or UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
@@ -94,8 +95,10 @@ class LmEncoder(ClassificationEncoder):
         ]
         return snippet.IDS + "\n".join(lines)
 
-    def write_pipeline(self, variables: Sequence[str]) -> str:
-        """Return code that prints how the model continues the prompt."""
+    def write_pipeline(self, variables: Sequence[str]) -> str | None:
+        """Return code that prints how the model continues the prompt; None where a pipeline begins it otherwise."""
+        if self.task.bos_token_id is not None:
+            return None
         options = f"max_new_tokens={max(map(len, self.label_ids))}, do_sample=False, return_full_text=False"
         return f'found = pipe({self._prompt_code(variables)}, {options})\nprint(found[0]["generated_text"])\n'
 

@@ -51,6 +51,8 @@ class ColumnPath:
         value = columns[self.column]
         for step in self.steps:
             try:
+                if isinstance(value, str):  # [0] of a text is no part of a list
+                    raise TypeError
                 value = value[step]
             except (KeyError, IndexError, TypeError):
                 raise UserError(

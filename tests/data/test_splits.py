@@ -85,8 +85,6 @@ def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.shots=4 and data.train_size=10: give one of them"):
         load(SST2, files_config(tmp_path, train_size=10, shots=4), 42)
     (tmp_path / "dev.jsonl").unlink()
-    with pytest.raises(UserError, match=r"40 rows, too few for data.train_size=30 and data.dev_size=20"):
-        load(SST2, files_config(tmp_path, train_size=30, dev_size=20), 42)
 
 
 @pytest.mark.parametrize("more", [{}, {"train_size": 30, "dev_size": 5}, {"shots": 4}])
@@ -106,9 +104,53 @@ def test_a_test_set_is_held_out_of_a_single_file(more: dict[str, int], tmp_path:
         load(SST2, files_config(path, test_size=99), 7)
 
 
-def test_a_test_set_that_is_there_is_not_doubled(glue: Path) -> None:
-    with pytest.raises(UserError, match=r"data.test_size=5: .*dev.tsv is the test set already"):
-        load(SST2, files_config(glue, test_size=5), 42)
+def test_a_test_set_that_is_there_is_drawn_from(tmp_path: Path) -> None:
+    for stem, count in (("train", 40), ("validation", 30)):
+        write_jsonl(tmp_path / f"{stem}.jsonl", [{"sentence": f"{stem} {i}", "label": i % 2} for i in range(count)])
+    order = np.random.RandomState(3).permutation(30).tolist()
+    drawn = load(SST2, files_config(tmp_path, train_size=10, dev_size=5, test_size=20), 3)
+    assert [row.texts[0] for row in drawn.test or []] == [f"validation {i}" for i in order[:20]]
+    every = load(SST2, files_config(tmp_path, train_size=10, dev_size=5, test_size=30), 3)
+    assert every.test == load(SST2, files_config(tmp_path, train_size=10, dev_size=5), 3).test
+    assert len(load(SST2, files_config(tmp_path, test_size=1000, eval_limit=7), 3).test or []) == 7
+
+
+@pytest.mark.parametrize(
+    ("count", "dev_size", "as_released", "sizes"),
+    [  # of the paper's tasks: train_size is 1000
+        (2490, 500, False, (1000, 500)),  # RTE
+        (250, 100, False, (150, 100)),  # CB
+        (400, 100, False, (300, 100)),  # COPA
+        (554, 500, True, (54, 500)),  # WSC
+        (554, 500, False, (277, 277)),
+        (1501, 500, True, (1000, 500)),
+        (1499, 500, False, (999, 500)),
+    ],
+)
+def test_train_and_dev_are_the_first_rows_of_one_permutation(
+    count: int, dev_size: int, as_released: bool, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    rows = [{"sentence": str(i), "label": i % 2} for i in range(count)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "validation.jsonl", rows[:10])
+    settings = files_config(tmp_path, train_size=1000, dev_size=dev_size, test_size=1000, as_released=as_released)
+    splits = load(SST2, settings, 0)
+    np.random.seed(0)
+    order = np.random.permutation(count)[:1500].tolist()[: sum(sizes)]
+    numbers = [[int(row.texts[0]) for row in part] for part in (splits.train, splits.dev)]
+    assert [len(part) for part in numbers] == [*sizes]
+    assert numbers[0] + numbers[1] == order
+    assert len(splits.test or []) == 10
+    shortage = f"train: {sizes[0]} rows, not data.train_size=1000: train.jsonl has {count}"
+    assert (shortage in splits.notes) == (sizes[0] < 1000)
+
+
+def test_dev_as_released_leaves_a_row_for_train(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "all.jsonl", [{"sentence": str(i), "label": i % 2} for i in range(40)])
+    with pytest.raises(UserError, match=r"40 rows, too few for data.train_size=30 and data.dev_size=40$"):
+        load(SST2, files_config(path, train_size=30, dev_size=40, as_released=True), 0)
+    with pytest.raises(UserError, match=r"data.as_released=true is read with data.train_size alone$"):
+        load(SST2, files_config(path, as_released=True), 0)
 
 
 def test_the_fingerprint_depends_on_texts_labels_and_splits(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ class TestF1(rewards.Conformance):
         ("red red blue", {}, ["red blue blue"], 2 / 3),
         ("no idea", {}, ["no answer"], 0),  # words in common count nothing where there is no answer
         (" No answer.", {}, ["no answer", "Paris"], 1),
+        ("cannotanswer!", {}, ["CANNOTANSWER"], 1),
+        ("an answer", {}, ["Paris", "no answer"], 1 / 1.5),  # the first gold answer decides
+        ("2 goals by Lind", {}, ["Berg", "Lind, 2", "goals"], 2 * 0.5 / 1.5),
+        ("", {}, ["Paris"], 0),
         ("Rome", {}, ["Paris"], 0),
     ]
 

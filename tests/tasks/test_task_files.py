@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mezo_cli.config.schema import Example
 from mezo_cli.tasks import MlmEncoder, label_word_ids
 from tests.lm_bff import LM_BFF, ODD_TEXTS, ROOT, byte_bpe, load_task, oracle, rows, sentencepiece, wordpiece
+from tests.opt_tasks import CHOICES, GENERATED, WORDS
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,21 @@ def bert() -> PreTrainedTokenizerFast:
 
 
 def test_every_task_is_there():
-    assert {path.stem for path in (ROOT / "conf/task").glob("*.yaml")} == {*LM_BFF, "demo-arithmetic"}
+    names = {path.stem for path in (ROOT / "conf/task").glob("*.yaml")}
+    assert names == {*LM_BFF, *CHOICES, *GENERATED, "demo-arithmetic"}
+
+
+@pytest.mark.parametrize("name", sorted({*CHOICES, *GENERATED} - set(LM_BFF)))
+def test_task_file_of_the_opt_table(name: str):
+    text = (ROOT / f"conf/task/{name}.yaml").read_text()
+    assert "The hub was not reached" in text
+    task = load_task(name)
+    assert (task.name, task.version) == (name, 1)
+    assert task.hub.path
+    assert len(task.choice.candidates) == (len(task.labels) or (name == "record"))
+    for spellings in (task.label_words if name in WORDS else [], task.hub.labels, task.files.labels):
+        assert len(set(spellings)) == len(spellings) in (0, len(task.labels))
+    assert (task.lm.template is not None) == (name in WORDS)
 
 
 @pytest.mark.parametrize("name", LM_BFF)

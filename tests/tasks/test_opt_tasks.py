@@ -1,0 +1,114 @@
+"""The tasks of the paper's OPT table: prompts and candidates character by character, and the first token."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.errors import UserError
+from mezo_cli.tasks import GenerateEncoder, LmEncoder
+from mezo_cli.tasks.row_text import RowTemplate
+from tests import tiny
+from tests.lm_bff import load_task
+from tests.opt_tasks import CHOICES, GENERATED, WORDS, Row, expected, rows
+
+
+@pytest.fixture(scope="module")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(tiny.decoder(tmp_path_factory.mktemp("opt"), "opt"))
+
+
+def columns(task: TaskConfig, row: Row) -> Row:
+    """Return the columns of a row by the names that the task gives them."""
+    return {task.rename.get(name, name): value for name, value in row.items()}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_prompts_and_candidates_are_those_of_the_released_templates(name: str) -> None:
+    task = load_task(name)
+    settings = task.choice
+    assert settings.prompt is not None
+    for row in rows(name):
+        values = columns(task, row)
+        prompt = RowTemplate(settings.prompt, name).render(values, name)
+        each = [values] if settings.each is None else [{**values, "candidate": item} for item in row[settings.each]]
+        candidates = [RowTemplate(text, name).render(item, name) for text in settings.candidates for item in each]
+        assert (prompt.strip(" "), candidates) == expected(name, row)[:2]
+
+
+def test_three_of_them_in_full() -> None:
+    assert expected("copa", rows("copa")[6]) == (
+        "My shoes were wet because",
+        [" it had been dry.", " i'd crossed a stream."],
+        [" i'd crossed a stream."],
+    )
+    assert expected("boolq", rows("boolq")[0])[0] == (
+        "The Dorn -- The Dorn is a river. It flows through two countries. Is the river dorn in two countries?\n"
+    )
+    assert expected("record", rows("record")[2]) == (
+        "Tor Lind wrote a book on Malta.\n- It took nine years\n-",
+        [" Tor Lind is where Tor Lind's best book is set.", " Malta is where Malta's best book is set."],
+        [" Malta is where Malta's best book is set."],
+    )
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_prompts_and_words_of_objective_lm_are_the_same(name: str, opt: PreTrainedTokenizerFast) -> None:
+    task = load_task(name)
+    encoder = LmEncoder(task, opt)
+    for row in rows(name):
+        texts = [columns(task, row)[column] for column in task.columns]
+        prompt, candidates, _ = expected(name, row)
+        words = [encoder.continuation(index) for index in range(len(task.labels))]
+        assert [encoder.prompt(texts) + word for word in words] == [prompt + text for text in candidates]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_prompts_and_answers_of_squad_and_drop(name: str, opt: PreTrainedTokenizerFast) -> None:
+    encoder = GenerateEncoder(load_task(name), opt)
+    for row in rows(name):
+        prompt, _, (answer,) = expected(name, row)
+        encoded = encoder.encode(Example((), -1, "", row))
+        assert [*encoded.input_ids, *encoded.answer_ids] == opt(prompt + answer)["input_ids"]
+        assert encoder.decode_ids(encoded.answer_ids) == answer
+        golds = row["answers"]["text"] if name == "squad" else row["answers_spans"]["spans"]
+        assert encoded.golds == tuple(golds)
+
+
+def test_the_first_token_is_the_tokenizers_or_the_one_of_the_released_code(opt: PreTrainedTokenizerFast) -> None:
+    """OPT's tokenizer begins with </s>; the released code sets `bos_token_id` to 0. Here </s> is 0, so it is 1."""
+    word, text = rows("cb")[0], rows("squad")[0]
+    own, other = [], []
+    for bos, ids in ((None, own), (1, other)):
+        cb, squad = (load_task(name, bos_token_id=bos) for name in ("cb", "squad"))
+        ids.append(LmEncoder(cb, opt).encode(Example((word["premise"], word["hypothesis"]), 0)).input_ids)
+        ids.append(GenerateEncoder(squad, opt).encode(Example((), -1, "", text)).input_ids)
+    assert [one[0] for one in own] == [opt("a")["input_ids"][0]] * 2 == [0, 0]
+    assert [one[0] for one in other] == [1, 1]
+    assert [one[1:] for one in other] == [one[1:] for one in own]
+
+
+def test_a_tokenizer_that_begins_with_nothing_gets_a_first_token(tmp_path: Path) -> None:
+    gpt2 = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, "gpt2"))
+    task, example = load_task("cb"), Example(("It", "was"), 0)
+    own = LmEncoder(task, gpt2).encode(example).input_ids
+    assert LmEncoder(replace(task, bos_token_id=7), gpt2).encode(example).input_ids == type(own)("i", [7, *own])
+    assert LmEncoder(replace(task, bos_token_id=7), gpt2).write_pipeline(["a", "b"]) is None
+    with pytest.raises(UserError, match=rf"^task.bos_token_id=60000: the tokenizer .* has {len(gpt2)} tokens, from 0$"):
+        LmEncoder(replace(task, bos_token_id=60_000), gpt2)
+
+
+def test_a_mistake_in_a_row_is_one_line_with_its_place(opt: PreTrainedTokenizerFast) -> None:
+    def refused(**changes: object) -> str:
+        row = rows("squad")[1] | changes
+        with pytest.raises(UserError) as error:
+            GenerateEncoder(load_task("squad"), opt).encode(Example((), -1, "train.jsonl:2", row))
+        return str(error.value)
+
+    start = "task 'squad', train.jsonl:2: "
+    assert refused(answers={"text": [""]}) == rf"{start}the answer ' \n' is empty"
+    assert refused(answers={"text": []}).startswith(f"{start}no 'answers.text[0]'")
+    assert refused(answers={"text": "Arn"}).startswith(f"{start}no 'answers.text[0]'")
+    assert refused(title=["a", "b"]).startswith(f"{start}'title' is a list of 2 (str); a template takes a text")
