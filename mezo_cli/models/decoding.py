@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from mezo_cli.errors import UserError
 from mezo_cli.models.completion_text import CompletionText
 from mezo_cli.models.sampling import GumbelNoise
+from mezo_cli.perturb.member_weights import MemberRows
 
 # A prompt is padded to at most this many times its length, plus some tokens. On a CPU a batch by itself for each length
 # takes two to four times as long, and one batch for lengths from 40 to 200 takes 1.3 times as long as these.
@@ -81,39 +82,50 @@ class Decoder:
 
     @torch.no_grad()
     def complete(
-        self, prompts: Sequence[Sequence[int]], keys: Sequence[tuple[int, int]], sampling: Sampling
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        members: MemberRows | None = None,
     ) -> list[Completion]:
-        """Complete each prompt.
+        """Complete each prompt, by each member of a population where several are given.
 
         Args:
             prompts: token ids, at least one each. Prompts of similar lengths go through the model together.
             keys: (row, sample) of each prompt. With a temperature its random numbers are a function of the seed, the
                 step, this key, the token's position in the completion and the word of the vocabulary.
             sampling: the settings.
+            members: whose weights are active, as `PerturbedForward.materialized` gave them; None: one weight set.
 
         Returns:
-            One completion per prompt.
+            One completion per prompt; with members those of the first member first.
 
         Raises:
             UserError: for an empty prompt: there is no token after which the model could go on.
         """
         if not all(prompts):
             raise UserError("task.generate.prompt: a prompt has no tokens, so there is nothing to complete")
-        completions: dict[int, Completion] = {}
+        completions: dict[tuple[int, int], Completion] = {}
+        count = 1 if members is None else members.count
         for group in length_classes([len(prompt) for prompt in prompts]):
-            of_group = [prompts[i] for i in group], [keys[i] for i in group]
-            completions |= zip(group, self._complete(*of_group, sampling), strict=True)
-        return [completions[i] for i in range(len(prompts))]
+            of_group = [prompts[i] for i in group] * count, [keys[i] for i in group] * count
+            places = [(member, i) for member in range(count) for i in group]
+            completions |= zip(places, self._complete(*of_group, sampling, members), strict=True)
+        return [completions[member, i] for member in range(count) for i in range(len(prompts))]
 
     def _complete(
-        self, prompts: Sequence[Sequence[int]], keys: Sequence[tuple[int, int]], sampling: Sampling
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        members: MemberRows | None,
     ) -> list[Completion]:
-        """Complete prompts in one batch; rows that have ended leave it."""
+        """Complete prompts in one batch, those of each member after one another; rows that have ended leave it."""
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
         ids: list[list[int]] = [[] for _ in prompts]
         ended = [False] * len(prompts)
         rows = list(range(len(prompts)))  # those in the batch
-        state = _DecodingState(self._model, prompts, self.takes_positions)
+        state = _DecodingState(self._model, prompts, self.takes_positions, members)
         device = state.logits.device
         noise = GumbelNoise(sampling.seed, sampling.step, keys, device) if sampling.temperature else None
         for position in range(sampling.max_new_tokens):
@@ -130,7 +142,7 @@ class Decoder:
             if len(left) < len(rows):
                 rows, index = [rows[i] for i in left], torch.tensor(left).to(device)
                 chosen = chosen[index]
-                state.select(index)
+                state.select(left)
                 if noise is not None:
                     noise.select(index)
             state.advance(chosen)
@@ -147,26 +159,37 @@ class _DecodingState:
         logits: of each row's next token, [rows, words].
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], takes_positions: bool) -> None:
-        self._model, self._takes_positions = model, takes_positions
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], takes_positions: bool, members: MemberRows | None
+    ) -> None:
+        self._model, self._takes_positions, self._members = model, takes_positions, members
         self._cache: Any = DynamicCache(config=model.config)
-        width = max(map(len, prompts))
-        distinct = list(dict.fromkeys(map(tuple, prompts)))  # several samples of one prompt: it is read once
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in distinct])
-        device = model.get_input_embeddings().weight.device
-        self._mask = None if len({len(prompt) for prompt in prompts}) == 1 else mask.to(device)
-        positions = (mask.cumsum(1) - 1).clamp(min=0).to(device)
+        self._device = model.get_input_embeddings().weight.device
+        width, count = max(map(len, prompts)), 1 if members is None else members.count
+        keys = [(i * count // len(prompts), *prompt) for i, prompt in enumerate(prompts)]  # each member's prompts
+        distinct = {key: place for place, key in enumerate(dict.fromkeys(keys))}  # a prompt's samples: it is read once
+        ids = torch.tensor([[0] * (width + 1 - len(key)) + list(key[1:]) for key in distinct])
+        mask = torch.tensor([[0] * (width + 1 - len(key)) + [1] * (len(key) - 1) for key in distinct])
+        self._mask = None if len({len(prompt) for prompt in prompts}) == 1 else mask.to(self._device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0).to(self._device)
         self._positions = positions[:, -1:]
-        self.logits = self._forward(ids.to(device), positions)
+        self._set_members([key[0] for key in distinct])
+        self.logits = self._forward(ids.to(self._device), positions)
         if len(distinct) < len(prompts):
-            self.select(torch.tensor([distinct.index(tuple(prompt)) for prompt in prompts]).to(device))
+            self.select([distinct[key] for key in keys])
 
-    def select(self, rows: Tensor) -> None:
+    def _set_members(self, of_rows: list[int]) -> None:
+        self._of_rows = of_rows
+        if self._members is not None:
+            self._members.set(of_rows, self._device)
+
+    def select(self, rows: Sequence[int]) -> None:
         """Keep these rows of the batch, in this order."""
-        self._cache.batch_select_indices(rows)
-        self._positions, self.logits = self._positions[rows], self.logits[rows]
-        self._mask = None if self._mask is None else self._mask[rows]
+        self._set_members([self._of_rows[row] for row in rows])
+        index = torch.tensor(rows).to(self._device)
+        self._cache.batch_select_indices(index)
+        self._positions, self.logits = self._positions[index], self.logits[index]
+        self._mask = None if self._mask is None else self._mask[index]
 
     def advance(self, tokens: Tensor) -> None:
         """Append a token to each row, [rows]."""

@@ -27,11 +27,13 @@ class GumbelNoise:
 
     def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:
         words = [stream_key(seed, f"completion {row} {sample}") for row, sample in keys]
-        self._step, self._keys = step, torch.tensor(words).to(device)
+        self._step, self._all_keys = step, torch.tensor(words).to(device)
+        self.select(torch.arange(len(keys), device=device))
 
     def select(self, rows: Tensor) -> None:
-        """Keep these completions, in this order."""
-        self._keys = self._keys[rows]
+        """Keep these completions, in this order. Members of a population have the same keys: each is drawn once."""
+        self._all_keys = self._all_keys[rows]
+        self._keys, self._of_row = torch.unique(self._all_keys, dim=0, return_inverse=True)
 
     def draw(self, position: int, words: int) -> Tensor:
         """Return standard Gumbel numbers, float32 [completions, words], for the token at a position.
@@ -44,7 +46,7 @@ class GumbelNoise:
         blocks = torch.arange(-(-words // 4), device=device)
         counter = [blocks, *(torch.full((), number, device=device) for number in (position, self._step, 0))]
         rows = max(1, BLOCKS // len(blocks)) if device.type == "cpu" else len(self._keys)
-        return torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[:, :words]
+        return torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[self._of_row, :words]
 
 
 def _gumbel(counter: Sequence[Tensor], keys: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.settings import GenerateConfig
-from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.scoring import Reward, open_reward
 from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # a run without an engine imports nothing of it
     from mezo_cli.engine.answers import EngineAnswers
 
 REWARD = "reward"
+# The most tokens, of prompts and completions, of a batch that several members share, and the most elements of all their
+# matrices. In larger batches a member more spares no time (scripts/bench/bench_generation.py --members).
+MEMBER_TOKENS = 8192
+MEMBER_ELEMENTS = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,18 @@ class Completer:
     def complete(
         self, rows: Sequence[PromptRow], temperature: float, samples: int, step: int
     ) -> list[list[Completion]]:
-        """Return the completions of each row: [rows][samples]."""
+        """Return the completions of each row by the weights that are active: [rows][samples]."""
+        return self.complete_members(rows, temperature, samples, step, [self._forward.perturbation])[0]
+
+    def complete_members(
+        self,
+        rows: Sequence[PromptRow],
+        temperature: float,
+        samples: int,
+        step: int,
+        members: Sequence[Perturbation | None],
+    ) -> list[list[list[Completion]]]:
+        """Return the completions of each row by each member: [members][rows][samples]. A single one is active."""
         stop, keep_stop = tuple(self._encoder.stop), self._encoder.keep_stop
         sampling = Sampling(self._own.max_new_tokens, temperature, stop, keep_stop, self._seed, step)
         keys = [(row.index, sample) for row in rows for sample in range(samples)]
@@ -72,9 +87,24 @@ class Completer:
             seeds = [self.seed_of(row, sample, step) for row in rows for sample in range(samples)]
             completions = self.engine.complete(prompts, seeds, sampling)
         else:
-            with self._forward.materialized():
-                completions = self._decoder.complete(prompts, keys, sampling)
-        return [completions[i : i + samples] for i in range(0, len(completions), samples)]
+            with self._forward.materialized(members) as member_rows:
+                completions = self._decoder.complete(prompts, keys, sampling, member_rows)
+        of_rows = [completions[i : i + samples] for i in range(0, len(completions), samples)]
+        return [of_rows[i : i + len(rows)] for i in range(0, len(of_rows), len(rows))]
+
+    def members_together(self, rows: Sequence[PromptRow], samples: int) -> list[Perturbation | None]:
+        """Return the active member of a step, and those after it that complete these rows in the same batch.
+
+        An engine has its own way.
+        """
+        forward, active = self._forward, self._forward.perturbation
+        signed = [[p] if p is None else [p._replace(signs=(sign,)) for sign in p.signs] for p in forward.upcoming]
+        members = [member for of_point in signed for member in of_point]
+        if self.engine is not None or active not in members or not forward.supports_members:
+            return [active]
+        tokens = len(rows) * samples * (max(len(row.input_ids) for row in rows) + self._own.max_new_tokens)
+        first, most = members.index(active), min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count)
+        return members[first : first + max(1, most)]
 
     def reward(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int

@@ -1,8 +1,9 @@
 """Objective `generate`: a reward of what the model says after a prompt, or the likelihood of an answer.
 
 `objective.loss=reward`: minus the mean reward of the completions (the paper's section 3.3 trains F1 so; evolution
-strategies any reward). A member's weights are made once and generate all of its tokens. With a temperature the random
-numbers are a function of the seed, the step, the row, the sample and the token, the same for all members of a step.
+strategies any reward). A member's weights are made once and generate all of its tokens; members of a LoRA complete the
+rows in one batch. With a temperature the random numbers are a function of the seed, the step, the row, the sample and
+the token, the same for all members of a step.
 
 `objective.loss=lm`: cross-entropy of the answers' tokens, averaged over all of them in the batch (what the paper trains
 SQuAD and DROP with).
@@ -31,7 +32,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
 from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
-from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
@@ -90,6 +91,8 @@ class Generation(Objective):
         metric = config.task.metric
         self._metric = None if metric is None or self._reward_has(metric) else parse(metric)
         self._step, self._members = 0, list[_Member]()
+        self._ahead: dict[tuple[PromptBatch, Perturbation | None], list[list[Completion]]] = {}  # of later members
+        self._ahead_of: Sequence[Perturbation | None] = ()  # the points that they were made for
         self._columns: list[str] = []  # the names of an evaluation's values
         encoder.leave_room(self._own.completion_tokens(config))
 
@@ -135,10 +138,21 @@ class Generation(Objective):
         """Return minus the reward of each row, float64 [1, rows]."""
         if self._reward is None:
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
-        completions = self._completer.complete(batch.rows, self._own.temperature, self._own.samples, self._step)
+        completions = self._complete(batch)
         rewarded = self._completer.reward(self._reward, batch.rows, completions, self._step)
         self._members.append(_Member(batch.rows, completions, rewarded))
         return -torch.from_numpy(rewarded.values[REWARD]).unsqueeze(0)
+
+    def _complete(self, batch: PromptBatch) -> list[list[Completion]]:
+        """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
+        if self._ahead_of is not self.forward.upcoming:
+            self._ahead_of, self._ahead = self.forward.upcoming, {}
+        own, key = self._own, (batch, self.forward.perturbation)
+        if key not in self._ahead:
+            members = self._completer.members_together(batch.rows, own.samples)
+            completed = self._completer.complete_members(batch.rows, own.temperature, own.samples, self._step, members)
+            self._ahead |= zip([(batch, member) for member in members], completed, strict=True)
+        return self._ahead.pop(key)
 
     def counts(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""

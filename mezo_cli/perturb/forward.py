@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
-from mezo_cli.perturb.member_weights import MemberPlan, MemberWeights, swapped_data, swapped_forwards
+from mezo_cli.perturb.member_weights import MemberPlan, MemberRows, MemberWeights, swapped_data, swapped_forwards
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, graph_leaves
@@ -93,7 +93,7 @@ class PerturbedForward:
         self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
         self._member_plans: dict[Any, MemberPlan] = {}
         self._member: MemberWeights | None = None
-        self._member_of: Any = None  # the perturbation that it was written for
+        self._member_of: Any = None  # the perturbations that it was written for
         self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
         self._materialized = False
         self._patch(model)
@@ -203,27 +203,59 @@ class PerturbedForward:
             self.compute_dtype = before
 
     @contextmanager
-    def materialized(self) -> Iterator[None]:
+    def materialized(self, members: "Sequence[Perturbation | None]" = ()) -> Iterator[MemberRows | None]:
         """Let forwards inside run without patches on weights that are made once: for the many forwards of a generation.
 
         Inside `perturbed` with one sign these are theta + sign eps z, else theta, all in the compute dtype: the bits
         that patched forwards see. theta is not written. A second copy of the trainable tensors is kept for the next
         time, and one of frozen weights that are stored in another dtype than the compute dtype.
+
+        Args:
+            members: with more than one, which `supports_members` must allow, their rows share the batches inside. Each
+                has one sign; None is theta.
+
+        Yields:
+            With several members, where to say which rows of a batch are whose; else None.
         """
         if self._materialized:  # by the caller, for more than one generation
-            yield
+            yield None
             return
         if self.num_signs != 1:
             raise ValueError("a second copy of the weights is made for one sign: use `perturbed` with (1,) or (-1,)")
         perturbation = self._perturbation
-        plan = self._member_plan()
-        data = self._data_of_member(plan)
+        rows = MemberRows(len(members)) if len(members) > 1 else None
+        if rows is not None:
+            self._perturbation = next(filter(None, members))  # which tensors are perturbed is the same for all
         try:
+            plan = self._member_plan()
+            data, forwards = self._rounded_data(plan), plan.forwards
+            if rows is not None:
+                copies = self._written_members(plan.names, tuple(members))
+                matrices = {m: copies[self._names[id(m.weight)]] for m in self._owners()}
+                forwards = forwards | {m: partial(rows.linear, matrix) for m, matrix in matrices.items()}
+            elif plan.names:
+                copies = self._written_members(plan.names, (perturbation,))
+                data |= {self.params.tensors[name]: copies[name][0] for name in plan.names}
             self._materialized, self._perturbation = True, None
-            with swapped_data(data), swapped_forwards(plan.forwards), torch.no_grad():
-                yield
+            with swapped_data(data), swapped_forwards(forwards), torch.no_grad():
+                yield rows
         finally:
             self._materialized, self._perturbation = False, perturbation
+
+    @property
+    def supports_members(self) -> bool:
+        """Whether rows of several members can share a batch: all that is trained are matrices of linear modules.
+
+        Not where such a module may see other rows than those of the batch: in an expert, in a list of a layer.
+        """
+        inner = [name for name in self.params.tensors if sum(name.startswith(f"{path}.") for path in self._lists) > 1]
+        linears = all(type(module) is nn.Linear and module.bias is None for module in self._owners())
+        return linears and not inner and not self._read_outside_module
+
+    def _owners(self) -> list[nn.Module]:
+        """Return the modules that own trainable tensors."""
+        names, tensors = self._names, self.params.tensors
+        return [m for m in self._original_forwards if any(names[id(p)] in tensors for p in own_parameters(m).values())]
 
     def _member_plan(self) -> MemberPlan:
         """Return what a member's forwards see in place of what; made once for the trainable tensors."""
@@ -255,12 +287,9 @@ class PerturbedForward:
             forwards[module] = forward
         return MemberPlan(tensors, names, rounded, forwards)
 
-    def _data_of_member(self, plan: MemberPlan) -> dict[nn.Parameter, Tensor]:
-        """Return the data that forwards see now instead of each parameter's own."""
+    def _rounded_data(self, plan: MemberPlan) -> dict[nn.Parameter, Tensor]:
+        """Return the data that forwards see instead of their own of parameters that are not perturbed."""
         data: dict[nn.Parameter, Tensor] = {}
-        if plan.names:
-            member = self._written_member(plan.names)
-            data = {self.params.tensors[name]: member.tensors[name] for name in plan.names}
         for p, may_change in plan.rounded.items():
             copy = None if may_change else self._rounded_copies.get(p)
             if copy is None or copy.dtype != self.compute_dtype:
@@ -270,18 +299,23 @@ class PerturbedForward:
                 self._rounded_copies[p] = copy
         return data
 
-    def _written_member(self, names: list[str]) -> MemberWeights:
-        """Return a copy of these tensors as forwards see them now; it is written once inside one `perturbed`."""
-        member = self._member
-        if member is None or member.names != names or member.dtype != self.compute_dtype:
-            member = self._member = MemberWeights(self.params, names, self.compute_dtype)
-            self._member_of = None
-        if self._perturbation is None:
-            member.write(None, 0.0)
-        elif self._member_of is not self._perturbation:
-            member.write(self._perturbation.direction, self._perturbation.coefficient)
-        self._member_of = self._perturbation
-        return member
+    def _written_members(self, names: list[str], members: "tuple[Perturbation | None, ...]") -> dict[str, Tensor]:
+        """Return these tensors as the members see them, [members, ...]; they are written once inside one `perturbed`.
+
+        theta alone is written each time: it changes.
+        """
+        copies = self._member
+        key = names, self.compute_dtype, len(members)
+        if copies is None or (copies.names, copies.dtype, copies.count) != key:
+            copies = self._member = MemberWeights(self.params, names, self.compute_dtype, len(members))
+            self._member_of = ()
+        for i, member in enumerate(members):
+            if member is None:
+                copies.write(i, None, 0.0)
+            elif len(members) > 1 or self._member_of is not member:
+                copies.write(i, member.direction, member.coefficient)
+        self._member_of = members[0]
+        return copies.tensors
 
     # --- setup ---
 

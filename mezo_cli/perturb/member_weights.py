@@ -3,9 +3,12 @@
 A patched forward draws z as its module runs, which is right for one forward per member and far too slow for one per
 token. Here theta + c z of all trainable tensors is written to a second copy, in the compute dtype, and the model's
 parameters get that copy as their data; the patches are set aside. theta's own memory is only read.
+
+Where all that is trained are matrices of linear modules without a bias, as in a LoRA, several members go through the
+model in one batch: each of these modules multiplies the rows of a member by that member's matrix.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -33,34 +36,70 @@ class MemberPlan(NamedTuple):
 
 
 class MemberWeights:
-    """A second copy of trainable tensors; the memory is used again for the next member.
+    """Second copies of trainable tensors, one per member; the memory is used again for the next members.
 
     Args:
         params: the trainable tensors.
         names: of those that are copied.
-        dtype: of the copy.
+        dtype: of the copies.
+        count: number of members.
 
     Attributes:
-        names, dtype: as given.
-        tensors: name -> its copy.
+        names, dtype, count: as given.
+        tensors: name -> its copies, [members, ...].
     """
 
-    def __init__(self, params: Params, names: Iterable[str], dtype: torch.dtype) -> None:
-        self.names, self.dtype, self._noise = list(names), dtype, params.noise
-        self._outs = [(span, span.theta.new_empty(span.numel, dtype=dtype)) for span in params.spans(self.names)]
+    def __init__(self, params: Params, names: Iterable[str], dtype: torch.dtype, count: int) -> None:
+        self.names, self.dtype, self.count, self._noise = list(names), dtype, count, params.noise
+        self._outs = [
+            (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(self.names)
+        ]
         self.tensors: dict[str, Tensor] = {
-            piece.name: out[piece.offset : piece.offset + piece.numel].view(piece.shape)
+            piece.name: out[:, piece.offset : piece.offset + piece.numel].view(count, *piece.shape)
             for span, out in self._outs
             for piece in span.pieces
         }
 
-    def write(self, direction: Direction | None, c: float) -> None:
-        """Write theta + c z, or theta where there is no direction, rounded to the dtype of the copy."""
-        for span, out in self._outs:
+    def write(self, member: int, direction: Direction | None, c: float) -> None:
+        """Write a member's theta + c z, or theta where there is no direction, rounded to the dtype of the copies."""
+        for span, outs in self._outs:
             if direction is None:
-                out.copy_(span.theta)
+                outs[member].copy_(span.theta)
             else:
-                self._noise.perturb(direction, span, c, out)
+                self._noise.perturb(direction, span, c, outs[member])
+
+
+class MemberRows:
+    """Which rows of the batch that is running are of which member.
+
+    Args:
+        count: number of members.
+
+    Attributes:
+        count: as given.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self._rows = count, 0
+        self._places: Tensor | None = None  # of the rows, where members do not have the same number of them
+
+    def set(self, members: Sequence[int], device: torch.device) -> None:
+        """Let the rows of the next batches be of these members, in ascending order."""
+        sizes = [members.count(member) for member in range(self.count)]
+        self._rows, width, self._places = len(members), max(sizes), None
+        if min(sizes) < width:
+            places = [member * width + row for member, size in enumerate(sizes) for row in range(size)]
+            self._places = torch.tensor(places).to(device)
+        self._padded = self.count * width
+
+    def linear(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Multiply each row by its member's matrix: [members, out, in], [rows, ..., in] -> [rows, ..., out]."""
+        flat = x.reshape(self._rows, -1, x.shape[-1])
+        if self._places is not None:
+            flat = flat.new_zeros(self._padded, *flat.shape[1:]).index_copy_(0, self._places, flat)
+        product = torch.bmm(flat.reshape(self.count, -1, x.shape[-1]), weights.mT).view(*flat.shape[:2], -1)
+        product = product if self._places is None else product[self._places]
+        return product.view(*x.shape[:-1], -1)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
     python scripts/bench/bench_generation.py                        a tiny Llama and one of SmolLM2-135M's shape
     python scripts/bench/bench_generation.py --shapes tiny --prompts 16 64 --temperature 1 --rounds 9
+    python scripts/bench/bench_generation.py --shapes smollm2 --rows 8 --members 1 4 16
 
 Weights are random and no token ends a completion. `ours` is `Decoder.complete` inside `materialized`, from the prompts
-to the last token and its text; making the member's weights is timed apart, and so is a replay step. Compare ratios, not
-seconds.
+to the last token and its text; making the member's weights is timed apart, and so is a replay step. With `--members` it
+is instead members of a LoRA (rank 8, queries and values) one after the other against all of them in one batch, making
+their weights included. Compare ratios, not seconds.
 """
 
 import argparse
@@ -20,12 +22,13 @@ from mezo_cli.system import LIBRARY_DEFAULTS, peak_memory, reset_peak_memory
 
 os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
+import peft
 import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mezo_cli.models.decoding import Decoder, Sampling
-from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
 
@@ -48,16 +51,26 @@ def new_model(shape: str) -> Any:
     return model
 
 
-def make_works(args: argparse.Namespace, shape: str) -> dict[str, Work]:
-    """Return what is timed: completions by transformers and ours, a member's weights, a replay step."""
-    stock, model = new_model(shape), new_model(shape)
+def patched(model: Any, shape: str) -> tuple[PerturbedForward, Decoder]:
+    """Return a model's forwards, and what completes prompts with it."""
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     forward.select_reachable(lambda: model(torch.zeros(1, 2, dtype=torch.long)).logits)
     words = models.WordLevel({f" w{i}": i for i in range(SHAPES[shape]["vocab_size"])}, unk_token=" w0")
-    decoder = Decoder(model, PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)))
+    return forward, Decoder(model, PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)))
+
+
+def make_prompts(args: argparse.Namespace) -> list[list[int]]:
+    """Return random prompts of random lengths."""
     numbers = random.Random(0)
     least, most = args.prompts
-    prompts = [numbers.choices(range(500), k=numbers.randint(least, most)) for _ in range(args.rows)]
+    return [numbers.choices(range(500), k=numbers.randint(least, most)) for _ in range(args.rows)]
+
+
+def make_works(args: argparse.Namespace, shape: str) -> dict[str, Work]:
+    """Return what is timed: completions by transformers and ours, a member's weights, a replay step."""
+    stock, model = new_model(shape), new_model(shape)
+    forward, decoder = patched(model, shape)
+    prompts, most = make_prompts(args), args.prompts[1]
     sampling = Sampling(args.new, args.temperature, (), False)
     options: dict[str, Any] = {"max_new_tokens": args.new, "do_sample": args.temperature > 0}
     options["input_ids"] = torch.tensor([[0] * (most - len(prompt)) + prompt for prompt in prompts])
@@ -75,6 +88,27 @@ def make_works(args: argparse.Namespace, shape: str) -> dict[str, Work]:
         "member": lambda: bool(member(bool)),
         "replay": lambda: forward.params.update([(Direction(1, 0), 1e-9)], [1.0]),
     }
+
+
+def make_member_works(args: argparse.Namespace, shape: str, count: int) -> dict[str, Work]:
+    """Return what is timed: the completions of the members of a LoRA one after the other, and in one batch."""
+    model = new_model(shape).requires_grad_(False)
+    settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+    forward, decoder = patched(peft.inject_adapter_in_model(settings, model), shape)
+    prompts, keys = make_prompts(args), [(row, 0) for row in range(args.rows)]
+    sampling = Sampling(args.new, args.temperature, (), False)
+    members = [Perturbation(Direction(1, 0, i), 1e-3, (1,)) for i in range(count)]
+
+    def one() -> None:
+        for member in members:
+            with forward.perturbed(*member), forward.materialized():
+                decoder.complete(prompts, keys, sampling)
+
+    def together() -> None:
+        with forward.materialized(members) as rows:
+            decoder.complete(prompts, keys, sampling, rows)
+
+    return {"one": one, "together": together if count > 1 else one}
 
 
 def timed(work: Work) -> float:
@@ -101,18 +135,27 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--members", type=int, nargs="+", default=[], help="of a LoRA: how many, together or not")
     args = parser.parse_args()
     for shape in args.shapes:
         print(f"Llama, {shape}: {args.rows} prompts of {args.prompts} tokens, {args.new} new, {args.rounds} rounds")
-        works = make_works(args, shape)
-        peaks = {name: first_call(work) for name, work in works.items()}
-        rounds = [{name: timed(work) for name, work in works.items()} for _ in range(args.rounds)]
-        for name, peak in peaks.items():
-            seconds = statistics.median(taken[name] for taken in rounds)
-            print(f"  {name:8} {seconds:.4f} s, at the first call {peak:,.0f} MB more memory")
-        for over, under in (("generate", "ours"), ("member", "replay")):
-            values = sorted(taken[over] / taken[under] for taken in rounds)
-            print(f"  {over} / {under}: {statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})")
+        for count in args.members:
+            print(f" {count} members")
+            measure(make_member_works(args, shape, count), args.rounds, [("one", "together")])
+        if not args.members:
+            measure(make_works(args, shape), args.rounds, [("generate", "ours"), ("member", "replay")])
+
+
+def measure(works: dict[str, Work], count: int, ratios: list[tuple[str, str]]) -> None:
+    """Time works in turns; print their medians and ratios."""
+    peaks = {name: first_call(work) for name, work in works.items()}
+    rounds = [{name: timed(work) for name, work in works.items()} for _ in range(count)]
+    for name, peak in peaks.items():
+        seconds = statistics.median(taken[name] for taken in rounds)
+        print(f"  {name:8} {seconds:.4f} s, at the first call {peak:,.0f} MB more memory")
+    for over, under in ratios:
+        values = sorted(taken[over] / taken[under] for taken in rounds)
+        print(f"  {over} / {under}: {statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
+from mezo_cli.objectives import completions
+from mezo_cli.perturb import forward
+from mezo_cli.perturb.member_weights import MemberRows
 from mezo_cli.runs import Run
 from tests.command_line import mezo
 from tests.interruption import interrupt_at
@@ -78,8 +82,39 @@ def test_micro_batches_give_the_same_rewards(tmp_path: Path) -> None:
     assert figures(tmp_path / "2") == figures(tmp_path / "null")
 
 
-def test_ranks_share_the_members(tmp_path: Path) -> None:
-    ours = [*words("es"), "distributed.split=directions"]
+@pytest.mark.parametrize("optimizer", ["mezo", "es", "fzoo"])
+def test_members_of_a_lora_share_batches_and_keep_their_losses(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["peft=lora", f"optimizer={optimizer}", "eval_every=4"]
+    more += {"mezo": DRAWN, "es": ["optimizer.members=6", "optimizer.antithetic=true"], "fzoo": []}[optimizer]
+    lines, shared = [], []
+    batches = mock.Mock(wraps=MemberRows)
+    monkeypatch.setattr(forward, "MemberRows", batches)
+    for tokens in (completions.MEMBER_TOKENS, 0):
+        monkeypatch.setattr(completions, "MEMBER_TOKENS", tokens)
+        assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / str(tokens)}").code == 0
+        lines.append(figures(tmp_path / str(tokens)))
+        shared.append([call.args[0] for call in batches.call_args_list])
+        batches.reset_mock()
+    members = {"mezo": 2, "es": 6, "fzoo": 9}[optimizer]  # FZOO's baseline is one of them
+    assert shared == [[members] * 4, []]
+    assert lines[0] == lines[1]  # the texts are the same
+    assert any(line["reward_std"] for line in lines[0] if line["kind"] == "train")
+
+
+def test_a_batch_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ["peft=lora", "optimizer=es", "optimizer.members=6", "steps=1", "eval_every=4"]
+    batches = mock.Mock(wraps=MemberRows)
+    monkeypatch.setattr(forward, "MemberRows", batches)
+    monkeypatch.setattr(completions, "MEMBER_TOKENS", 4 * 6 * 14)  # 4 members of 6 rows: 8 tokens, 6 new ones
+    assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / 'run'}").code == 0
+    assert [call.args[0] for call in batches.call_args_list] == [4, 2]
+
+
+@pytest.mark.parametrize("peft", ["none", "lora"])
+def test_ranks_share_the_members(peft: str, tmp_path: Path) -> None:
+    ours = [*words("es"), "distributed.split=directions", f"peft={peft}"]
     assert mezo("train", *ours, f"hydra.run.dir={tmp_path / 'single'}").code == 0
     ended = run_ranks(*[["train", *ours, f"hydra.run.dir={tmp_path / 'ranks'}"]] * 2)
     assert [rank.code for rank in ended] == [0, 0], ended
