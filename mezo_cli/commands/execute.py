@@ -100,11 +100,6 @@ def check_shareable(config: Config, size: int) -> None:
         UserError: when it has none, or less than one direction or row for each rank.
     """
     chosen = config.optimizer
-    if config.engine.name != "none":
-        raise UserError(
-            f"engine={config.engine.name}: {size} ranks were started, and they cannot share an engine; "
-            "run it by one process: engine.tensor_parallel=N shards the model"
-        )
     if not isinstance(chosen, PerturbationConfig):
         raise UserError(
             f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "

@@ -24,6 +24,7 @@ from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.members import AHEAD, Member, Members
+from mezo_cli.engine.placement import variables_of_rank
 from mezo_cli.engine.process import EngineFailed, EngineProcess
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
@@ -70,7 +71,8 @@ class Engine:
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._process = EngineProcess(find_python(self._settings.python), self._settings.timeout)
+            variables = variables_of_rank(config.engine.tensor_parallel)
+            self._process = EngineProcess(find_python(config.engine.python), config.engine.timeout, variables)
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 

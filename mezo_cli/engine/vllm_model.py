@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
+from mezo_cli.engine.placement import cpu_groups
+
 Tokens = Sequence[Sequence[int]]
 Weights = dict[str, Any]
 Request = tuple[Sequence[int], dict[str, Any], Any]
@@ -246,9 +248,3 @@ def _set_environment(tensor_parallel: int) -> None:
         settings["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cpu_groups(sorted(os.sched_getaffinity(0)), tensor_parallel))
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def cpu_groups(cpus: Sequence[int], count: int) -> list[str]:
-    """Share CPUs among processes: one text per process, `0,1`. With fewer CPUs than processes some are shared."""
-    size = max(1, len(cpus) // count)
-    return [",".join(map(str, cpus[i * size % len(cpus) :][:size])) for i in range(count)]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mezo_cli.engine import protocol
+from mezo_cli.engine.placement import cpu_groups
 from mezo_cli.engine.process import EngineFailed, EngineProcess
-from mezo_cli.engine.vllm_model import cpu_groups
 from tests.command_line import environment
 from tests.engine.fakes import fake_python
 

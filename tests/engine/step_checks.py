@@ -1,0 +1,36 @@
+"""Compare an engine's scores with the model's own before every step of a run, that is after every update."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.objectives.generation import Generation, _with_last_tokens_scored
+from mezo_cli.perturb.noise import Direction
+
+
+def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[float]:
+    """Return the list to which each step adds the largest difference of a score, at theta and along a direction."""
+    errors: list[float] = []
+    begin = Generation.begin_step
+
+    def begin_step(self: Any, step: int) -> None:
+        begin(self, step)
+        engine = self._completer.engine
+        if engine is None:
+            return
+        row = _with_last_tokens_scored(self.check_rows(self.encoder)[1])
+        own, batch = [], self.collate([row])
+        theirs = []
+        with torch.no_grad():
+            own.append(self._log_probs(batch))
+            theirs.append(torch.cat(engine.log_probs([row])))
+            for sign in (1, -1):
+                with self.forward.perturbed(Direction(1, step), 0.1, (sign,)):
+                    own.append(self._log_probs(batch))
+                    theirs.append(torch.cat(engine.log_probs([row])))
+        assert (own[1] - own[2]).abs().max() > 1e-3  # so that another adapter would be seen
+        errors.append(float((torch.stack(own) - torch.stack(theirs)).abs().max()))
+
+    monkeypatch.setattr(Generation, "begin_step", begin_step)
+    return errors
