@@ -271,12 +271,16 @@ def compare(
         bool, typer.Option("--objectives", help="Objectives and losses, one column per run.")
     ] = False,
     seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
+    forwards: Annotated[
+        bool, typer.Option("--forwards", help="Methods at equal forwards: tuned, then tested on other seeds.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the tables only, no notes.")] = False,
 ) -> None:
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
-    views = [name for name, on in (("paper", paper), ("objectives", objectives), ("seeds", seeds)) if on]
+    asked = {"paper": paper, "objectives": objectives, "seeds": seeds, "forwards": forwards}
+    views = [name for name, on in asked.items() if on]
     if len(views) > 1:
         raise UserError(f"--{views[0]} and --{views[1]} are two views: ask for one at a time")
     from mezo_cli.commands import compare as command

@@ -138,7 +138,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             name = job.config.task.name
             raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
     job = dataclasses.replace(job, config=with_own_code(job.config, own))  # what it refuses is in no file
-    for key, value in ((PYTHON, own.python), (REWARD, own.reward)):
+    for key, value in ((PYTHON, own.python), (REWARD, own.reward), ("steps", config.steps)):
         if value is not None:
             OmegaConf.update(node, key, value)
     return node, job

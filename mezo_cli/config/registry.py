@@ -67,6 +67,8 @@ OPTIMIZERS = Registry(
         "mezo": "mezo_cli.optim.mezo:Mezo",
         "mezo_momentum": "mezo_cli.optim.mezo_momentum:MezoMomentum",
         "mezo_adam": "mezo_cli.optim.mezo_adam:MezoAdam",
+        "lozo": "mezo_cli.optim.lozo:Lozo",
+        "null_signs": "mezo_cli.optim.null_signs:NullSigns",
         "es": "mezo_cli.optim.es:Es",
         "fzoo": "mezo_cli.optim.es:Es",
         "adamw": "mezo_cli.optim.first_order:AdamW",

@@ -90,6 +90,17 @@ class BaseOptimizer(Protocol):
         """
         return None
 
+    def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Reject settings that exclude the trained tensors.
+
+        Args:
+            shapes: name -> shape of each.
+
+        Raises:
+            SettingError: with the key of one of them.
+        """
+        return None
+
     @classmethod
     def depends_on_total_steps(cls, config: Any) -> list[str]:
         """Return the settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""

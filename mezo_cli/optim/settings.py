@@ -5,13 +5,16 @@ Settings of one method alone are in its module.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from mezo_cli.config.schema import OptimizerConfig, Positive, SettingError
 from mezo_cli.config.values import Number, Text
 from mezo_cli.optim.clip import ClipBound
+
+if TYPE_CHECKING:
+    from mezo_cli.perturb.noise import Noise
 
 Schedule = Literal["constant", "linear", "cosine"]
 SampleSchedule = Literal["constant", "linear"]
@@ -52,6 +55,12 @@ class PerturbationConfig(OptimizerConfig):
     @abstractmethod
     def directions(self) -> int:
         """The most directions of a step: a record of the trajectory has a scalar for each."""
+
+    def make_noise(self) -> "Noise":
+        """Return a new noise, from which forwards and updates get z."""
+        from mezo_cli.perturb.noise import make_noise
+
+        return make_noise(self.noise)
 
     @property
     def clip(self) -> dict[str, Any] | None:

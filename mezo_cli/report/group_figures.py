@@ -81,6 +81,11 @@ def panels(groups: Sequence[Group], details: Mapping[str, RunDetails]) -> list[P
     return drawn
 
 
+def panel_of(title: str, groups: Mapping[str, Group], details: Mapping[str, RunDetails]) -> Panel:
+    """Return the panel of groups by their labels, all of which have been evaluated."""
+    return Panel(title, [Line(label, group, _curve(group, details)) for label, group in groups.items()])
+
+
 def _curve(group: Group, details: Mapping[str, RunDetails]) -> pd.DataFrame:
     """Return the curve of the runs that `compare` picks; of all runs as long as none has finished."""
     picked = [entry for entries in group.picks.entries for entry in entries]

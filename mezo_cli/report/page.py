@@ -20,6 +20,7 @@ from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.details import RunDetails, confidence, read_details, texts_of
+from mezo_cli.report.equal_forwards import bench_panel, forwards_view, read_benches
 from mezo_cli.report.figures import run_figures
 from mezo_cli.report.group_figures import Panel, heat_map, heat_table, panel_figure, panels, search_figures
 from mezo_cli.report.output import make_table
@@ -98,6 +99,7 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
             numbered.append(_run(run, f"r{number}", longest) | {"id": f"run-{number + 1}", "heading": names[run.name]})
             done(number + 1)
     runs = report.runs
+    benches = [bench_panel(bench) for bench in read_benches(run.entry for run in runs)]
     trials = {path for search in report.searches for path in search.locations}
     several = {
         "title": f"{len(runs)} runs",
@@ -105,6 +107,8 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
         "warnings": report.warnings,
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
+        "benches": forwards_view([run.entry for run in runs]) if benches else None,
+        "bench_panels": [panel_figure(panel, f"b{number}") for number, panel in enumerate(filter(None, benches))],
         "panels": [panel_figure(panel, f"p{number}") for number, panel in enumerate(report.panels)],
         "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
         "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],

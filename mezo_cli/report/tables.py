@@ -11,13 +11,14 @@ import pandas as pd
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_points, format_shots, group_runs, unlike_paper
 from mezo_cli.report.details import RunDetails
+from mezo_cli.report.equal_forwards import forwards_view
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
 from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, scale
 from mezo_cli.runs.picked import MARK, NOTE
 
-VIEWS = ("groups", "seeds", "paper", "objectives")
+VIEWS = ("groups", "seeds", "paper", "objectives", "forwards")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 INFERRED = (
     "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
@@ -36,7 +37,8 @@ def comparison(
     Args:
         folders: where to look for run directories, at any depth.
         view: `groups` (mean and std over data seeds), `seeds` (also the picked point of each data seed), `paper` (the
-            paper's whole table with the runs' results), or `objectives` (one column per run).
+            paper's whole table with the runs' results), `objectives` (one column per run), or `forwards` (methods at
+            equal forwards).
         width: characters per line that a table may take; some views split a table that is wider.
         warn: called for each directory that cannot be read as a run.
         table: which of the paper's tables the view `paper` shows.
@@ -53,6 +55,8 @@ def comparison(
         raise no_runs(folders, warnings)
     if view == "objectives":
         return objective_view(entries, width)
+    if view == "forwards":
+        return forwards_view(entries)
     return group_view(group_runs(entries), seeds=view == "seeds")
 
 

@@ -39,7 +39,7 @@ from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import NOISES, make_noise
+from mezo_cli.perturb.noise import NOISES, Noise
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
@@ -61,14 +61,14 @@ class Regression:
         batch: the points of the batch, all at first.
     """
 
-    def __init__(self, noise: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, noise: Noise, device: str = "cpu", dtype: torch.dtype = torch.float32, outputs: int = 1) -> None:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(32, 6, generator=generator)
-        self.x, self.y = x.to(device), (x @ torch.randn(6, 1, generator=generator) + 1).to(device)
-        self.model = nn.utils.skip_init(nn.Linear, 6, 1)
+        self.x, self.y = x.to(device), (x @ torch.randn(6, outputs, generator=generator) + 1).to(device)
+        self.model = nn.utils.skip_init(nn.Linear, 6, outputs)
         for p in self.model.parameters():
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
-        self.forward = PerturbedForward(self.model, Params(self.model, make_noise(noise)))
+        self.forward = PerturbedForward(self.model, Params(self.model, noise))
         self.calls, self.batch = 0, slice(None)
 
     def __call__(self) -> Tensor:
@@ -83,7 +83,7 @@ class Regression:
         if self.forward.num_signs == 2:
             return self.forward.forward_per_sign(self._errors)
         self.calls += 1
-        return (self.model(self.x[self.batch]) - self.y[self.batch]).square().flatten()
+        return (self.model(self.x[self.batch]) - self.y[self.batch]).square().sum(dim=-1)
 
     def weights(self) -> list[Tensor]:
         """Return a copy of the weights."""
@@ -120,8 +120,10 @@ class Trial:
         steps: int = STEPS,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        outputs: int = 1,
     ) -> None:
-        self.config, self.problem = config, Regression(zeroth_order(config).noise, device, dtype)
+        noise = zeroth_order(config).make_noise()
+        self.config, self.problem = config, Regression(noise, device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         self.keep_start()
 
@@ -162,6 +164,7 @@ class Conformance:
             does not carry it exactly: the errors of rounding to float32 do not average out.
         config_dir: a folder with YAMLs, as `--config-dir`; not needed for those that a plug-in's package contains.
         device: the torch device of the regression's weights.
+        outputs: the number of lines that are fitted: its weights are a matrix [outputs, 6].
         variants: settings to try beside the defaults.
     """
 
@@ -172,6 +175,7 @@ class Conformance:
     decay_error: ClassVar[float] = 0.01
     config_dir: ClassVar[str | None] = None
     device: ClassVar[str] = "cpu"
+    outputs: ClassVar[int] = 1
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @pytest.fixture(autouse=True)
@@ -298,7 +302,7 @@ class Conformance:
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
-            trained, replayed = (Trial(self.optimizer_class, config, STEPS, self.device, dtype) for _ in range(2))
+            trained, replayed = (self.trial(config, dtype=dtype) for _ in range(2))
             if not replayed.optimizer.replayable:
                 pytest.skip("it leaves no trajectory")
             records, params = trained.train(0, STEPS), replayed.problem.forward.params
@@ -323,10 +327,10 @@ class Conformance:
             records = [(step, of_step, to_float32(1e-3 * self.lr)) for step, of_step in enumerate(grads)]
             ends = []
             for cuts, resumes in (([STEPS], False), (range(1, STEPS + 1), False), ([FLAT[1], STEPS], True)):
-                trial, at = Trial(self.optimizer_class, config, STEPS, self.device, dtype), 0
+                trial, at = self.trial(config, dtype=dtype), 0
                 for cut in cuts:
                     if resumes:
-                        before, trial = trial, Trial(self.optimizer_class, config, STEPS, self.device, dtype)
+                        before, trial = trial, self.trial(config, dtype=dtype)
                         trial.resume(before.problem.weights(), records[:at])
                     assert trial.optimizer.replayable
                     trial.optimizer.apply_updates(trial.problem.forward.params, records[at:cut])
@@ -362,7 +366,7 @@ class Conformance:
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
             model.weight.data.copy_(start)
-            optimizer.apply_updates(Params(model, make_noise(base.noise)), records)
+            optimizer.apply_updates(Params(model, base.make_noise()), records)
             ends.append(model.weight.detach().cpu().double())
         arrived = float(((ends[0] - ends[1]) * start).sum() / start.double().square().sum())
         assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=self.decay_error)
@@ -450,9 +454,9 @@ class Conformance:
         """The optimizer's class."""
         return OPTIMIZERS.load(self.name)
 
-    def trial(self, config: OptimizerConfig, steps: int = STEPS) -> Trial:
+    def trial(self, config: OptimizerConfig, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Trial:
         """Return a run of the optimizer on the regression, before its first step."""
-        return Trial(self.optimizer_class, config, steps, self.device)
+        return Trial(self.optimizer_class, config, steps, self.device, dtype, self.outputs)
 
     def noises(self) -> list[str]:
         """Return the noises that the optimizer can be given."""

@@ -16,7 +16,6 @@ from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
 from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
@@ -102,7 +101,8 @@ def _build_session(
 ) -> Session:
     """Patch the model's forwards, and check the scores against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
-    params = Params(loaded.model, make_noise(zeroth_order(config.optimizer).noise))
+    params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
+    optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
     perturbed = trains and config.steps > 0 and not optimizer.needs_backward
     check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed)
     forward = PerturbedForward(loaded.model, params)

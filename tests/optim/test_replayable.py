@@ -22,8 +22,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config, optimizer_class
 from mezo_cli.optim.base import learning_rate
 from mezo_cli.optim.clip import Clip
+from mezo_cli.optim.null_signs import random_sign
 from mezo_cli.perturb import params
-from mezo_cli.perturb.noise import NOISES, Direction, make_noise
+from mezo_cli.perturb.noise import NOISES, Direction
 from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -74,7 +75,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
     put(session, start)
     config = build_config([f"model.path={model}", "data=demo", *COMMON, *words])
     selected = list(session.params.tensors)
-    session.forward.params = fresh = params.Params(session.loaded.model, make_noise(config.optimizer.noise))
+    session.forward.params = fresh = params.Params(session.loaded.model, config.optimizer.make_noise())
     fresh.tensors = {name: fresh.tensors[name] for name in selected}
     if config.optimizer.noise != "torch":
         session.params.noise.block = block  # type: ignore[misc]
@@ -145,10 +146,29 @@ def adam(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
     return p - lr * (step + c.weight_decay * p)
 
 
-FORMULAS: dict[str, Callable[..., Tensor]] = {"mezo": mezo, "mezo_momentum": momentum, "mezo_adam": adam}
+def lozo(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    return p - lr * (g[-1] / (c.rank if p.dim() == 2 else 1) + c.weight_decay * p)
 
 
-with_formula = [case for case in cases() if case.values[0][0].removeprefix("optimizer=") in FORMULAS]
+def null_signs(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    return p - lr * (g[-1] * random_sign(42, len(g) - 1, 0) + c.weight_decay * p)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "mezo": mezo,
+    "mezo_momentum": momentum,
+    "mezo_adam": adam,
+    "lozo": lozo,
+    "null_signs": null_signs,
+}
+
+
+with_formula = [
+    case
+    for case in cases()
+    if (name := case.values[0][0].removeprefix("optimizer=")) in FORMULAS
+    and (name != "null_signs" or len(case.values[0]) == 2)  # each sample has its sign
+]
 
 
 @pytest.mark.sample(4)

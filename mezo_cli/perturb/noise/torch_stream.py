@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise.by_tensor import NoiseByTensor
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import add_to_decayed
-from mezo_cli.perturb.noise.spans import Piece, Span
+from mezo_cli.perturb.noise.spans import Piece
 
 
-class TorchNoise:
+class TorchNoise(NoiseByTensor):
     """z drawn on the CPU in float32, one whole tensor at a time, by a newly seeded `torch.Generator`.
 
     The generator's seed is (step_seed << 32) + crc32(name), where step_seed is the step-th
@@ -60,56 +60,10 @@ class TorchNoise:
         """Return more than any tensor has: a tensor is drawn whole."""
         return 1 << 62
 
-    @torch.no_grad()
-    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
-        """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
-        for piece in span.pieces:
-            part, cz = _part(piece), self._scaled_z(direction, piece, span.theta.device, c)
-            out[part] = span.theta[part] + cz
-            if out_minus is not None:
-                out_minus[part] = span.theta[part] - cz
-
-    @torch.no_grad()
-    def perturb_rows(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        rows: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
-    ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]]; z is drawn for the whole tensor: see `Noise.perturb_rows`."""
-        whole = Piece(name, tuple(theta.shape), 0, theta.numel(), 0)
-        cz = self._scaled_z(direction, whole, theta.device, c).view(theta.shape)[rows]
-        out.copy_(theta[rows] + cz)
-        if out_minus is not None:
-            out_minus.copy_(theta[rows] - cz)
-
     def begin_pass(self) -> None:
         """Do nothing: nothing is kept."""
 
-    @torch.no_grad()
-    def update_(
-        self,
-        span: Span,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
-    ) -> None:
-        """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
-        for piece in span.pieces:
-            target = theta[_part(piece)]
-            for (direction, coefficient), decay in zip(terms, decays, strict=True):
-                cz = self._scaled_z(direction, piece, theta.device, coefficient)
-                target.copy_(add_to_decayed(target, cz, decay, decay_in_float64))
-
-    def _scaled_z(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
+    def piece(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
+        """Return c z of these elements: see `NoiseByTensor.piece`."""
         z = self.z(direction, piece.name, piece.shape, "cpu", piece.start, piece.start + piece.numel)
         return (z * torch.tensor(c, dtype=torch.float32)).to(device)
-
-
-def _part(piece: Piece) -> slice:
-    return slice(piece.offset, piece.offset + piece.numel)

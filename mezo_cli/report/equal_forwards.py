@@ -1,0 +1,349 @@
+"""Compare methods at equal forwards: each tuned on seeds of its own, then tested on others (docs/bench.md).
+
+Runs with the same `forwards`, rows, model and objective are one bench. A method is a group of runs; the seeds with the
+most points of its grid are those that it was tuned on. The point with the best dev score there is chosen, and only the
+other seeds count for it. Test scores never decide.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mezo_cli.config.budget import calls
+from mezo_cli.console import format_duration
+from mezo_cli.errors import UserError
+from mezo_cli.report.aggregate import Group, format_points, group_runs
+from mezo_cli.report.details import RunDetails
+from mezo_cli.report.group_figures import Panel, panel_of
+from mezo_cli.report.output import Comparison, make_table
+from mezo_cli.report.read import Entry
+from mezo_cli.report.settings import format_mean, format_score, leave_out, scale
+
+REFERENCE = "mezo"
+OF_METHODS = ("optimizer.", "data.batches", "data.weights", "steps")  # settings in which the methods of a bench differ
+SHARES = (0.5, 0.8, 0.95)  # of the reference's gain
+COLUMNS = ("method", "lr", "trials", "seeds", "dev best", "dev last", "gain at last", "dev loss", "test", "vs MeZO")
+NOTES = (
+    "calls: passes over the batch with one weight set; evaluations are not counted",
+    "test is taken once, at the step with the best dev score; mean and population std (ddof 0) over the test seeds",
+    "vs MeZO: the mean of the paired differences on test to tuned MeZO, and half of their 95% t interval; gain at last:"
+    " of dev at the last step to dev before training likewise",
+    "to 50, 80, 95%: the median over the seeds of the calls after which an evaluation on dev first has that share of"
+    " tuned MeZO's mean gain over the untrained model; in parentheses the seeds that got there, unless all did",
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method in a bench: all its runs, in `group`."""
+
+    group: Group
+
+    @cached_property
+    def tuning_seeds(self) -> frozenset[int]:
+        """The data seeds with the most points of the grid; none if no seed has two."""
+        points = self.group.runs.groupby("data_seed")["point"].nunique()
+        return frozenset(points.index[(points == points.max()) & (points > 1)])
+
+    @cached_property
+    def tuning(self) -> list[Entry]:
+        """The runs that the point was chosen by."""
+        return list(self.group.runs.entry[self.group.runs.data_seed.isin(self.tuning_seeds)])
+
+    @cached_property
+    def point(self) -> int | None:
+        """The number of the chosen point in the grid; None before a tuning run has finished."""
+        runs = self.group.runs
+        tuned = runs[runs.finished & (runs.data_seed.isin(self.tuning_seeds) | (len(self.group.grid) == 1))]
+        if tuned.empty:
+            return None
+        means = tuned.groupby("point")[["dev", "dev_loss"]].mean().reset_index()
+        descending = self.group.entries[0].order > 0
+        return int(
+            means.sort_values(["dev", "dev_loss", "point"], ascending=[not descending, True, True]).point.iloc[0]
+        )
+
+    @property
+    def lr(self) -> float | None:
+        """The chosen learning rate."""
+        return None if self.point is None else float(dict(self.group.grid[self.point])["optimizer.lr"])
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the chosen learning rate is at an end of those that were tried."""
+        rates = [entry.config.optimizer.lr for entry in self.tuning]
+        return bool(rates) and self.lr in (min(rates), max(rates))
+
+    @cached_property
+    def tests(self) -> dict[int, RunDetails]:
+        """The finished run of each test seed at the chosen point."""
+        runs = self.group.runs
+        own = runs[runs.finished & (runs.point == self.point) & ~runs.data_seed.isin(self.tuning_seeds)]
+        return {int(seed): RunDetails(entry) for seed, entry in zip(own.data_seed, own.entry, strict=True)}
+
+    def gain(self, seed: int, line: int = -1) -> float:
+        """Return by how much an evaluation on dev of a test seed (the last one) is better than that before training."""
+        run = self.tests[seed]
+        return run.entry.order * float(run.dev[line][run.metric] - run.dev[0][run.metric])
+
+    def best_gain(self, seed: int) -> float:
+        """Return the greatest of these gains."""
+        return max(self.gain(seed, number) for number in range(len(self.tests[seed].dev)))
+
+    def calls_to(self, gain: float) -> list[float]:
+        """Return for each test seed the calls after which its gain on dev is first this one; inf if it never is."""
+        reached = []
+        for seed, run in self.tests.items():
+            steps = [line["step"] for number, line in enumerate(run.dev) if self.gain(seed, number) >= gain]
+            reached.append(float(calls(run.config, min(steps))) if steps else math.inf)
+        return reached
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The methods that are compared, and the one of them that is tuned MeZO; None if it is not there."""
+
+    title: str
+    methods: Sequence[Method]
+    reference: Method | None
+
+    @property
+    def gain(self) -> float | None:
+        """Tuned MeZO's mean gain on dev over the untrained model; None without its runs."""
+        if self.reference is None or not self.reference.tests:
+            return None
+        return float(np.mean([self.reference.best_gain(seed) for seed in self.reference.tests]))
+
+
+def read_benches(entries: Iterable[Entry]) -> list[Bench]:
+    """Return the benches among some runs: those with `forwards`, by what their methods have in common."""
+    members: dict[str, list[Method]] = defaultdict(list)
+    for group in group_runs(entry for entry in entries if entry.config.forwards is not None):
+        common = leave_out(group.settings, OF_METHODS)
+        members[json.dumps(common, sort_keys=True, default=str)].append(Method(group))
+    return [_bench(methods) for methods in members.values()]
+
+
+def _bench(methods: Sequence[Method]) -> Bench:
+    group = methods[0].group
+    shots = "all rows" if group.shots is None else f"k={group.shots}"
+    title = (
+        f"{group.task}, {group.model}, {group.objective}, {shots}: {group.metric} at {group.config.forwards:,} calls"
+    )
+    known = (one for one in methods if one.group.config.optimizer.name == REFERENCE and not one.group.unusual)
+    return Bench(title, methods, next((one for one in known if one.group.config.data.batches == "shuffled"), None))
+
+
+def bench_panel(bench: Bench) -> Panel | None:
+    """Return the curves of the tested runs on dev against calls; None before a method was tested."""
+    tested = [(one.group.label, one.tests) for one in bench.methods if one.tests]
+    groups = {label: Group([run.entry for run in tests.values()]) for label, tests in tested}
+    details = {run.name: run for _, tests in tested for run in tests.values()}
+    return panel_of(f"{bench.title}, on dev", groups, details) if groups else None
+
+
+# --- the tables ---
+
+
+def forwards_view(entries: Sequence[Entry]) -> Comparison:
+    """Return a table per bench, one row per method; for CSV one record per run.
+
+    Raises:
+        UserError: when no run has `forwards`.
+    """
+    benches = read_benches(entries)
+    if not benches:
+        raise UserError("--forwards: no run here has forwards=N (docs/bench.md)")
+    tables, notes = [], list(NOTES)
+    for bench in benches:
+        tables.append(make_table(bench.title, [_untrained_row(bench), *(_row(bench, one) for one in bench.methods)]))
+        notes += _bench_notes(bench)
+    runs = [record for bench in benches for one in bench.methods for record in _run_records(bench, one)]
+    document = [
+        {"bench": bench.title, "gain": bench.gain, "methods": [_record(bench, one) for one in bench.methods]}
+        for bench in benches
+    ]
+    return Comparison(tables, notes, runs, {"benches": document, "runs": runs})
+
+
+def _untrained_row(bench: Bench) -> dict[str, str | None]:
+    """Return the row of the model before training, over the test seeds of MeZO, or of all methods without it."""
+    methods = bench.methods if bench.reference is None else [bench.reference]
+    runs = [run for one in methods for run in one.tests.values()]
+    metric = bench.methods[0].group.metric
+    dev = [run.dev[0][metric] for run in runs]
+    test = [line[metric] for run in runs for line in run.evaluations if line["split"] == "test_before"]
+    means = {
+        name: format_mean(metric, float(np.mean(values)) if values else None)
+        for name, values in (("dev best", dev), ("test", test))
+    }
+    return {**dict.fromkeys(COLUMNS), "method": "before training", **means}
+
+
+def _record(bench: Bench, method: Method) -> dict[str, Any]:
+    """Return what a method came to, as plain values: fractions, losses, calls."""
+    tests, metric = method.tests, method.group.metric
+    reference = bench.reference.tests if bench.reference is not None else {}
+    pairs = (
+        []
+        if method is bench.reference
+        else [
+            (run.entry.score("test"), reference[seed].entry.score("test"))
+            for seed, run in tests.items()
+            if seed in reference
+        ]
+    )
+    differences = [own - other for own, other in pairs if own is not None and other is not None]
+    reached = {f"to_{100 * share:.0f}": _calls_to(bench, method, share) for share in SHARES}
+    best = [run.entry.score("dev") for run in tests.values()]
+    return {
+        "method": method.group.label,
+        "lr": method.lr,
+        "at_end_of_grid": method.at_end,
+        "trials": len(method.tuning),
+        "tuning_calls": sum(_calls(entry) for entry in method.tuning),
+        "seeds": list(tests),
+        "dev_best": _mean(best),
+        "dev_last": _mean([run.dev[-1][metric] for run in tests.values()]),
+        "gain_at_last": _mean([method.gain(seed) for seed in tests]),
+        "gain_at_last_half": half_width([method.gain(seed) for seed in tests]),
+        "dev_loss": _mean([run.entry.score("dev", "loss") for run in tests.values()]),
+        "test": _mean([run.entry.score("test") for run in tests.values()]),
+        "test_std": _std([run.entry.score("test") for run in tests.values()]),
+        "difference": _mean(differences),
+        "difference_half": half_width(differences),
+        **reached,
+        "seconds": _mean([run.total_seconds for run in tests.values()]),
+    }
+
+
+def _calls_to(bench: Bench, method: Method, share: float) -> list[float | None] | None:
+    """Return the calls to a share of tuned MeZO's gain, None for a seed that never has it; None without a gain."""
+    if bench.gain is None or bench.gain <= 0:
+        return None
+    return [None if math.isinf(number) else number for number in method.calls_to(share * bench.gain)]
+
+
+def _row(bench: Bench, method: Method) -> dict[str, str]:
+    record, metric = _record(bench, method), method.group.metric
+    shown = {
+        "method": record["method"],
+        "lr": "-" if record["lr"] is None else f"{record['lr']:.3g}" + " at an end" * record["at_end_of_grid"],
+        "trials": str(record["trials"]),
+        "seeds": str(len(record["seeds"])),
+    }
+    if not record["seeds"]:
+        return shown | {"tuning calls": f"{record['tuning_calls']:,}"}
+    return shown | {
+        "dev best": format_mean(metric, record["dev_best"]),
+        "dev last": format_mean(metric, record["dev_last"]),
+        "gain at last": _with_half(metric, record["gain_at_last"], record["gain_at_last_half"]),
+        "dev loss": f"{record['dev_loss']:.4f}",
+        "test": format_mean(metric, record["test"], record["test_std"]),
+        "vs MeZO": _with_half(metric, record["difference"], record["difference_half"]),
+        **{f"to {100 * share:.0f}%": _reached(record[f"to_{100 * share:.0f}"]) for share in SHARES},
+        "time": format_duration(record["seconds"]),
+        "tuning calls": f"{record['tuning_calls']:,}",
+    }
+
+
+def _reached(numbers: Sequence[float | None] | None) -> str:
+    """Return the median of calls, and how many seeds got there unless all did."""
+    if not numbers:
+        return "-"
+    known = [number for number in numbers if number is not None]
+    median = float(np.median([math.inf if number is None else number for number in numbers]))
+    text = "never" if math.isinf(median) else f"{median:,.0f}"
+    return text if len(known) == len(numbers) else f"{text} ({len(known)} of {len(numbers)})"
+
+
+def _with_half(metric: str, value: float | None, half: float | None) -> str:
+    if value is None:
+        return "-"
+    shown = f"{'+' if value >= 0 else ''}{format_score(metric, value)}"
+    return shown if half is None else f"{shown} ± {format_score(metric, half)}"
+
+
+def _bench_notes(bench: Bench) -> list[str]:
+    """Return what a reader has to know of a bench: ends of grids, unequal tuning, missing runs."""
+    notes, trials = [], {len(one.tuning) for one in bench.methods}
+    task = bench.methods[0].group.task
+    if bench.reference is None:
+        notes.append(f"{task}: there is no MeZO with shuffled batches and its usual settings to compare with")
+    elif bench.gain is not None and bench.gain <= 0:
+        notes.append(f"{task}: tuned MeZO gains nothing on dev, so there are no shares of its gain")
+    ends = [one.group.label for one in bench.methods if one.at_end]
+    if ends:
+        text = "extend the grids of all methods by one value at each end"
+        notes.append(f"{task}: the best lr is at an end of the grid of {', '.join(ends)}: {text}")
+    if len(trials) > 1:
+        counts = ", ".join(f"{one.group.label} {len(one.tuning)}" for one in bench.methods)
+        notes.append(f"{task}: the methods were not tuned by as many runs: {counts}")
+    for one in bench.methods:
+        if not one.tests:
+            notes.append(f"{task}: {one.group.label}: not tested on any seed yet")
+        notes += [f"{task}: {entry.location} {entry.trouble()}" for entry in one.group.entries if not entry.finished]
+    return notes
+
+
+def _run_records(bench: Bench, method: Method) -> list[dict[str, Any]]:
+    """Return a record of each run of a method."""
+    metric, records = method.group.metric, []
+    for entry, point in zip(method.group.runs.entry, method.group.runs.point, strict=True):
+        tunes = entry.data_seed in method.tuning_seeds
+        last = RunDetails(entry).dev[-1:]
+        records.append(
+            {
+                "bench": bench.title,
+                "method": method.group.label,
+                "phase": "tune" if tunes else "test" if point == method.point else "other",
+                "seed": entry.data_seed,
+                "point": format_points(method.group.grid)[point],
+                "status": entry.status,
+                "calls": _calls(entry),
+                "best_step": (entry.summary.get("best") or {}).get("step"),
+                "dev_best": _plain(entry.score("dev"), metric),
+                "dev_last": _plain(last[0][metric] if last else None, metric),
+                "dev_loss": entry.score("dev", "loss"),
+                "test": _plain(entry.score("test"), metric),
+                "seconds": entry.summary.get("seconds"),
+                "run": entry.location,
+            }
+        )
+    return records
+
+
+def _plain(value: float | None, metric: str) -> float | None:
+    return None if value is None else round(scale(metric) * value, 4)
+
+
+def _calls(entry: Entry) -> int:
+    return calls(entry.config, entry.steps_done)
+
+
+# --- over seeds ---
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return half the width of the 95% interval of Student's t for the mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit  # scipy takes long to import
+
+    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _std(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.std(known)) if len(known) > 1 else None

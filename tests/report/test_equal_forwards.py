@@ -1,0 +1,87 @@
+"""`mezo compare --forwards`: what is tuned on, what is chosen, paired differences, calls to a share of MeZO's gain."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from mezo_cli.report.equal_forwards import half_width
+from tests.command_line import error_line, mezo
+from tests.report.run_directories import make_run
+
+COMMON = {"data.shots": 16, "forwards": 100, "eval_at_forwards": [20, 100], "steps": 50}
+SAMPLES = {"optimizer.samples": 5, "steps": 10}  # 10 calls per step
+TESTS = {13: (0.80, 0.90), 21: (0.84, 0.92), 42: (0.82, 0.94)}  # MeZO at lr 1e-6: dev and test
+
+
+def make_bench(root: Path) -> Path:
+    """MeZO, tuned on seed 1 with its best lr in the middle, and n-SPSA with its best at an end and one seed missing."""
+    for number, (lr, dev) in enumerate({1e-7: 0.6, 1e-6: 0.8, 1e-5: 0.7}.items()):
+        make_run(root / f"t{number}", {**COMMON, "seed": 1, "optimizer.lr": lr}, dev=dev, test=0.99)
+        make_run(root / f"s{number}", {**COMMON, **SAMPLES, "seed": 1, "optimizer.lr": lr}, dev=0.5 + 0.1 * number)
+    for seed, (dev, test) in TESTS.items():
+        make_run(root / f"m{seed}", {**COMMON, "seed": seed}, dev=dev, test=test, between={10: 0.7})
+        if seed != 42:
+            settings = {**COMMON, **SAMPLES, "seed": seed, "optimizer.lr": 1e-5}
+            make_run(root / f"n{seed}", settings, dev=0.65, test=test + 0.01 + 0.02 * (seed == 21), between={2: 0.6})
+    return root
+
+
+def methods_of(folder: Path) -> dict[str, Any]:
+    said = mezo("compare", "--forwards", "--json", folder)
+    assert said.code == 0, said
+    (bench,) = json.loads(said.out)["benches"]
+    assert bench["gain"] == pytest.approx(0.42)  # dev before training is 0.4
+    return {one["method"]: one for one in bench["methods"]}
+
+
+def test_lr_is_chosen_on_the_tuning_seed_and_tested_on_the_others(tmp_path: Path) -> None:
+    tuned, other = methods_of(make_bench(tmp_path)).values()
+    assert (tuned["lr"], tuned["trials"], tuned["at_end_of_grid"], tuned["seeds"]) == (1e-6, 3, False, [13, 21, 42])
+    assert tuned["test"] == pytest.approx(0.92)
+    assert tuned["difference"] is None
+    assert (other["lr"], other["at_end_of_grid"], other["seeds"]) == (1e-5, True, [13, 21])
+    assert other["difference"] == pytest.approx(0.02)
+    assert other["difference_half"] == pytest.approx(stats.t.ppf(0.975, 1) * 0.01)
+
+
+def test_calls_to_a_share_of_the_gain_and_runs_that_never_get_there(tmp_path: Path) -> None:
+    tuned, other = methods_of(make_bench(tmp_path)).values()
+    assert tuned["to_50"] == [20, 20, 20]  # 0.4 + 0.21 at step 10, two calls each
+    assert tuned["to_95"] == [100, 100, 100]
+    assert other["to_50"] == [100, 100]
+    assert other["to_80"] == [None, None]
+    shown = mezo("compare", "--forwards", tmp_path).out
+    assert "never (0 of 2)" in shown
+
+
+def test_what_has_to_be_known_is_said_and_written(tmp_path: Path) -> None:
+    runs = make_bench(tmp_path / "runs")
+    make_run(runs / "x", {**COMMON, "optimizer.schedule": "linear", "seed": 1}, ended="no memory")
+    notes = " ".join(mezo("compare", "--forwards", runs).out.split())
+    assert "at an end of the grid of MeZO (samples=5" in notes
+    assert "failed (no memory)" in notes
+    assert "not tested on any seed yet" in notes
+    assert mezo("compare", "--forwards", runs, "--out", tmp_path / "runs.csv").code == 0
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["phase"] for row in rows].count("tune") == 6
+    assert {row["calls"] for row in rows if row["status"] == "finished"} <= {"0", "100"}
+    assert mezo("report", runs, "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Methods at equal forwards" in page
+    assert page.count("never (0 of 2)") == 2
+
+
+def test_runs_without_a_budget_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    assert "forwards=N" in error_line(mezo("compare", "--forwards", tmp_path))
+
+
+def test_the_interval_is_students() -> None:
+    values = [1.0, 2.0, 4.0]
+    low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem(values))
+    assert half_width(values) == pytest.approx((high - low) / 2)
