@@ -5,9 +5,9 @@
     python scripts/bench/run_protocol.py sst2 --out bench_runs/sst2 data.dir=GLUE/SST-2
 
 Each method is a folder of sweeps of `mezo train -m`; the command may be stopped at any time and repeated, and goes on.
-First all methods are tuned; where the best lr of one is at an end of its grid, all get one more value at each
-end, once.
-Then all are tested. A method whose optimizer this version does not have is named, and left out.
+Each method is tuned, then tested. Where the best lr of one is at an end of its grid, all get one more value at each end,
+once, and are tested again where another lr is the best. A method whose optimizer this version does not have is named,
+and left out.
 """
 
 import argparse
@@ -56,6 +56,17 @@ class Bench:
         print(folder, *command[1:-1], flush=True)
         subprocess.run([sys.executable, "-m", "mezo_cli", "train", "-m", "-q", *command], check=False)
 
+    def is_at_end(self, name: str) -> bool:
+        """Return whether a method's best lr is at an end of its grid."""
+        best = best_rate(self.out / name)
+        return best is not None and best[1]
+
+    def test(self, name: str, words: Sequence[str], even_at_end: bool = False) -> None:
+        """Run what is left of a method's tests at its best lr, unless its grid is to be extended first."""
+        best = best_rate(self.out / name)
+        if best is not None and (even_at_end or not best[1]):
+            self.sweep(self.out / name / f"test-{best[0]:.3g}", words, [best[0]], self.seeds)
+
 
 def grid(middle: float, trials: int) -> list[float]:
     """Return the learning rates of a grid around its middle."""
@@ -97,14 +108,12 @@ def main() -> None:
     chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
     for name, middle, words in chosen:
         bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), [bench.tune_seed])
-    if any((best_rate(bench.out / name) or (0, False))[1] for name, _, _ in chosen):
+        bench.test(name, words)
+    if any(bench.is_at_end(name) for name, _, _ in chosen):
         for name, middle, words in chosen:
             wider = grid(middle, bench.trials + 2)
             bench.sweep(bench.out / name / "tune-wider", words, [wider[0], wider[-1]], [bench.tune_seed])
-    for name, _, words in chosen:
-        best = best_rate(bench.out / name)
-        if best is not None:
-            bench.sweep(bench.out / name / f"test-{best[0]:.3g}", words, [best[0]], bench.seeds)
+            bench.test(name, words, even_at_end=True)
 
 
 if __name__ == "__main__":
