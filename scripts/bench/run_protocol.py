@@ -5,9 +5,9 @@
     python scripts/bench/run_protocol.py sst2 --out bench_runs/sst2 data.dir=GLUE/SST-2
 
 Each method is a folder of sweeps of `mezo train -m`; the command may be stopped at any time and repeated, and goes on.
-Each method is tuned, then tested. Where the best lr of one is at an end of its grid, all get one more value at each end,
-once, and are tested again where another lr is the best. A method whose optimizer this version does not have is named,
-and left out.
+Each method is tuned, then tested. Where the best lr of one is at an end of its grid, all get one more value at each
+end, once, and are tested again where another lr is the best. A method whose optimizer this version does not have is
+named, and left out.
 """
 
 import argparse
