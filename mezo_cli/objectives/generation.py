@@ -245,7 +245,8 @@ class Generation(Objective):
         for member in self._members:
             for row, reward in zip(member.rows, member.rewarded.values[REWARD].tolist(), strict=True):
                 by_row.setdefault(row.index, []).append(reward)
-        rewards = np.array(list(by_row.values()))  # [rows, members]
+        members = min(map(len, by_row.values()))  # more for a row that is in the batch twice, where an epoch ends
+        rewards = np.concatenate([np.reshape(values, (members, -1)).T for values in by_row.values()])  # [rows, members]
         of_members, names = rewards.mean(axis=0), [name for name in self._members[0].rewarded.values if name != REWARD]
         parts = {name: np.concatenate([member.rewarded.values[name] for member in self._members]) for name in names}
         lengths = figures([of_row for member in self._members for of_row in member.completions])
@@ -258,7 +259,7 @@ class Generation(Objective):
             **{f"reward_{name}": float(values.mean()) for name, values in parts.items()},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
             **{name: float(values.mean()) for name, values in lengths.items()},
-            "completions": count_forwards(self._step + 1)["forwards"] * len(by_row) * self._own.samples,
+            "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._own.samples,
             "tokens": float(sum(len(one.ids) for m in self._members for of_row in m.completions for one in of_row)),
             **({"reward_errors": errors} if errors else {}),
         }

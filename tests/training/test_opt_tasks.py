@@ -1,0 +1,52 @@
+"""The tasks of the paper's OPT table on a tiny random OPT: trained, interrupted, resumed and evaluated again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.runs import Run
+from tests import tiny
+from tests.command_line import mezo
+from tests.interruption import interrupt_at
+from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
+
+CASES = {
+    **{f"{name}, choice": ["objective=choice"] for name in CHOICES},
+    **{f"{name}, choice, lm": ["objective=choice", "objective.loss=lm"] for name in ("copa", "record")},
+    **{f"{name}, lm": ["objective=lm"] for name in WORDS},
+    **{f"{name}, generate": ["objective=generate", "objective.loss=lm"] for name in GENERATED},
+    "squad, generate, reward": ["objective=generate", "objective.reward=f1"],
+}
+SHORT = ["model.device=cpu", "steps=3", "batch_size=3", "eval_every=1", "metric=loss", "optimizer.lr=1e-3"]
+ROWS = ["data=files", "data.train_size=4", "data.dev_size=2", "data.test_size=2", "data.seed=0", "test_at_start=false"]
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+@pytest.fixture(scope="module")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.decoder(tmp_path_factory.mktemp("opt"), "opt")
+
+
+def words(case: str, opt: Path) -> list[str]:
+    task = case.split(",")[0]
+    long = ["objective.max_new_tokens=4"] if "generate" in case else []
+    return [f"task={task}", *CASES[case], *long, f"model.path={opt}", *SHORT, *ROWS, f"data.dir={FOLDER}/{task}.jsonl"]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", CASES)
+def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        assert mezo("train", "model=opt-125m", *words(case, opt), f"hydra.run.dir={run}").code == 130
+    done = mezo("resume", run)
+    assert done.code == 0, done.err
+    summary = Run(run).read_summary()
+    document = json.loads(mezo("eval", run, "--json").out)
+    assert document["loss"] == summary["test"]["loss"]
+    metric = "f1" if "generate" in case else "accuracy"
+    assert 0 <= document[metric] == summary["test"][metric] <= 1
