@@ -83,11 +83,18 @@ OBJECTIVES = Registry(
         "mlm": "mezo_cli.objectives.mlm:MaskedLabelScorer",
         "cls": "mezo_cli.objectives.cls:ClassHeadScorer",
         "lm": "mezo_cli.objectives.lm:CausalLabelScorer",
+        "choice": "mezo_cli.objectives.choice:Choice",
         "generate": "mezo_cli.objectives.generation:Generation",
     },
     "mezo.objectives",
 )
-OBJECTIVE_SETTINGS = Registry("objective", {"generate": "mezo_cli.objectives.settings:GenerateConfig"})
+OBJECTIVE_SETTINGS = Registry(
+    "objective",
+    {
+        "choice": "mezo_cli.objectives.settings:ChoiceConfig",
+        "generate": "mezo_cli.objectives.settings:GenerateConfig",
+    },
+)
 LOSSES = Registry(
     "objective.loss",
     {

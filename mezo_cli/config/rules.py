@@ -151,14 +151,7 @@ def _check_linear_probe(config: Config) -> None:
 def _check_task(config: Config) -> None:
     """Reject a task without what the objective reads, before its data is read, and a name that would break tables."""
     task, name = config.task, config.task.name
-    if config.objective.needs_labels and task.template is None:
-        raise SettingError("task.template", "task.template is not set: give task.template=...")
-    if config.objective.needs_labels and not task.labels:
-        raise SettingError("task.labels", f"task '{name}': task.labels is empty; give two or more names")
-    if not config.objective.needs_labels and task.generate.prompt is None:
-        why = f"task '{name}' has no prompt to continue (objective={config.objective.name}): set task.generate.prompt"
-        column = task.columns[0] if task.columns else "question"
-        raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'")
+    config.objective.check_task(task)
     if task.generate.system is not None and not task.generate.chat:
         raise SettingError("task.generate.system", "task.generate.system is read with task.generate.chat=true only")
     if task.bos_token_id is not None and task.generate.chat:

@@ -211,8 +211,7 @@ class ObjectiveConfig(Settings):
     """The objective, which scores the labels, and the loss of its scores. An objective may have a class of its own.
 
     Class attributes:
-        needs_labels: whether rows are read with their labels. If not, a row is all of its columns, for the task's
-            `generate`.
+        needs_labels: whether label words or a head score the task's labels.
         differentiable_loss: a loss that has a gradient, for the line that refuses one without.
 
     Attributes:
@@ -241,6 +240,26 @@ class ObjectiveConfig(Settings):
     def lower_is_better(self) -> frozenset[str]:
         """The metrics of which the lowest value is the best."""
         return frozenset({"loss"})
+
+    def data_task(self, task: TaskConfig) -> TaskConfig:
+        """Return the task as its rows are read: without labels a row is all of its columns, for its `generate`."""
+        return task if self.needs_labels else replace(task, labels=[], choice=ChoicePrompt())
+
+    def check_task(self, task: TaskConfig) -> None:
+        """Reject a task without what the objective reads, before its data is read.
+
+        Raises:
+            SettingError: with the key that is missing.
+        """
+        name = task.name
+        if self.needs_labels and task.template is None:
+            raise SettingError("task.template", "task.template is not set: give task.template=...")
+        if self.needs_labels and not task.labels:
+            raise SettingError("task.labels", f"task '{name}': task.labels is empty; give two or more names")
+        if not self.needs_labels and task.generate.prompt is None:
+            why = f"task '{name}' has no prompt to continue (objective={self.name}): set task.generate.prompt"
+            column = task.columns[0] if task.columns else "question"
+            raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'")
 
     def check(self, config: "Config") -> None:
         """Reject combinations with other settings that are individually valid but incompatible.
@@ -538,7 +557,7 @@ class Config(Settings):
     @property
     def data_task(self) -> TaskConfig:
         """The task as its rows are read: without labels where the objective needs none."""
-        return self.task if self.objective.needs_labels else replace(self.task, labels=[])
+        return self.objective.data_task(self.task)
 
     @property
     def data_seed(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.tasks.row_text import RowTexts
+from mezo_cli.tasks.row_text import row_texts
 
 
 class _Absent:
@@ -196,10 +196,10 @@ def near_column(wanted: str, columns: Sequence[str]) -> str:
 
 
 def read_columns(task: TaskConfig) -> list[str]:
-    """Return the columns that every row has: texts and label, or those of the prompt, the answer and the gold texts."""
+    """Return the columns that every row has: texts and label, or those of the prompt and the answer."""
     if task.labels:
         return [*task.columns, task.label_column]
-    texts = RowTexts(task)
+    texts = row_texts(task)
     return list(dict.fromkeys([*texts.prompt_columns, *texts.answer_columns]))
 
 

@@ -9,7 +9,7 @@ from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, read_table
 from mezo_cli.data.table import check_text, task_rows, unlabelled_row
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.tasks.row_text import RowTexts
+from mezo_cli.tasks.row_text import row_texts
 
 
 def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
@@ -79,7 +79,8 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
     if not task.labels:
-        prompts = replace(task, generate=replace(task.generate, answer=None, gold=None))
+        no_answer = replace(task.generate, answer=None, gold=None)
+        prompts = replace(task, generate=no_answer, choice=replace(task.choice, right=None))
         rows = task_rows(read_table([path], prompts), prompts)
         return [rows.example(i) for i in range(len(rows))]
     # A header is recognized by the columns that the task reads; here the label is not one of them.
@@ -124,4 +125,4 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
 
 def read_columns(task: TaskConfig) -> list[str]:
     """Return the columns that a row to predict has, in order."""
-    return list(task.columns) if task.labels else RowTexts(task).prompt_columns
+    return list(task.columns) if task.labels else row_texts(task).prompt_columns

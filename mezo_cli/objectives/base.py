@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mezo_cli.config.schema import Config, Example, ObjectiveConfig, TokenizedExample
+from mezo_cli.config.schema import Config, Example, ObjectiveConfig
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
@@ -71,7 +71,7 @@ class Objective:
         loaded = self.loaded
         return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, self.lay_out)
 
-    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
+    def lay_out(self, rows: Sequence[Any]) -> Arrays | None:
         """Return the arrays that are read as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
 
         They are made on the host, so that a batch is copied to the device once and nothing waits for it.

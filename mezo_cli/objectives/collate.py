@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.config.schema import TokenizedExample
-
 ALIGNMENT = 16  # bytes, of each array in a copy
 
 Arrays = dict[str, np.ndarray]  # int64 or bool
-LayOut = Callable[[Sequence[TokenizedExample]], Arrays | None]
+Rows = Sequence[Any]  # with `input_ids`, `position` and `label`, as `TokenizedExample` has them
+LayOut = Callable[[Rows], Arrays | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Batch:
         is_padded: whether `layout` is the padded batch.
     """
 
-    rows: Sequence[TokenizedExample]
+    rows: Rows
     pad_id: int
     has_token_type_ids: bool
     device: torch.device
@@ -61,7 +61,7 @@ class Batch:
 
 
 def collate(
-    rows: Sequence[TokenizedExample],
+    rows: Rows,
     pad_id: int,
     device: torch.device,
     token_type_ids: bool,
@@ -85,7 +85,7 @@ def collate(
     return Batch(rows, pad_id, token_type_ids, device, layout, positions, labels, is_padded)
 
 
-def pad(rows: Sequence[TokenizedExample], pad_id: int, token_type_ids: bool) -> Arrays:
+def pad(rows: Rows, pad_id: int, token_type_ids: bool) -> Arrays:
     """Pad rows on the right to the longest of them: the arrays of `Batch.inputs`."""
     length = max(len(row.input_ids) for row in rows)
 

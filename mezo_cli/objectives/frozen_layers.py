@@ -16,12 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.forward import PerturbedForward
 
 Forward = Callable[[Batch], Any]
-Rows = Sequence[TokenizedExample]
+Rows = Sequence[Any]
 
 
 class _Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
@@ -37,15 +36,22 @@ class FrozenLayers:
     Args:
         model: of a family that is packed; its layers are in one `ModuleList`.
         forward: runs it with perturbed weights.
-        extra_tokens: tokens that a batch has per row beside the row's own.
+        tokens_of: returns the number of tokens that a batch has for a row.
+        reads: whether the last layer leaves only the positions that the head reads, `layout["scored_positions"]`.
 
     Attributes:
         count: the number of these layers; 0 until `find`.
     """
 
-    def __init__(self, model: Any, forward: PerturbedForward, extra_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        forward: PerturbedForward,
+        tokens_of: Callable[[Any], int] = lambda row: len(row.input_ids),
+        reads: bool = True,
+    ) -> None:
         self.count = 0
-        self._forward, self._config, self._extra_tokens = forward, model.config, extra_tokens
+        self._forward, self._config, self._tokens_of, self._has_reads = forward, model.config, tokens_of, reads
         self._parent, self._name, self._layers = _layers_of(model)
         self._rest = nn.ModuleList()  # the last frozen layer, which returns its known output, and those above
         # Of a batch for as long as it is used: the micro-batches of a step are gone through once per sign.
@@ -92,13 +98,14 @@ class FrozenLayers:
 
     def bytes_of(self, rows: Rows) -> int:
         """Return the memory that the states of rows take, in bytes."""
-        tokens = sum(self._extra_tokens + (1 if self._reads else len(row.input_ids)) for row in rows)
+        left_out = (lambda row: len(row.input_ids) - 1) if self._reads else (lambda row: 0)
+        tokens = sum(self._tokens_of(row) - left_out(row) for row in rows)
         return tokens * self._config.hidden_size * self._forward.compute_dtype.itemsize
 
     @property
     def _reads(self) -> bool:
-        """Whether all layers are frozen: of their output only the read positions are needed."""
-        return self.count == len(self._layers)
+        """Whether all layers are frozen, so that of their output only the read positions are there."""
+        return self._has_reads and self.count == len(self._layers)
 
     @contextmanager
     def skipped(self, batch: Batch, run: Forward) -> Iterator[None]:
@@ -156,9 +163,18 @@ class FrozenLayers:
         for row in batch.rows:
             if id(row) not in self._states:
                 group = self._collate(self._groups[id(row)])
-                parts = _split(self._compute(group, run), group, self._reads)
+                parts = self._split(self._compute(group, run), group)
                 self._states.update((id(one), part) for one, part in zip(group.rows, parts, strict=True))
         return _join([self._states[id(row)] for row in batch.rows], batch, self._reads)
+
+    def _split(self, states: Tensor, batch: Batch) -> list[Tensor]:
+        """Return the states of each row: [tokens, width], its tokens in order; of `reads` those that the head reads."""
+        if self._reads:
+            read = batch.layout[
+                "scored_positions"
+            ]  # an encoder's layers have left only these; a decoder's [positions, rows]
+            return list(states) if read.dim() == 1 else list(states[0][read].unbind(1))
+        return list(states[0][_by_row(batch)].split([self._tokens_of(row) for row in batch.rows]))
 
 
 def _layers_of(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
@@ -175,18 +191,6 @@ def _tensor(output: Any) -> Tensor:
     """Return the hidden states of a layer's output."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
-
-
-def _split(states: Tensor, batch: Batch, reads: bool) -> list[Tensor]:
-    """Return the states of each row: [tokens, width], its tokens in order; those that the head reads if `reads`."""
-    if reads:
-        read = batch.layout[
-            "scored_positions"
-        ]  # an encoder's layers have left only these; a decoder's [positions, rows]
-        return list(states) if read.dim() == 1 else list(states[0][read].unbind(1))
-    ordered = states[0][_by_row(batch)]
-    extra = (len(ordered) - batch.tokens) // len(batch.rows)
-    return list(ordered.split([len(row.input_ids) + extra for row in batch.rows]))
 
 
 def _join(parts: Sequence[Tensor], batch: Batch, reads: bool) -> Tensor:

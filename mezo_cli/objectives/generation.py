@@ -31,6 +31,7 @@ from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
 from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
+from mezo_cli.objectives.intervals import sample_mean, sample_ratio
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
@@ -341,13 +342,13 @@ class Generation(Objective):
         columns = dict(zip(self._columns, values.double().numpy().T, strict=True))
         names = [name for name in columns if name not in (*FIGURES, *ANSWER)]
         means = {name: float(column.mean()) for name, column in columns.items()}
-        samples = {name: partial(_sample_mean, columns[name]) for name in names}
+        samples = {name: partial(sample_mean, columns[name]) for name in names}
         if self.loss_from_counts:
             loss = float(columns[ANSWER[0]].sum() / columns[ANSWER[1]].sum())
-            samples["loss"] = partial(_sample_ratio, *(columns[name] for name in ANSWER))
+            samples["loss"] = partial(sample_ratio, *(columns[name] for name in ANSWER))
         else:
             loss = -means[REWARD] if REWARD in means else math.nan
-            samples["loss"] = partial(_sample_mean, -columns[REWARD]) if REWARD in columns else samples[names[0]]
+            samples["loss"] = partial(sample_mean, -columns[REWARD]) if REWARD in columns else samples[names[0]]
         details = {name: means[name] for name in FIGURES if name in means}
         metrics = {name: means[name] for name in names}
         text = "  ".join(f"{name} {value:.4f}" for name, value in ({"loss": loss} | metrics | details).items())
@@ -384,11 +385,3 @@ def _with_last_tokens_scored(row: PromptRow) -> PromptRow:
     text = text if len(text) > 1 else text * 2
     begin = max(1, len(text) - SCORED)
     return replace(row, input_ids=text[:begin], answer_ids=text[begin:])
-
-
-def _sample_mean(values: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    return np.asarray(values[samples].mean(axis=1))
-
-
-def _sample_ratio(sums: np.ndarray, numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    return np.asarray(sums[samples].sum(axis=1) / numbers[samples].sum(axis=1))

@@ -60,6 +60,16 @@ def resample(scores: Mapping[str, Score], rows: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts) for name, parts in sampled.items()}
 
 
+def sample_mean(values: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return the mean over each sample of the rows, given a value of each: row numbers [samples, rows] -> [samples]."""
+    return np.asarray(values[samples].mean(axis=1))
+
+
+def sample_ratio(sums: np.ndarray, numbers: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Return the ratio of two sums over each sample of the rows: row numbers [samples, rows] -> [samples]."""
+    return np.asarray(sums[samples].sum(axis=1) / numbers[samples].sum(axis=1))
+
+
 def percentile(resampled: np.ndarray) -> Interval:
     """Return the bootstrap's percentile interval (Efron and Tibshirani 1993, chapter 13)."""
     low, high = np.quantile(resampled, [0.025, 0.975])

@@ -28,13 +28,12 @@ from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
 
 if TYPE_CHECKING:  # a run without an engine imports nothing of it
     from mezo_cli.engine.engine import Engine
-
-_VOCABULARY_CHUNK = 8192  # rows of the head that are perturbed and multiplied at a time; bounds the memory
 
 
 class CausalLabelScorer(Classification):
@@ -53,7 +52,7 @@ class CausalLabelScorer(Classification):
         head = vocabulary_head(model)
         if head is None:
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")
-        self._head = head
+        self._head = VocabularyHead(head, forward)
         words = [tuple(word) for word in label_ids]
         word_starts = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
         tokens = sorted({token for word in words for token in word})
@@ -76,7 +75,7 @@ class CausalLabelScorer(Classification):
         family = find_decoder_family(model)
         self.supports_paired_forward = family is not None
         if family is not None:
-            self.frozen = FrozenLayers(model, forward, extra_tokens=len(word_starts))
+            self.frozen = FrozenLayers(model, forward, lambda row: len(row.input_ids) + len(word_starts))
             use_packed_attention(model)
             LastDecoderLayer(self.frozen.last_layer, family)
         forward.unpatch(head)
@@ -155,7 +154,7 @@ class CausalLabelScorer(Classification):
         for index, (word_starts, _) in enumerate(self._word_tokens):
             if len(word_starts) > 1:
                 raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
-        return self._head, self._head_rows[torch.cat([rows for _, rows in self._word_tokens])]
+        return self._head.head, self._head_rows[torch.cat([rows for _, rows in self._word_tokens])]
 
     def _select_positions(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
         """Keep only the hidden states that the head scores: [signs, 1 + word starts, rows, width].
@@ -168,30 +167,12 @@ class CausalLabelScorer(Classification):
     def _score_words(self, hidden: Tensor) -> Tensor:
         """Replace the head's forward: [signs, 1 + word starts, rows, width] -> [signs, rows, labels], float32."""
         if self._whole_vocabulary:
-            return self._row_logits(hidden[:, 0], torch.arange(len(self._head.weight), device=hidden.device))
-        logits = self._row_logits(hidden, self._head_rows)
+            return self._head.logits(hidden[:, 0], torch.arange(self._head.words, device=hidden.device))
+        logits = self._head.logits(hidden, self._head_rows)
         if self._word_starts:
-            log_probs = logits[:, 1:] - self._normalizer(hidden[:, 1:]).unsqueeze(-1)
+            log_probs = logits[:, 1:] - self._head.log_normalizer(hidden[:, 1:]).unsqueeze(-1)
             logits = torch.cat([logits[:, :1], log_probs], dim=1)
         return torch.stack([logits[:, word_starts, :, rows].sum(0) for word_starts, rows in self._word_tokens], dim=-1)
-
-    def _row_logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Multiply hidden states, [signs, positions, batch rows, width], by some rows of the head.
-
-        Computed in float32 whatever the compute dtype is: labels' scores differ by little against their size.
-        """
-        weight = self.forward.perturbed_weight(self._head.weight, rows, torch.float32)
-        logits = hidden @ (weight if weight.dim() == 2 else weight.unsqueeze(1)).mT
-        if self._head.bias is not None:
-            bias = self.forward.perturbed_weight(self._head.bias, rows, torch.float32)
-            logits = logits + (bias if bias.dim() == 1 else bias[:, None, None])
-        return logits
-
-    def _normalizer(self, hidden: Tensor) -> Tensor:
-        """Return the log of the sum of exponentials over the whole vocabulary: [signs, word starts, rows]."""
-        vocabulary = torch.arange(len(self._head.weight), device=hidden.device)
-        parts = [self._row_logits(hidden, rows).logsumexp(-1) for rows in vocabulary.split(_VOCABULARY_CHUNK)]
-        return torch.stack(parts).logsumexp(0)
 
 
 def _label_log_probs(objective: Classification, batch: Batch) -> Tensor:

@@ -73,8 +73,8 @@ def count_predictions(scores: "Tensor", labels: "Tensor") -> "Tensor":
     import torch.nn.functional as F
 
     count = scores.shape[-1]
-    predicted = _in_float64(F.one_hot(scores.argmax(dim=-1), count))
-    counts = _in_float64(F.one_hot(labels, count)).mT @ predicted
+    predicted = in_float64(F.one_hot(scores.argmax(dim=-1), count))
+    counts = in_float64(F.one_hot(labels, count)).mT @ predicted
     return torch.where(scores.isfinite().all(), counts, float("nan"))
 
 
@@ -82,7 +82,7 @@ def _cross_entropy(scores: "Tensor", labels: "Tensor") -> "Tensor":
     """Return the negative log-likelihood of the right label among the labels."""
     import torch.nn.functional as F
 
-    return F.cross_entropy(_in_float64(scores), labels, reduction="none")
+    return F.cross_entropy(in_float64(scores), labels, reduction="none")
 
 
 def _accuracy_loss(counts: "Tensor") -> "Tensor":
@@ -96,7 +96,7 @@ def _f1_loss(counts: "Tensor") -> "Tensor":
     return 1.0 - (of_each[1:] if len(counts) == 2 else of_each).mean()
 
 
-def _in_float64(values: "Tensor") -> "Tensor":
+def in_float64(values: "Tensor") -> "Tensor":
     """Return values in float64; in float32 on MPS, which has no float64."""
     return values.float() if values.device.type == "mps" else values.double()
 

@@ -1,14 +1,14 @@
 """The settings of the built-in objectives that have more than a name and a loss. Nothing here imports torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError
+from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError, TaskConfig
 from mezo_cli.config.values import Number
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.rewards.spec import RewardSpec, check_unchanged, parse
@@ -21,6 +21,70 @@ NO_REWARD = (
     "MEZO_REWARD (a run does not store it)"
 )
 NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
+
+
+@dataclass(frozen=True)
+class ChoiceConfig(ObjectiveConfig):
+    """Settings of objective choice.
+
+    Attributes:
+        loss: cross_entropy: over the scores of a row's candidates; lm: cross-entropy of the tokens of the right
+            candidates, averaged over all of them in the batch; accuracy: 1 - accuracy, which has no gradient.
+        normalize: the score of a candidate is the mean of its tokens' log-probabilities, or their sum.
+    """
+
+    needs_labels: ClassVar[bool] = False
+
+    loss: Literal["cross_entropy", "lm", "accuracy"] = "cross_entropy"
+    normalize: Literal["mean", "sum"] = "mean"
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The accuracy alone."""
+        return ["accuracy"]
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the loss has a gradient."""
+        return self.loss != "accuracy"
+
+    def data_task(self, task: TaskConfig) -> TaskConfig:
+        """Return the task with its labels, which number the candidates; without them where rows list candidates."""
+        return task if task.choice.each is None else replace(task, labels=[])
+
+    def check_task(self, task: TaskConfig) -> None:
+        """Reject a task without candidates, and labels that do not number them.
+
+        Raises:
+            SettingError: with the key that is missing, or wrong.
+        """
+        choice, name = task.choice, f"task '{task.name}'"
+        if choice.prompt is None:
+            why = f"{name} has no prompt with candidates (objective={self.name})"
+            raise SettingError("task.choice.prompt", f"{why}: set task.choice.prompt and task.choice.candidates")
+        for given, missing in (("each", "right"), ("right", "each")):
+            if getattr(choice, given) is not None and getattr(choice, missing) is None:
+                why = f"{name}: task.choice.{given} needs task.choice.{missing}"
+                raise SettingError(
+                    f"task.choice.{missing}", f"{why}: each lists a row's texts, right has the right one"
+                )
+        count = len(choice.candidates)
+        if choice.each is not None and count != 1:
+            why = f"{name}: task.choice.candidates has {count} templates; with task.choice.each it needs one"
+            raise SettingError("task.choice.candidates", f"{why}, with {{candidate}}")
+        if choice.each is None and (count < 2 or count != len(task.labels)):
+            why = f"{name}: {count} task.choice.candidates for {len(task.labels)} labels ({join(task.labels)})"
+            raise SettingError("task.choice.candidates", f"{why}; give one for each, in the same order, two or more")
+
+    def check(self, config: "Config") -> None:
+        """Reject rows whose loss only text that is generated can measure.
+
+        Raises:
+            SettingError: with the key.
+        """
+        if config.data.keep is not None:
+            why = "objective=choice does not read it, only objective=generate"
+            raise SettingError("data.keep", f"data.keep={config.data.keep}: {why}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Nothing here imports torch.
 """
 
+from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 from mezo_cli.tasks.cls import ClsEncoder
 from mezo_cli.tasks.encoder import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
@@ -11,6 +12,8 @@ from mezo_cli.tasks.mlm import MlmEncoder, label_word_ids
 from mezo_cli.tasks.template import Template
 
 __all__ = [
+    "ChoiceEncoder",
+    "ChoiceRow",
     "ClassificationEncoder",
     "ClsEncoder",
     "GenerateEncoder",

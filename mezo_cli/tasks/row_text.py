@@ -15,6 +15,7 @@ from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.tasks.template import Sentence, parse_text
 
 _PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
+CANDIDATE = "candidate"  # in a template of `task.choice.candidates`: a text of `task.choice.each`
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 
 
@@ -125,6 +126,52 @@ class RowTexts:
         """The columns that the answer and the gold texts read."""
         paths = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
         return list(dict.fromkeys(path.column for path in paths))
+
+
+class ChoiceTexts:
+    """The templates of a task's `choice`, parsed.
+
+    Attributes:
+        prompt: the prompt's.
+        candidates: one per candidate; with `each` one, which is rendered for each text of that list.
+        each: the list of texts; None: a row has all of `candidates`.
+        right: the right one of them, or several; None without `each`.
+
+    Raises:
+        UserError: for a template that cannot be parsed, and one that reads a column that rows with a label do not have.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.choice, f"task '{task.name}', task.choice"
+        self.prompt = RowTemplate(settings.prompt or "", f"{where}.prompt")
+        self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
+        self.each = None if settings.each is None else ColumnPath.parse(settings.each, f"{where}.each")
+        self.right = None if settings.right is None else ColumnPath.parse(settings.right, f"{where}.right")
+        unknown = [name for name in self.prompt_columns if self.each is None and name not in task.columns]
+        if unknown:
+            near = did_you_mean(unknown[0], task.columns)
+            raise UserError(f"{where}: unknown column '{unknown[0]}'{near}; task.columns are {join(task.columns)}")
+        if self.each is not None and not any(path.column == CANDIDATE for path in self.candidates[0].paths):
+            raise UserError(f"{where}.candidates {settings.candidates[0]!r}: no {{{CANDIDATE}}}: all would be the same")
+
+    @property
+    def prompt_columns(self) -> list[str]:
+        """The columns that the prompt and the candidates read."""
+        templates = (self.prompt, *self.candidates)
+        columns = [path.column for template in templates for path in template.paths]
+        if self.each is not None:
+            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
+        return list(dict.fromkeys(columns))
+
+    @property
+    def answer_columns(self) -> list[str]:
+        """The column that says which candidate is right."""
+        return [] if self.right is None else [self.right.column]
+
+
+def row_texts(task: TaskConfig) -> RowTexts | ChoiceTexts:
+    """Return the templates of a task whose rows are read without labels (`Config.data_task`)."""
+    return RowTexts(task) if task.choice.prompt is None else ChoiceTexts(task)
 
 
 def gold_texts(path: ColumnPath, columns: Mapping[str, Any], where: str) -> tuple[str, ...]:

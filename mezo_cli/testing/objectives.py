@@ -84,9 +84,9 @@ class Conformance:
 
     def row(self, config: Config, text: str, where: str = "") -> Example:
         """Return a row of a text, without a label. A task without labels has it in each column."""
-        if config.objective.needs_labels:
+        if config.data_task.labels:
             return Example((text,) * len(config.task.columns), 0, where)
-        return Example((), -1, where, dict.fromkeys(read_columns(config.task), text))
+        return Example((), -1, where, dict.fromkeys(read_columns(config.data_task), text))
 
     # --- what it declares ---
 

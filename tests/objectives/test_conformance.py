@@ -39,6 +39,12 @@ def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.decoder(tmp_path_factory.mktemp("bloom"), "bloom")
 
 
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for decoders, each made when it is first asked for."""
+    return tmp_path_factory.mktemp("decoders")
+
+
 class TestMlm(objectives.Conformance):
     name = "mlm"
 
@@ -81,6 +87,54 @@ class TestLmPadded(objectives.Conformance):
     @pytest.fixture
     def settings(self, bloom: Path) -> list[str]:
         return [f"model.path={bloom}", "task.lm.label_words=[rather bad,rather very good]"]
+
+
+class TestChoice(objectives.Conformance):
+    """Candidates of one and several tokens; Llama's keys have rotary positions, and heads that share them."""
+
+    name = "choice"
+    model = "llama"
+    loss = "cross_entropy"
+
+    @pytest.fixture
+    def settings(self, decoders: Path) -> list[str]:
+        if not (decoders / self.model).exists():
+            tiny.decoder(decoders / self.model, self.model)
+        prompt = [
+            "task.choice.prompt='{sentence|strip} It was '",
+            "task.choice.candidates=[' terrible',' rather good']",
+        ]
+        return [f"model.path={decoders / self.model}", f"objective.loss={self.loss}", *prompt]
+
+    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
+        """Return the cross-entropy over the mean log-probabilities of the candidates, each by itself."""
+        means = [[log_probs(plain, row, ids).mean() for ids in row.candidates] for row in rows]
+        return F.cross_entropy(
+            torch.stack([torch.stack(of_row) for of_row in means]), torch.tensor([row.label for row in rows])
+        )
+
+
+class TestChoiceLm(TestChoice):
+    """The likelihood of the right candidates, by counts of tokens; OPT's positions are learned."""
+
+    model = "opt"
+    loss = "lm"
+
+    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
+        return -torch.cat([log_probs(plain, row, row.candidates[row.label]) for row in rows]).mean()
+
+
+class TestChoicePadded(TestChoice):
+    """A decoder family that is not packed."""
+
+    model = "bloom"
+
+
+def log_probs(plain: LoadedModel, row: Any, candidate: Any) -> Tensor:
+    """Return the log-probability of each token of a candidate after the prompt, by a model's own forward."""
+    ids = torch.tensor([*row.input_ids, *candidate])
+    logits = plain.model(input_ids=ids[None]).logits[0, -len(candidate) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(candidate)), ids[-len(candidate) :]]
 
 
 class TestGenerateReward(objectives.Conformance):

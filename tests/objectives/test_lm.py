@@ -154,7 +154,7 @@ def test_shared_prefixes_are_computed_once() -> None:
 def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
     ours = ready(gpt2, label_words(WORDS["mixed"]))
     whole = scores(ours, SENTENCES)
-    monkeypatch.setattr("mezo_cli.objectives.lm._VOCABULARY_CHUNK", 17)
+    monkeypatch.setattr("mezo_cli.objectives.vocabulary._ROWS", 17)
     torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
 
 

@@ -1,0 +1,247 @@
+"""Objective `choice`: which of a row's candidates most likely continues its prompt (paper, section 3.2: OPT).
+
+The score of a candidate is the mean of the log-probabilities of its tokens after the prompt, normalized over the whole
+vocabulary, or their sum (`objective.normalize`). The losses: cross-entropy over the scores of the row's candidates;
+`lm`, cross-entropy of the right candidate's tokens, averaged over those of all rows (COPA and ReCoRD in the paper); and
+accuracy. A row may have several right candidates: any counts as right, the first is trained.
+
+A prompt is computed once for all of its candidates (packed_choices.py).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
+from mezo_cli.models import CAUSAL_LM, LoadedModel
+from mezo_cli.models.output_head import vocabulary_head
+from mezo_cli.objectives import packed_choices
+from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.families import find_decoder_family
+from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.intervals import Score, sample_mean, sample_ratio
+from mezo_cli.objectives.losses import cross_entropy, in_float64
+from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.objectives.settings import ChoiceConfig
+from mezo_cli.objectives.vocabulary import VocabularyHead
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
+
+# What an evaluation follows from: `lm_loss` is minus the log-probability of the right candidate's tokens.
+VALUES = ("cross_entropy", "right", "lm_loss", "tokens")
+
+
+class Choice(Objective):
+    """Scores the candidates of each row."""
+
+    model_kind = CAUSAL_LM
+    encoder_class = ChoiceEncoder
+    settings = ChoiceConfig
+
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        assert isinstance(config.objective, ChoiceConfig)
+        self._own, model = config.objective, loaded.model
+        self.loss_from_counts = self._own.loss == "lm"
+        head = vocabulary_head(model)
+        if head is None:
+            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=choice needs one")
+        self._head = VocabularyHead(head, forward)
+        self._batch: Batch | None = None
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
+        self.supports_paired_forward = find_decoder_family(model) is not None
+        if self.supports_paired_forward:
+            self.frozen = FrozenLayers(model, forward, lambda row: row.tokens, reads=False)
+            use_packed_attention(model)
+        forward.unpatch(head)
+        head.forward = self._score_tokens  # type: ignore[method-assign,assignment]
+
+    # --- batches ---
+
+    def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
+        """Lay out prompts and candidates for one forward."""
+        return (packed_choices.pack if self.supports_paired_forward else packed_choices.pad)(rows)
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
+        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
+            return False
+        return sum(row.tokens for row in batch.rows) <= self.forward.paired_tokens
+
+    @classmethod
+    def check_rows(cls, encoder: Any) -> list[ChoiceRow]:
+        """Return two short rows of tokens that any text may have."""
+        prompts, words = (
+            [tuple(encoder.tokenizer.encode(text, add_special_tokens=False)) or (0,) for text in texts]
+            for texts in (("a", "a b c"), ("b", "c d e"))
+        )
+        return [ChoiceRow(ids, tuple(words), tuple(map(len, words)), ("", ""), (1,)) for ids in prompts]
+
+    # --- scores ---
+
+    def _log_probs(self, batch: Batch) -> Tensor:
+        """Return the sum of the log-probabilities of each candidate's tokens, 0 where a row has fewer candidates.
+
+        Returns:
+            float64 [signs, rows, most candidates].
+        """
+        if self.frozen is not None:
+            return packed_logits(self.model, self.forward, self.frozen, batch, self._inputs_of)
+        log_probs: Tensor = self.model(**self._inputs_of(batch)).logits
+        return log_probs
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
+        return self._scores_of(self._log_probs(batch), batch)
+
+    def _scores_of(self, log_probs: Tensor, batch: Batch) -> Tensor:
+        counts = batch.layout["counts"]
+        scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
+        return scores.masked_fill(counts == 0, -math.inf)
+
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        """Return the model's keyword arguments for a batch, whose tokens the head then scores."""
+        if batch is not self._batch:  # a step may ask twice for the same batch
+            layout = batch.layout
+            if self.supports_paired_forward:
+                self._inputs = packed_choices.packed_inputs(layout)
+            else:
+                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
+            self._batch = batch
+        return {**self._inputs, "use_cache": False}
+
+    def _score_tokens(self, states: Tensor) -> Tensor:
+        """Replace the head's forward: hidden states of all tokens -> `_log_probs`."""
+        assert self._batch is not None
+        layout = self._batch.layout
+        states = states if self.supports_paired_forward else states.flatten(0, 1).unsqueeze(0)
+        hidden = states[:, layout["read"]].float()
+        read_of, counts = layout["read_of"], layout["counts"]
+        logits = self._head.token_logits(hidden, read_of, layout["token_of"], layout["head_rows"])
+        normalizer = self._head.log_normalizer(hidden.unsqueeze(1)).squeeze(1)
+        # In float64 the normalizer cancels where candidates are single tokens.
+        log_probs = in_float64(logits) - in_float64(normalizer)[:, read_of]
+        slots = layout["slots"]
+        is_token = torch.arange(slots.shape[-1], device=slots.device) < counts.unsqueeze(-1)
+        return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
+
+    def outputs(self, batch: Batch) -> Tensor:
+        """Return the mean log-probability of the candidate that is trained, and the mean of all candidates'.
+
+        Returns:
+            float32 [rows, 2], or [2, rows, 2] under both signs of a perturbation.
+        """
+        counts = batch.layout["counts"]
+        means = self._log_probs(batch) / counts.clamp(min=1)
+        of_all = means.sum(-1) / (counts > 0).sum(-1)
+        return torch.stack([_of_trained(means, batch), of_all], dim=-1).float().squeeze(0)
+
+    @classmethod
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[ChoiceRow], encoder: Any) -> Tensor:
+        """Return the same by the model's own forward, one candidate at a time."""
+        outputs = []
+        for row in rows:
+            means = torch.stack([_plain_log_probs(loaded, row, number).mean() for number in range(len(row.candidates))])
+            outputs.append(torch.stack([means[row.label], means.mean()]))
+        return torch.stack(outputs)
+
+    # --- losses ---
+
+    def row_losses(self, batch: Batch) -> Tensor:
+        """Return the loss of each row, [1, rows] or [2, rows]: cross-entropy, or 1 for a wrong prediction."""
+        scores = self.scores(batch)
+        if self._own.loss == "accuracy":
+            return 1.0 - _is_right(scores, batch)
+        assert cross_entropy.of_rows is not None
+        return torch.stack([cross_entropy.of_rows(of_sign, batch.labels) for of_sign in scores])
+
+    def counts(self, batch: Batch) -> Tensor:
+        """Return minus the log-probabilities of the tokens of all right candidates, and their number: [signs, 2]."""
+        trained = _of_trained(self._log_probs(batch), batch)
+        tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
+        return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
+
+    def from_counts(self, counts: Tensor) -> Tensor:
+        """Return the mean over the tokens: [1] or [2]."""
+        return counts[:, 0] / counts[:, 1]
+
+    # --- evaluations ---
+
+    def measure(self, batch: Batch) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Return `VALUES` of each row, and a record: prompt, candidates, their scores, the prediction.
+
+        The record's probabilities are the softmax of the scores.
+        """
+        assert cross_entropy.of_rows is not None
+        log_probs = self._log_probs(batch)
+        scores = self._scores_of(log_probs, batch)
+        tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
+        values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
+        values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]
+        said = zip(batch.rows, scores[0].tolist(), scores[0].softmax(-1).tolist(), strict=True)
+        return torch.stack(values, dim=1), [self._record(*row) for row in said]
+
+    def _record(self, row: ChoiceRow, scores: Sequence[float], probabilities: Sequence[float]) -> dict[str, Any]:
+        count = len(row.texts)
+        record = {
+            "prompt": self.encoder.decode(row),
+            "candidates": list(row.texts),
+            "scores": scores[:count],
+            "probabilities": probabilities[:count],
+            "prediction": row.texts[max(range(count), key=scores.__getitem__)],
+        }
+        if row.right:  # a row to predict has none
+            right = [row.texts[number] for number in row.right]
+            record |= {"right": right, "accuracy": float(record["prediction"] in right)}
+        return record
+
+    def assess(
+        self, values: Tensor, rows: Sequence[ChoiceRow], records: Sequence[Mapping[str, Any]] | None = None
+    ) -> Evaluation:
+        """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
+        columns = dict(zip(VALUES, values.double().numpy().T, strict=True))
+        right = columns["right"]
+        samples: dict[str, Score] = {
+            "cross_entropy": partial(sample_mean, columns["cross_entropy"]),
+            "lm": partial(sample_ratio, columns["lm_loss"], columns["tokens"]),
+            "accuracy": partial(sample_mean, 1.0 - right),
+        }
+        of_loss, accuracy = samples[self._own.loss], float(right.mean())
+        loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
+        return Evaluation(
+            loss=loss,
+            metrics={"accuracy": accuracy},
+            values=values,
+            records=list(records or []),
+            samples={"loss": of_loss},
+            right={"accuracy": right == 1.0},
+            text=f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}",
+        )
+
+
+def _of_trained(values: Tensor, batch: Batch) -> Tensor:
+    """Return the values of the candidates that are trained: [signs, rows, candidates] -> [signs, rows]."""
+    return values.gather(-1, batch.labels.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
+
+
+def _is_right(scores: Tensor, batch: Batch) -> Tensor:
+    """Return 1 for each row whose prediction is right, else 0, nan where a score is not finite: [signs, rows]."""
+    right = batch.layout["right"].expand(scores.shape).gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
+    is_finite = (scores.isfinite() | (batch.layout["counts"] == 0)).all(-1)
+    return torch.where(is_finite, right.to(scores), math.nan)
+
+
+def _plain_log_probs(loaded: LoadedModel, row: ChoiceRow, number: int) -> Tensor:
+    """Return the log-probabilities of a candidate's tokens by the model's own forward, of the row with it alone."""
+    ids = torch.tensor([*row.input_ids, *row.candidates[number]]).to(loaded.device)
+    scored = ids[-row.scored[number] :]
+    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()
+    return logits[-len(scored) - 1 : -1].log_softmax(-1).gather(1, scored.unsqueeze(1))

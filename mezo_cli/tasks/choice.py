@@ -1,0 +1,188 @@
+"""Encode prompts and the candidates that may continue them (objective choice; paper, appendix E.2: OPT's tasks).
+
+- White space before a prompt and spaces after it are dropped, and spaces after a candidate.
+- A candidate is tokenized together with its prompt, as one text. Its tokens are the last ones of that text: as many as
+  it has more than the prompt alone. So where prompt and candidate merge, the tokens are those of the published code.
+- Candidates share the tokens that all of these texts begin with. Nearly always that is the prompt.
+- The prompt starts with what the tokenizer itself puts before a text: OPT's </s>, Llama's <s>, nothing for GPT-2.
+- A row that is too long is refused, or loses the start of its prompt, but for the first token. All of its candidates
+  have the same prompt: the one that leaves room for the longest.
+"""
+
+import copy
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.errors import UserError, join
+from mezo_cli.tasks.encoder import UNBOUNDED, InputEncoder, describe_row, max_row_length, start_ids, tokenize
+from mezo_cli.tasks.row_text import CANDIDATE, ChoiceTexts, describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    """One tokenized row of a task with `choice`.
+
+    Attributes:
+        input_ids: the tokens that all candidates follow, one or more (int32): the prompt.
+        candidates: the tokens of each candidate after these (int32).
+        scored: how many of them, at the end, are scored: all, unless the candidate merged with the end of the prompt.
+        texts: the text of each candidate.
+        right: the numbers of the right candidates, of which the first is trained; empty for a row to predict.
+        cut: whether the prompt lost its start.
+    """
+
+    input_ids: Sequence[int]
+    candidates: tuple[Sequence[int], ...]
+    scored: tuple[int, ...]
+    texts: tuple[str, ...]
+    right: tuple[int, ...]
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_ids", array("i", self.input_ids))
+        object.__setattr__(self, "candidates", tuple(array("i", ids) for ids in self.candidates))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the prompt and all candidates."""
+        return len(self.input_ids) + sum(map(len, self.candidates))
+
+    @property
+    def position(self) -> int:
+        """The last token of the prompt."""
+        return len(self.input_ids) - 1
+
+    @property
+    def label(self) -> int:
+        """The number of the candidate that is trained; 0 for a row to predict."""
+        return self.right[0] if self.right else 0
+
+
+class ChoiceEncoder(InputEncoder[ChoiceRow]):
+    """A task's prompts and candidates for a decoder.
+
+    Attributes:
+        max_length: the most tokens of a prompt and its longest candidate.
+
+    Raises:
+        UserError: for a template that cannot be parsed.
+    """
+
+    when_cut = "{lost} lose the start of their prompt"
+
+    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+        super().__init__(task, tokenizer)
+        self._texts = ChoiceTexts(task)
+        self._cuts, self._has_answers = task.choice.too_long == "cut", True
+        self._start = start_ids(tokenizer)
+        self.max_length = max_row_length(tokenizer, task.choice.max_length or UNBOUNDED)
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[ChoiceRow]:
+        """Tokenize prompts alone, and together with each of their candidates."""
+        where = [describe_row(self.task, example) for example in examples]
+        columns = [example.columns or dict(zip(self.task.columns, example.texts, strict=True)) for example in examples]
+        prompts = [self._texts.prompt.render(*row).lstrip().rstrip(" ") for row in zip(columns, where, strict=True)]
+        candidates = [self._candidates(*row) for row in zip(columns, where, strict=True)]
+        texts = [(prompt + text).lstrip() for prompt, row in zip(prompts, candidates, strict=True) for text in row]
+        all_prompt_ids, all_ids = tokenize(prompts, self.tokenizer), iter(tokenize(texts, self.tokenizer))
+        rows = zip(examples, columns, candidates, all_prompt_ids, where, strict=True)
+        for example, row, of_row, prompt_ids, place in rows:
+            right = self._right(example, row, place) if self._has_answers else ()
+            yield self._fit(prompt_ids, [next(all_ids) for _ in of_row], of_row, right, place)
+
+    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[ChoiceRow], list[bool]]:
+        """Encode rows to predict, without the right candidates, and return for each whether it was cut to fit."""
+        other = copy.copy(self)
+        other._has_answers, other._cuts = False, True
+        rows = other.encode_all(examples)
+        return rows, [row.cut for row in rows]
+
+    def decode(self, row: ChoiceRow) -> str:
+        """Return the prompt as the model sees it, special tokens included."""
+        return self.decode_ids(row.input_ids)
+
+    def _items(self, columns: Mapping[str, Any], where: str) -> list[str]:
+        """Return the texts of `task.choice.each`.
+
+        Raises:
+            UserError: for anything but a list of texts, and for an empty one.
+        """
+        assert self._texts.each is not None
+        value = self._texts.each.find(columns, where)
+        if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+            what = f"task.choice.each={self._texts.each.text} {describe(value)}"
+            raise UserError(f"{where}: {what}; it must be a list of texts, one or more")
+        return value
+
+    def _candidates(self, columns: Mapping[str, Any], where: str) -> list[str]:
+        """Return the texts of a row's candidates.
+
+        Raises:
+            UserError: for one that is empty.
+        """
+        if self._texts.each is None:
+            texts = [template.render(columns, where) for template in self._texts.candidates]
+        else:
+            template, items = self._texts.candidates[0], self._items(columns, where)
+            texts = [template.render({**columns, CANDIDATE: item}, where) for item in items]
+        empty = next((number for number, text in enumerate(texts) if not text.strip()), None)
+        if empty is not None:
+            raise UserError(f"{where}: candidate {empty + 1} of {len(texts)} is empty")
+        return [text.rstrip(" ") for text in texts]
+
+    def _right(self, example: Example, columns: Mapping[str, Any], where: str) -> tuple[int, ...]:
+        """Return the numbers of the right candidates.
+
+        Raises:
+            UserError: when there is none.
+        """
+        if self._texts.right is None:
+            return (example.label,)
+        value, items = self._texts.right.find(columns, where), self._items(columns, where)
+        wanted = value if isinstance(value, list) else [value]
+        if not wanted or not all(isinstance(one, str) and one.strip() for one in wanted):
+            what = f"task.choice.right={self._texts.right.text} {describe(value)}"
+            raise UserError(f"{where}: {what}; it must be a text or a list of texts, none of them empty")
+        numbers = dict.fromkeys(number for text in wanted for number, item in enumerate(items) if item == text)
+        if not numbers:
+            raise UserError(f"{where}: the right one, {join(wanted)}, is not among the {len(items)} candidates")
+        return tuple(numbers)
+
+    def _fit(
+        self, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str], right: tuple[int, ...], where: str
+    ) -> ChoiceRow:
+        """Return the row, given the tokens of its prompt and those of the prompt with each candidate, cut to the limit.
+
+        Raises:
+            UserError: for a row that is too long, if it may not be cut, and for a candidate without tokens or room.
+        """
+        scored = [len(ids) - len(prompt_ids) for ids in all_ids]
+        if min(scored) < 1:
+            shown = texts[scored.index(min(scored))]
+            raise UserError(f"{where}: the candidate {shown[:40]!r} adds no token to the prompt; change their border")
+        contexts = [ids[: len(ids) - count] for ids, count in zip(all_ids, scored, strict=True)]
+        first, last = min(contexts), max(contexts)  # what these two begin with, all in between do
+        pairs = enumerate(zip(first, last, strict=False))
+        common = next((number for number, (a, b) in pairs if a != b), min(len(first), len(last)))
+        prompt, candidates = [*self._start, *all_ids[0][:common]], [ids[common:] for ids in all_ids]
+        if not prompt:
+            raise UserError(f"{where}: the prompt is empty, so nothing can follow it")
+        longest = max(candidates, key=len)
+        room, kept = self.max_length - len(longest), max(1, len(self._start))
+        is_cut = len(prompt) > room
+        if is_cut and not self._cuts:
+            why = f"{len(prompt)} tokens of prompt and {len(longest)} of a candidate; the limit is {self.max_length}"
+            raise UserError(f"{where}: {why}; shorten the row, or give task.choice.too_long=cut")
+        if room < kept:
+            shown = texts[candidates.index(longest)][:40]
+            why = f"the candidate {shown!r} has {len(longest)} tokens, and the limit is {self.max_length}"
+            raise UserError(f"{where}: {why}: it would be cut, or leave no room for a prompt (task.choice.max_length)")
+        if is_cut:
+            prompt = [*prompt[:kept], *prompt[len(prompt) - (room - kept) :]]
+        return ChoiceRow(prompt, tuple(candidates), tuple(scored), tuple(texts), right, is_cut)
