@@ -138,6 +138,7 @@ def test_every_key_can_be_overridden() -> None:
             rows[number].append(f"{registry.key}={choice}")
             rows[number] += overrides_of(settings_class(base, choice), f"{registry.key}.")
             rows[number] += ["task=demo-arithmetic"] if choice == "generate" else []
+            rows[number] += ["task.choice.prompt=x", "task.choice.candidates=[a,b]"] if choice == "choice" else []
     for words in rows:
         build_config([*([] if any(word.startswith("data=") for word in words) else ["data=demo"]), *words])
 
