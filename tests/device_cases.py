@@ -46,6 +46,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "model.cache_bytes=0",
         "micro_batch_size=2",
     ),
+    "choice-mezo": (
+        "objective=choice",
+        "model=llama",
+        "optimizer=mezo",
+        "task.choice.prompt='{sentence|strip} It was'",
+        "task.choice.candidates=[' bad',' rather good']",
+    ),
     "lm-es": ("objective=lm", "model=opt", "optimizer=es", "optimizer.members=2"),
     "cls-fzoo": ("objective=cls", "model=bert", "optimizer=fzoo", "optimizer.members=2"),
     "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),

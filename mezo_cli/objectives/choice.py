@@ -186,17 +186,19 @@ class Choice(Objective):
         tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
         values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
         values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]
-        said = zip(batch.rows, scores[0].tolist(), scores[0].softmax(-1).tolist(), strict=True)
-        return torch.stack(values, dim=1), [self._record(*row) for row in said]
+        table = torch.cat([torch.stack(values, dim=1), scores[0]], dim=1).cpu()  # the one wait for the device
+        said = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
+        return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in said]
 
-    def _record(self, row: ChoiceRow, scores: Sequence[float], probabilities: Sequence[float]) -> dict[str, Any]:
-        count = len(row.texts)
+    def _record(self, row: ChoiceRow, padded: np.ndarray) -> dict[str, Any]:
+        scores = padded[: len(row.texts)]
+        weights = np.exp(scores - scores.max())
         record = {
             "prompt": self.encoder.decode(row),
             "candidates": list(row.texts),
-            "scores": scores[:count],
-            "probabilities": probabilities[:count],
-            "prediction": row.texts[max(range(count), key=scores.__getitem__)],
+            "scores": scores.tolist(),
+            "probabilities": (weights / weights.sum()).tolist(),
+            "prediction": row.texts[int(scores.argmax())],
         }
         if row.right:  # a row to predict has none
             right = [row.texts[number] for number in row.right]

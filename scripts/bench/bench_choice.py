@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def make_folder(folder: Path, shape: str) -> Path:
     """Save a random OPT with a tokenizer of one word per token."""
     width, layers, heads = SHAPES[shape]
     torch.manual_seed(0)
-    sizes = {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": 4 * width}
+    sizes: dict[str, Any] = {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": 4 * width}
     OPTForCausalLM(OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, **sizes)).save_pretrained(folder)
     words = models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>")
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="<unk>").save_pretrained(folder)
@@ -85,14 +86,15 @@ def split(rows: Sequence[ChoiceRow]) -> list[ChoiceRow]:
 def losses(session: Session, rows: Sequence[ChoiceRow], size: int) -> tuple[float, torch.Tensor]:
     """Return the seconds of a step's two losses in batches of `size` rows, and the scores of all candidates."""
     batches = [session.objective.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
-    device, objective, scores = session.loaded.device, session.objective, []
+    device, scores = session.loaded.device, list[torch.Tensor]()
+    objective: Any = session.objective
     start = CLOCK()
     with torch.no_grad(), session.forward.perturbed(Direction(1, 0), 1e-3):
         for batch in batches:
             if objective.fits_paired_forward(batch):
                 scores.append(objective.scores(batch))
             else:
-                scores.append(session.forward.forward_per_sign(lambda of=batch: objective.scores(of)[0]))
+                scores.append(session.forward.forward_per_sign(partial(objective.scores, batch)).flatten(0, 1))
         together = torch.cat([part.flatten(1) for part in scores], dim=1).cpu()
     if device.type == "cuda":
         torch.cuda.synchronize()
