@@ -81,9 +81,8 @@ def measure_rows(
     numbers = [i for batch in batches[first::step] for i in batch]
     if ranks is not None:
         parts, records, numbers = _gather(ranks, batches, parts, records)
-    measured = torch.cat(parts)
-    places = torch.tensor(numbers).argsort()
-    return measured[places], rows, [records[i] for i in places.tolist()] if records else []
+    places = np.argsort(numbers)
+    return torch.cat(parts)[torch.from_numpy(places)], rows, [records[i] for i in places] if records else []
 
 
 def batches_by_length(objective: "Objective", rows: Sequence[Any]) -> list[list[int]]:
