@@ -80,7 +80,7 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         super().__init__(task, tokenizer)
         self._texts = ChoiceTexts(task)
         self._cuts, self._has_answers = task.choice.too_long == "cut", True
-        self._start = start_ids(tokenizer)
+        self._start = start_ids(tokenizer, task.bos_token_id)
         self.max_length = max_row_length(tokenizer, task.choice.max_length or UNBOUNDED)
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[ChoiceRow]:
