@@ -5,7 +5,7 @@ A classification head is trained and saved with each method. `peft` is imported 
 
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
@@ -20,7 +21,7 @@ from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.initial_state import fingerprint
 from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
 from mezo_cli.models.parameter_names import base_name
-from mezo_cli.models.quantized import describe
+from mezo_cli.models.quantized import describe, row_factors
 from mezo_cli.models.stored_tensors import read_tensors
 
 WEIGHTS = "adapter_model.safetensors"
@@ -41,17 +42,27 @@ class Adapter:
     base: str
     quantized: str = "none"
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter alone, in the layout that `peft` loads."""
-        from peft import get_peft_model_state_dict
+    def save(self, folder: Path, config: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Write the adapter alone, in the layout that `peft` loads.
 
+        Args:
+            folder: is made.
+            config: in place of the adapter's own.
+            tensors: in place of the factors of a quantised base's rows, which `peft` does not have.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        state = {**self._state(), **(row_factors(self.peft) if tensors is None else tensors)}
         copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
         base = self.base if self.quantized == "none" else f"{self.base} {self.quantized}"
         # One entry: safetensors writes several in an order that changes from run to run.
         safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: base})
-        self.peft.peft_config["default"].save_pretrained(folder)
+        (config or self.peft.peft_config["default"]).save_pretrained(folder)
+
+    def _state(self) -> dict[str, Tensor]:
+        from peft import get_peft_model_state_dict
+
+        state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        return state
 
     def load(self, folder: Path) -> None:
         """Load the tensors of a saved adapter.
@@ -59,7 +70,7 @@ class Adapter:
         Raises:
             UserError: when the file is damaged, or was trained on another base or with other settings.
         """
-        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        from peft import set_peft_model_state_dict
 
         path = folder / WEIGHTS
         stored, metadata = read_tensors(path)
@@ -69,11 +80,13 @@ class Adapter:
             raise UserError(f"{path} {was}, and here it is {self.quantized}")
         if base != self.base:
             raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
-        wanted = {
-            name: v.shape for name, v in get_peft_model_state_dict(self.peft, save_embedding_layers=False).items()
-        }
+        factors = row_factors(self.peft)
+        wanted = {name: v.shape for name, v in {**self._state(), **factors}.items()}
         if {name: value.shape for name, value in stored.items()} != wanted:
             raise UserError(f"{path} does not hold the tensors of this adapter: the run's settings have changed")
+        with torch.no_grad():
+            for name, factor in factors.items():
+                factor.copy_(stored.pop(name))
         set_peft_model_state_dict(self.peft, stored)
 
 

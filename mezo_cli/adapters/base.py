@@ -1,10 +1,11 @@
 """The interface of a method of parameter-efficient fine-tuning, and the modules of a model that each of them trains."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.registry import PEFT
-from mezo_cli.config.schema import PeftConfig
+from mezo_cli.config.schema import Config, PeftConfig
 
 if TYPE_CHECKING:
     from mezo_cli.models import LoadedModel
@@ -37,6 +38,19 @@ class PeftMethod:
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Reject other settings that the method does not go with.
+
+        Raises:
+            SettingError: with the key of one of them.
+        """
+        return None
+
+    def export(self, loaded: "LoadedModel", folder: Path) -> None:
+        """Write the adapter as plain `peft` loads it: by default as a checkpoint has it."""
+        loaded.adapter.save(folder)
 
     def library_config(self, loaded: "LoadedModel", name: str) -> Any:
         """Return the library's config for a model.

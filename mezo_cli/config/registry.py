@@ -135,6 +135,7 @@ PEFT = Registry(
         "prefix": "mezo_cli.adapters.prefix:Prefix",
         "head": "mezo_cli.adapters.head:Head",
         "bias": "mezo_cli.adapters.bias:Bias",
+        "scales": "mezo_cli.adapters.scales:Scales",
     },
     "mezo.peft",
 )

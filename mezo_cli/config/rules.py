@@ -117,7 +117,8 @@ def _check_batches(config: Config) -> None:
 
 
 def _check_quantize(config: Config) -> None:
-    """Reject a quantised base that would be trained, or not be float32 otherwise."""
+    """Reject a quantised base that would be trained, or not be float32 otherwise, and what the peft method rejects."""
+    PEFT.load(config.peft.name).check(config)
     how = config.model.quantize
     if how == "none":
         return

@@ -41,7 +41,7 @@ class QuantizedLinear(nn.Linear):
     Attributes:
         bits: int8: the integers [out, in]; nf4: two codes per byte [ceil(out in / 2), 1]. A buffer.
         scale: float32, [out, 1] for int8, [ceil(out in / 64)] for nf4. A buffer.
-        rows: multiplies each row's output by a trained factor (peft=scales); None for none.
+        rows: multiplies each row's product by a trained factor (peft=scales); None for none.
     """
 
     bits: Tensor
@@ -54,11 +54,17 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer("bits", bits, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         self.register_parameter("bias", bias)
-        self.rows: nn.Module | None = None
+        self.rows: RowFactors | None = None
+
+    def add_factors(self, absolute: bool) -> None:
+        """Multiply each row by a trained factor, 1 at first; if `absolute` it is the scale, which is then 1 (int8)."""
+        self.rows = RowFactors(self.scale.flatten().clone() if absolute else self.scale.new_ones(self.out_features))
+        if absolute:
+            self.scale.fill_(1.0)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The dequantised weight, float32: peft asks for its dtype and device."""
+        """The dequantised weight without the factors, float32: peft asks for its dtype and device."""
         return torch.cat([part.clone() for _, part in self._parts(torch.float32)])
 
     @property
@@ -101,6 +107,22 @@ class QuantizedLinear(nn.Linear):
             else:
                 part = _dequantize_blocks(self.bits, self.scale, rows, self.in_features)
             yield rows, part.to(dtype)
+
+
+class RowFactors(nn.Module):
+    """A trained factor per row. A module of its own: a forward with both signs makes one product for both.
+
+    Args:
+        factor: [out], at first.
+    """
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(factor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return input factor: [..., out]."""
+        return input * self.factor
 
 
 class _Product(torch.autograd.Function):
@@ -197,6 +219,12 @@ def _find_matrices(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
     """Return path -> layer, of all quantised layers of a model."""
     return {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+
+
+def row_factors(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return name -> factors of each quantised layer that has some."""
+    layers = quantized_layers(model).items()
+    return {f"{path}.rows.factor": layer.rows.factor for path, layer in layers if layer.rows is not None}
 
 
 def describe(model: nn.Module) -> str:

@@ -37,6 +37,7 @@ class Params:
         noise: as given.
         fuses: whether a step of one term is one kernel where theta is in half precision. Bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
+        nonnegative: names of tensors of which the update of each step ends with max(theta, 0).
     """
 
     fuses = True
@@ -49,6 +50,7 @@ class Params:
     ) -> None:
         self.noise = noise
         self.decay = WeightDecay()
+        self.nonnegative: Collection[str] = ()
         self._tensors: Mapping[str, nn.Parameter] = {
             n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
         }
@@ -131,11 +133,17 @@ class Params:
             return
         if None not in self._spans:
             self._spans[None] = self.spans(self.tensors)
-        for first in range(0, len(terms), TERMS_PER_PASS):
-            some = slice(first, first + TERMS_PER_PASS)
+        parts = (
+            (terms[i : i + TERMS_PER_PASS], decays[i : i + TERMS_PER_PASS])
+            for i in range(0, len(terms), TERMS_PER_PASS)
+        )
+        for some, with_decays in split_steps(terms, decays) if self.nonnegative else parts:
             self.noise.begin_pass()
             for span in self._spans[None]:
-                self.noise.update_(span, span.theta, terms[some], decays[some], self.decay.in_float64)
+                self.noise.update_(span, span.theta, some, with_decays, self.decay.in_float64)
+            for name in self.nonnegative:
+                if name in self.tensors:
+                    self.tensors[name].data.clamp_(min=0.0)
 
     def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float]) -> None:
         """Do the same for theta in half precision, with one rounding per step."""

@@ -7,10 +7,10 @@ a header (which tensors are trained, from which weights, with which noise) and o
 
 little-endian, 16 bytes per step for one direction. The scalars are projected gradients, or what the header says. Where
 they are projected gradients and theta is float32, without weight decay, the file has version 1. Version 2 adds to the
-header theta's dtype, how an update is rounded to it, that weight decay, if there is some, is computed in float64, and
-what other scalars there are, and how g is clipped: the records hold it as it was computed. A file with weight decay
-that does not say so is of a program that rounded 1 - lr wd to float32; it is replayed and continued in that way. The
-records are the same.
+header theta's dtype, how an update is rounded to it, that weight decay, if there is some, is computed in float64, what
+other scalars there are, how g is clipped (the records hold it as it was computed), and of which tensors an update ends
+with max(theta, 0). A file with weight decay that does not say so is of a program that rounded 1 - lr wd to float32; it
+is replayed and continued in that way. The records are the same.
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
 (`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
@@ -34,7 +34,7 @@ from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
 MAGIC = b"MEZOTRAJ"
 VERSIONS = (1, 2)
 STORAGE = ("dtype", "rounding")  # fields of version 2 alone
-OPTIONAL = ("decay", "scalars", "clip", "needs_version")  # likewise, where they are not their defaults
+OPTIONAL = ("decay", "scalars", "clip", "needs_version", "nonnegative")  # likewise, where they are not their defaults
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
@@ -56,6 +56,7 @@ class Header:
         scalars: what the records hold, as the optimizer names it.
         clip: `clip_g` and `clip_window` of the settings; None where g is not clipped.
         needs_version: the oldest version that has the method.
+        nonnegative: the tensors of which a step's update ends with max(theta, 0); None: there are none.
     """
 
     fingerprint: str
@@ -72,11 +73,13 @@ class Header:
     scalars: str = "projected_grad"
     clip: dict[str, Any] | None = None
     needs_version: int = 1
+    nonnegative: list[str] | None = None
 
     @property
     def version(self) -> int:
         """The format version of its file: the oldest that has all of its fields."""
-        is_first = self.dtype == "float32" and self.scalars == "projected_grad" and self.decay is self.clip is None
+        is_first = self.dtype == "float32" and self.scalars == "projected_grad"
+        is_first &= self.decay is self.clip is self.nonnegative is None
         return self.needs_version if is_first else VERSIONS[-1]
 
     def to_json(self) -> bytes:

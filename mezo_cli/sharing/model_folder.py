@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config
 from mezo_cli.models import download
 from mezo_cli.runs import Run
@@ -31,7 +32,10 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
         repo: the hub id that the folder will have; None if it will not be uploaded.
     """
     loaded, config = session.loaded, session.config
-    models.save(loaded, folder)
+    if loaded.adapter is None:
+        models.save(loaded, folder)
+    else:
+        find_method(config.peft).export(loaded, folder)
     base = download.fetch(config.model)
     base_id = hub_id(config)
     if loaded.adapter is not None:

@@ -11,6 +11,7 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.ranks import current
+from mezo_cli.models.quantized import row_factors
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
@@ -103,6 +104,7 @@ def _build_session(
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
+    params.nonnegative = list(row_factors(loaded.model))
     perturbed = trains and config.steps > 0 and not optimizer.needs_backward
     check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed)
     forward = PerturbedForward(loaded.model, params)

@@ -219,6 +219,7 @@ def _replay(
         if shapes.get(name) != shape:
             raise UserError(f"{run.trajectory}: the model's tensor {name} is {shapes.get(name)}, not {shape}")
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
+    params.nonnegative = past.header.nonnegative or []
     optimizer = session.optimizer
     if (stop > start or for_resume) and optimizer.replayable:
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):

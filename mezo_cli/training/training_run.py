@@ -143,6 +143,7 @@ class TrainingRun:
                 scalars=session.optimizer.scalar,
                 clip=drawn.clip,
                 needs_version=session.optimizer.trajectory_version,
+                nonnegative=[*session.params.nonnegative] or None,
             )
             session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)

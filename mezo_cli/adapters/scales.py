@@ -1,0 +1,103 @@
+"""The scales of a quantised base: one factor r per row (QZO; Shang et al. 2025, arXiv 2505.13430).
+
+The scale of a row is its stored scale times r, and r starts at 1: eps and lr are relative to the scales, which differ
+by orders of magnitude between matrices. `absolute` trains the scales themselves, as the paper does, with its eps and
+lr. A step's update is r <- max(r - lr g z, 0). The paper clips g (optimizer.clip_g=100); its theorem that the estimate
+stays unbiased does not hold under clipping.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mezo_cli.adapters.base import PeftMethod, classifier_modules
+from mezo_cli.adapters.head import without_targets
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.config.schema import Config, PeftConfig, SettingError
+from mezo_cli.config.values import Flag
+
+if TYPE_CHECKING:
+    from mezo_cli.models import LoadedModel
+
+
+@dataclass(frozen=True)
+class ScalesConfig(PeftConfig):
+    """The scales of a quantised base.
+
+    Attributes:
+        absolute: train the scales themselves, as the paper does, in place of factors that start at 1; int8 only.
+    """
+
+    absolute: Flag = False
+
+
+class Scales(PeftMethod):
+    """One factor per row of every quantised matrix."""
+
+    title = "QZO"
+    settings = ScalesConfig
+    config: ScalesConfig
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Reject a base without scales, and an optimizer that would not keep the factors from 0 on."""
+        how, settings = config.model.quantize, config.peft
+        if how == "none":
+            why = "peft=scales trains the scales of a quantised base; use int8 or nf4"
+            raise SettingError("model.quantize", f"model.quantize=none: {why}")
+        if getattr(settings, "absolute", False) and how != "int8":
+            why = f"model.quantize={how} has no scale per row; use int8, or absolute=false"
+            raise SettingError("peft.absolute", f"peft.absolute=true: {why}")
+        name = config.optimizer.name
+        optimizer = OPTIMIZERS.load(name)
+        if not optimizer.replayable or not optimizer.adds_directions(config.optimizer):
+            why = "after each step a scale that is negative becomes 0, in the update of optimizer=mezo; use that"
+            raise SettingError("optimizer", f"optimizer={name}: peft=scales: {why}")
+
+    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+        """Return the library's config: it has no such method."""
+        return without_targets(loaded, modules_to_save=classifier_modules(loaded))
+
+    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+        """Give each quantised layer its factors."""
+        from mezo_cli.models.quantized import quantized_layers
+
+        wrapped = super().insert(loaded, name)
+        for layer in quantized_layers(loaded.model).values():
+            layer.add_factors(self.config.absolute)
+        return wrapped
+
+    def export(self, loaded: "LoadedModel", folder: Path) -> None:
+        """Write the factors as what plain peft has for them: magnitudes of DoRA, on matrices of rank 1 that are 0.
+
+        DoRA (Liu et al. 2024, arXiv 2402.09353) scales row i of W + B A to the norm m_i: with B A = 0 and
+        m_i = r_i |W_i|, row i is r_i W_i. W is the dequantised base.
+        """
+        import peft
+        import torch
+
+        from mezo_cli.models.quantized import quantized_layers
+
+        layers, tensors = quantized_layers(loaded.model), {}
+        for path, layer in layers.items():
+            assert layer.rows is not None
+            prefix = f"base_model.model.{path}.lora_"
+            tensors[f"{prefix}magnitude_vector"] = layer.rows.factor.detach().cpu() * layer.weight.norm(dim=1).cpu()
+            tensors[f"{prefix}A.weight"] = torch.zeros(1, layer.in_features)
+            tensors[f"{prefix}B.weight"] = torch.zeros(layer.out_features, 1)
+        config = loaded.adapter.peft.peft_config["default"]
+        loaded.adapter.save(
+            folder,
+            peft.LoraConfig(
+                task_type=config.task_type,
+                r=1,
+                lora_alpha=1,
+                use_dora=True,
+                target_modules=sorted(layers),
+                modules_to_save=config.modules_to_save,
+                base_model_name_or_path=config.base_model_name_or_path,
+                revision=config.revision,
+                inference_mode=True,
+            ),
+            tensors,
+        )
