@@ -37,10 +37,11 @@ from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
 from mezo_cli.config.own_code import (
-    FROM_USER,
-    PYTHON,
     REWARD,
     REWARD_FROM_USER,
+    VARIABLES,
+    field_of,
+    from_user,
     names_code,
     split_own_code,
     with_own_code,
@@ -138,9 +139,8 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             name = job.config.task.name
             raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
     job = dataclasses.replace(job, config=with_own_code(job.config, own))  # what it refuses is in no file
-    for key, value in ((PYTHON, own.python), (REWARD, own.reward), ("steps", config.steps)):
-        if value is not None:
-            OmegaConf.update(node, key, value)
+    for key, value in (own.pairs | {"steps": config.steps}).items():
+        OmegaConf.update(node, key, value)
     return node, job
 
 
@@ -257,9 +257,10 @@ def config_of(node: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
-    python = getattr(config.engine, "python", None)
-    if python is not None:
-        raise SettingError(PYTHON, f"{PYTHON}={python}, set by a config file: {FROM_USER}")
+    for key in VARIABLES:
+        value = getattr(config.engine, field_of(key), None)
+        if value is not None:
+            raise SettingError(key, f"{key}={value}, set by a config file: {from_user(key)}")
     reward = getattr(config.objective, "reward", None)
     if names_code(reward):
         raise SettingError(REWARD, f"{REWARD}={reward}, set by a config file: {REWARD_FROM_USER}")

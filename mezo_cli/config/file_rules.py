@@ -2,7 +2,8 @@
 
 Hydra instantiates what a config names: callbacks, log handlers, launchers. So a file may give settings of mezo's own
 groups and `hydra.sweeper.params`, the grid of an experiment; all else under `hydra` is for the command line alone,
-and so are `engine.python`, which names a program, and a function as `objective.reward`.
+and so are `engine.python`, which names a program, `engine.url` and `engine.adapter_dir`, and a function as
+`objective.reward`.
 """
 
 import re
@@ -14,7 +15,7 @@ from yaml import YAMLError
 
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
-from mezo_cli.config.own_code import FROM_USER, PYTHON, REWARD, REWARD_FROM_USER, names_code
+from mezo_cli.config.own_code import REWARD, REWARD_FROM_USER, VARIABLES, field_of, from_user, names_code
 from mezo_cli.errors import UserError, did_you_mean, join
 
 ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
@@ -69,8 +70,10 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
         _check_label_lists(path, text, content)
     for key, value in _leaves(content):
         full = key.removeprefix("hydra.sweeper.params."), f"{_parent(text, group)}{key}"
-        if PYTHON in full and value is not None:
-            raise UserError(f"{locate(path, text, 'python')}: {PYTHON}={value}: {FROM_USER}")
+        of_engine = next((own for own in VARIABLES if own in full), None)
+        if of_engine is not None and value is not None:
+            place = locate(path, text, field_of(of_engine))
+            raise UserError(f"{place}: {of_engine}={value}: {from_user(of_engine)}")
         if REWARD in full and names_code(value):
             raise UserError(f"{locate(path, text, 'reward')}: {REWARD}={value}: {REWARD_FROM_USER}")
         parts = key.split(".")

@@ -19,7 +19,7 @@ from mezo_cli.errors import UserError
 
 PYTHON = "engine.python"
 VARIABLE = "MEZO_ENGINE_PYTHON"  # what engine.python=PATH says, for this process and those that it starts
-FROM_USER = f"it names a program, which only the command line, the Python API or {VARIABLE} can give"
+VARIABLES = {PYTHON: VARIABLE, "engine.url": "MEZO_ENGINE_URL", "engine.adapter_dir": "MEZO_ENGINE_ADAPTER_DIR"}
 NOT_STORED = f"which is not stored: give it again, {PYTHON}=PATH or {VARIABLE}"
 
 REWARD = "objective.reward"
@@ -28,7 +28,7 @@ REWARD_FROM_USER = f"it names a function, which only the command line, the Pytho
 REWARD_NOT_STORED = f"which is not stored: give it again, {REWARD}=FILE.py:function or {REWARD_VARIABLE}"
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
-_OVERRIDE = re.compile(r"(?:\+\+)?(engine\.python|objective\.reward)\s*=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(?:\+\+)?(engine\.(?:python|url|adapter_dir)|objective\.reward)\s*=(.*)", re.DOTALL)
 # What a stored sweep may say of its launcher and sweeper: any number, and the words of settings that name no program,
 # no module and no file. A word has no space, no line break and no slash: some go into a batch script.
 _WORDS = (
@@ -49,21 +49,29 @@ class OwnCode:
 
     Attributes:
         python: `engine.python`, an absolute path.
+        url, adapter_dir: `engine.url` and `engine.adapter_dir`, an absolute path.
         reward: `objective.reward`, if it names a function; a file's path is absolute. From Python also a callable.
     """
 
     python: str | None = None
     reward: Any = None
+    url: str | None = None
+    adapter_dir: str | None = None
+
+    @property
+    def pairs(self) -> dict[str, Any]:
+        """What is given, by key."""
+        values = {key: getattr(self, field_of(key)) for key in (*VARIABLES, REWARD)}
+        return {key: value for key, value in values.items() if value is not None}
 
     @property
     def overrides(self) -> list[str]:
         """The overrides that give it."""
-        pairs = {PYTHON: self.python, REWARD: self.reward}
-        return [f"{key}={value}" for key, value in pairs.items() if value is not None]
+        return [f"{key}={value}" for key, value in self.pairs.items()]
 
 
 def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
-    """Return the overrides without `engine.python=PATH` and without a function as `objective.reward`, and these two.
+    """Return the overrides without what only the user can give, and this: `engine.python`, a reward's function, ...
 
     The last value of a key counts. A reward that is a name or a mixture of names stays among the overrides.
 
@@ -74,17 +82,17 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
     for text in overrides:
         match = _OVERRIDE.fullmatch(text)
         value = _unquoted(match[2]) if match else ""
-        is_python = match is not None and match[1] == PYTHON
-        if not is_python and not names_code(value):
+        key = match[1] if match else ""
+        if key not in VARIABLES and not names_code(value):
             rest.append(text)
             own = own if match is None else dataclasses.replace(own, reward=None)
             continue
         if not value or "," in value or "${" in value:
-            what, variable = ("path", VARIABLE) if is_python else ("function", REWARD_VARIABLE)
+            what, variable = ("value", VARIABLES[key]) if key in VARIABLES else ("function", REWARD_VARIABLE)
             raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {variable}")
-        if is_python:
-            path = None if value == "null" else str(Path(value).expanduser().absolute())
-            own = dataclasses.replace(own, python=path)
+        if key in VARIABLES:
+            text = value if key == "engine.url" else str(Path(value).expanduser().absolute())
+            own = dataclasses.replace(own, **{field_of(key): None if value == "null" else text})
         else:
             own = dataclasses.replace(own, reward=_absolute(value))
     return rest, own
@@ -97,11 +105,15 @@ def with_own_code(config: Config, own: OwnCode) -> Config:
         SettingError: when the config has no engine, or its objective no reward.
     """
     changed = config
-    if own.python is not None:
-        if not isinstance(config.engine, VllmConfig):
-            why = f"engine={config.engine.name} does not read it, only engine=vllm"
-            raise SettingError(PYTHON, f"{PYTHON}={own.python}: {why}")
-        changed = dataclasses.replace(changed, engine=dataclasses.replace(config.engine, python=own.python))
+    for key, value in own.pairs.items():
+        if key == REWARD:
+            continue
+        if not hasattr(config.engine, field_of(key)):
+            reader = "vllm" if key == PYTHON else "openai"
+            why = f"engine={config.engine.name} does not read it, only engine={reader}"
+            raise SettingError(key, f"{key}={value}: {why}")
+        engine: Any = changed.engine
+        changed = dataclasses.replace(changed, engine=dataclasses.replace(engine, **{field_of(key): value}))
     if own.reward is not None:
         if not hasattr(config.objective, "reward"):
             why = f"objective={config.objective.name} does not read it, only objective=generate"
@@ -111,6 +123,17 @@ def with_own_code(config: Config, own: OwnCode) -> Config:
     if changed is not config:
         check_rules(changed)
     return changed
+
+
+def field_of(key: str) -> str:
+    """Return the name of a key in its group: `python` of `engine.python`."""
+    return key.rpartition(".")[2]
+
+
+def from_user(key: str) -> str:
+    """Return why a file cannot give a key of `VARIABLES`."""
+    what = "names a program" if key == PYTHON else "says where your weights and prompts go"
+    return f"it {what}, which only the command line, the Python API or {VARIABLES[key]} can give"
 
 
 def has_own_python(config: Config) -> bool:
@@ -144,8 +167,8 @@ def for_workers(own: OwnCode) -> Iterator[None]:
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    variables = {"PYTHONSAFEPATH": "1"} | ({} if own.python is None else {VARIABLE: own.python})
-    variables |= {} if own.reward is None else {REWARD_VARIABLE: own.reward}
+    names = {**VARIABLES, REWARD: REWARD_VARIABLE}
+    variables = {"PYTHONSAFEPATH": "1"} | {names[key]: value for key, value in own.pairs.items()}
     before = {key: os.environ.get(key) for key in variables}
     os.environ.update(variables)
     try:
@@ -167,8 +190,9 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
     """
     for text in overrides:
         name = text.lstrip("+~")
-        if name.startswith(PYTHON):
-            raise UserError(f"{source}: '{text}': {FROM_USER}; take it out of the file, and give it again")
+        of_engine = next((key for key in VARIABLES if name.startswith(key)), None)
+        if of_engine is not None:
+            raise UserError(f"{source}: '{text}': {from_user(of_engine)}; take it out of the file, and give it again")
         key, _, value = name.partition("=")
         if key.strip() == REWARD and names_code(_unquoted(value)):
             raise UserError(f"{source}: '{text}': {REWARD_FROM_USER}; take it out of the file, and give it again")

@@ -149,7 +149,11 @@ SOURCES = Registry(
 )
 ENGINES = Registry(
     "engine",
-    {"none": "mezo_cli.config.schema:EngineConfig", "vllm": "mezo_cli.config.schema:VllmConfig"},
+    {
+        "none": "mezo_cli.config.schema:EngineConfig",
+        "vllm": "mezo_cli.config.schema:VllmConfig",
+        "openai": "mezo_cli.config.schema:OpenAiConfig",
+    },
 )
 ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get padded batches
     "model_type",

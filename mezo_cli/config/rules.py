@@ -205,6 +205,8 @@ def _check_engine(config: Config) -> None:
         raise SettingError("engine", f"{chosen}: {why}")
     if peft not in ("none", "lora"):
         raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")
+    if engine.name == "openai" and peft != "lora":
+        raise SettingError("engine", f"{chosen}: peft={peft}: a server takes adapters alone; use peft=lora")
     if config.init != "none":
         raise SettingError("init", f"init={config.init}: {chosen} computes no hidden states; use init=none")
     name = config.optimizer.name

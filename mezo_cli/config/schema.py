@@ -378,7 +378,8 @@ class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md).
 
     Attributes:
-        name: none: the model's own forwards; vllm: vLLM's, for objectives lm and generate; chosen by `engine=`.
+        name: none: the model's own forwards; vllm: vLLM's, openai: a server's, for objectives lm and generate;
+            chosen by `engine=`.
     """
 
     name: Text = "none"
@@ -402,6 +403,30 @@ class VllmConfig(EngineConfig):
     tensor_parallel: Positive = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     memory: Positive = 1_000_000_000
+    max_loras: Annotated[Positive, Field(le=256)] = 8
+    timeout: Annotated[Number, Field(gt=0.0)] = 600.0
+
+
+@dataclass(frozen=True)
+class OpenAiConfig(EngineConfig):
+    """A vLLM server that the user has started, by its HTTP interface; for LoRA members.
+
+    Attributes:
+        url: its address, never from a file and never stored; null: MEZO_ENGINE_URL.
+        adapter_dir: a folder that the server sees by the same path, for the adapters; never from a file and never
+            stored; null: MEZO_ENGINE_ADAPTER_DIR.
+        allow_remote: whether the server may be on another machine.
+        server: whose paths it has; sglang was never run.
+        dtype: of the server's weights and forwards, for the check at the start.
+        max_loras: the most LoRA members that are computed at once: the server's --max-loras.
+        timeout: seconds to wait for an answer.
+    """
+
+    url: Text | None = None
+    adapter_dir: Text | None = None
+    allow_remote: Flag = False
+    server: Literal["vllm", "sglang"] = "vllm"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     max_loras: Annotated[Positive, Field(le=256)] = 8
     timeout: Annotated[Number, Field(gt=0.0)] = 600.0
 

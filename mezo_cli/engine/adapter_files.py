@@ -1,5 +1,6 @@
 """Write files for the engine: a LoRA at theta + c z as an adapter's folder, in the layout that `peft` and vLLM load."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,6 +37,8 @@ class AdapterFiles:
         prefix = "mezo-adapters-"
         in_folder = None if folder is None else tempfile.TemporaryDirectory(prefix=prefix, dir=folder)
         self._root = in_folder or scratch_folder(prefix, size)
+        if in_folder is not None:
+            os.chmod(in_folder.name, 0o755)  # a server may be another user's process
         self._params, self._count = params, 0
         self._template = Path(self._root.name) / "template"
         adapter.save(self._template)

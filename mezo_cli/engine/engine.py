@@ -9,6 +9,7 @@ the trajectory come from it. The engine has weights of its own, and only compute
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
@@ -19,13 +20,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mezo_cli.config.schema import Config, VllmConfig
+from mezo_cli.config.own_code import VARIABLES, field_of
+from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.members import AHEAD, Member, Members
 from mezo_cli.engine.placement import variables_of_rank
 from mezo_cli.engine.process import EngineFailed, EngineProcess
+from mezo_cli.engine.server import EngineServer
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
@@ -62,7 +65,7 @@ class Engine:
     """
 
     def __init__(self, config: Config, max_length: int) -> None:
-        assert isinstance(config.engine, VllmConfig)
+        assert isinstance(config.engine, VllmConfig | OpenAiConfig)
         self.config, self._settings, self._max_length = config, config.engine, max_length
         self.is_started = False
         self.record: dict[str, Any] = {"name": config.engine.name}
@@ -71,8 +74,7 @@ class Engine:
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            variables = variables_of_rank(config.engine.tensor_parallel)
-            self._process = EngineProcess(find_python(config.engine.python), config.engine.timeout, variables)
+            self._process = _open(config.engine)
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
@@ -91,7 +93,8 @@ class Engine:
         if not self.is_started:
             self._start(loaded, forward.params, raw_logits, stops)
         if self.config.peft.name == "lora":
-            self._adapters = AdapterFiles(loaded.adapter, forward.params, (AHEAD + 1) * self._settings.max_loras + 1)
+            count, folder = (AHEAD + 1) * self._settings.max_loras + 1, _adapter_dir(self._settings)
+            self._adapters = AdapterFiles(loaded.adapter, forward.params, count, folder)
         else:
             self._load(forward.params)
         self._members = Members(forward, self._send, 1 if self._adapters is None else self._settings.max_loras)
@@ -105,9 +108,7 @@ class Engine:
         described = self._call(
             "start",
             folder=str(fetch(config.model)),
-            tensor_parallel=engine.tensor_parallel,
-            dtype=engine.dtype,
-            memory=engine.memory,
+            **_process_params(engine),
             max_length=self._max_length,
             raw_logits=raw_logits,
             prefix_cache=True,
@@ -124,7 +125,8 @@ class Engine:
             except LayoutError as error:
                 family = type(loaded.model).__name__
                 raise UserError(f"engine={engine.name} does not support {family}: {error}") from error
-        sharded = f" in {engine.tensor_parallel} processes" if engine.tensor_parallel != 1 else ""
+        processes = getattr(engine, "tensor_parallel", 1)
+        sharded = f" in {processes} processes" if processes != 1 else ""
         self.record |= {"version": described["version"]}
         log.info("engine %s %s, %s%s", engine.name, described["version"], engine.dtype, sharded)
 
@@ -303,3 +305,40 @@ class _RemoteParams:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
         due, in_float64 = list(self._decay.take_each(terms, decays)), self._decay.in_float64
         self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
+
+
+def _open(settings: VllmConfig | OpenAiConfig) -> EngineProcess | EngineServer:
+    """Start the engine's process, or find the server.
+
+    Raises:
+        EngineFailed: when that fails.
+        UserError: when a setting is missing.
+    """
+    if isinstance(settings, VllmConfig):
+        variables = variables_of_rank(settings.tensor_parallel)
+        return EngineProcess(find_python(settings.python), settings.timeout, variables)
+    _adapter_dir(settings)
+    return EngineServer(settings, _given(settings, "engine.url"))
+
+
+def _process_params(settings: VllmConfig | OpenAiConfig) -> dict[str, Any]:
+    """Return what a server that is running has chosen itself."""
+    if isinstance(settings, OpenAiConfig):
+        return {}
+    return {"tensor_parallel": settings.tensor_parallel, "dtype": settings.dtype, "memory": settings.memory}
+
+
+def _adapter_dir(settings: VllmConfig | OpenAiConfig) -> Path | None:
+    if isinstance(settings, VllmConfig):
+        return None
+    folder = Path(_given(settings, "engine.adapter_dir")).expanduser()
+    if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"engine.adapter_dir={folder}: give the absolute path of a folder that can be written to")
+    return folder
+
+
+def _given(settings: OpenAiConfig, key: str) -> str:
+    value = getattr(settings, field_of(key)) or os.environ.get(VARIABLES[key])
+    if not value:
+        raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
+    return str(value)

@@ -59,6 +59,8 @@ def start(python: Path, model: Path, length: int, prefix_cache: bool) -> EngineP
         max_length=length,
         raw_logits=True,
         prefix_cache=prefix_cache,
+        stops=False,
+        adapters=1,
         rank=None,
         tensors=[],
         noise="gaussian",

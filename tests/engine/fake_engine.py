@@ -158,7 +158,7 @@ def fails(**_: Any) -> Any:
     raise RuntimeError("no memory\nfor the weights")
 
 
-MODE = sys.argv[1]
+MODE = sys.argv[1] if __name__ == "__main__" else ""
 
 if __name__ == "__main__":
     stream = socket.socket(fileno=int(sys.argv[2])).makefile("rwb")

@@ -97,10 +97,10 @@ def test_drawn_completions_are_those_of_their_seeds_and_a_resumed_run_goes_on() 
 
 @pytest.mark.slow
 def test_an_engine_that_hangs_ends_the_run_in_one_line() -> None:
-    result = train("hangs", "lora", "hangs=8", "engine.timeout=8")
+    result = train("hangs", "lora", "hangs=8", "engine.timeout=25")
     assert result.code == 1
     line = result.err.splitlines()[-1]
-    assert line == "error: engine=vllm failed: it did not answer within engine.timeout=8 s"
+    assert line == "error: engine=vllm failed: it did not answer within engine.timeout=25 s"
 
 
 @pytest.mark.parametrize(

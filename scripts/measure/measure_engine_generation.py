@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Measure the tokens per second of a population's completions by vLLM and by the model itself, and how they agree.
+
+    mezo engine install
+    python scripts/measure/measure_engine_generation.py --model FOLDER [--members 1 4 16] [--tensor-parallel 2]
+
+Each member is a LoRA at theta + eps z (or with --peft none all parameters), and completes the same prompts greedily.
+The two ways take turns; medians are printed, and the shares of equal texts. The engine's scores are compared with the
+model's own when it starts (the line `engine its scores`).
+"""
+
+import argparse
+import logging
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from mezo_cli import data
+from mezo_cli.config.compose import build_config
+from mezo_cli.engine.engine import Engine
+from mezo_cli.models.decoding import Completion
+from mezo_cli.objectives.generation import Generation
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.training.load import encode_rows, load_session
+
+
+def settings(given: argparse.Namespace) -> list[str]:
+    """Return the words of a run's config."""
+    words = ["task=demo-arithmetic", "data=demo", "model=smollm2-135m", f"model.path={given.model.resolve()}"]
+    words += [
+        "model.device=cpu",
+        "objective=generate",
+        f"objective.max_new_tokens={given.tokens}",
+        "task.generate.stop=[]",
+    ]
+    words += ["objective.reward=contains", f"peft={given.peft}", "optimizer=es", f"optimizer.eps={given.eps}"]
+    words += [
+        "engine=vllm",
+        f"engine.max_loras={max(given.members)}",
+        f"engine.tensor_parallel={given.tensor_parallel}",
+    ]
+    return [*words, "engine.memory=400000000"]
+
+
+@torch.no_grad()
+def main() -> None:
+    """Start the engine and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="a folder of a decoder")
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--peft", default="lora")
+    parser.add_argument("--eps", type=float, default=0.01)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=32, help="that are generated for each prompt")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("mezo").setLevel(logging.INFO)
+    config = build_config(settings(given))
+    session = load_session(config, trains=True)
+    rows = encode_rows(session.encoder, data.load_splits(config)).train[: given.rows]
+    session.exclude_unreachable(rows[0], rows)
+    assert isinstance(session.objective, Generation)
+    completer = session.objective._completer
+
+    def complete() -> torch.Tensor:
+        said.append([one for (one,) in completer.complete(rows, 0.0, 1, 0)])
+        return torch.zeros(())
+
+    def member_texts(count: int, step: int) -> list[list[Completion]]:
+        said.clear()
+        session.forward.losses_of([Direction(1, step, k) for k in range(count)], given.eps, complete, (1,))
+        return list(said)
+
+    said: list[list[Completion]] = []
+    engine = Engine(config, session.objective.engine_tokens(rows))
+    try:
+        session.objective.on_engine(engine, rows[:2])
+        by_engine = completer.engine
+        for count in given.members:
+            seconds: dict[str, list[float]] = {"model": [], "engine": []}
+            equal, total = 0, 0
+            for step in range(given.repeats + 1):
+                texts = {}
+                for way in seconds:
+                    completer.engine = by_engine if way == "engine" else None
+                    began = time.perf_counter()
+                    texts[way] = member_texts(count, step)
+                    if step:  # the first is not timed
+                        seconds[way].append(time.perf_counter() - began)
+                pairs = [
+                    (a.ids, b.ids) for x, y in zip(*texts.values(), strict=True) for a, b in zip(x, y, strict=True)
+                ]
+                equal, total = equal + sum(a == b for a, b in pairs), total + len(pairs)
+            tokens = sum(len(one.ids) for of_member in texts["model"] for one in of_member)
+            rates = {way: tokens / statistics.median(of_way) for way, of_way in seconds.items()}
+            print(
+                f"{count:3} members, {given.peft}, TP {given.tensor_parallel}: model {rates['model']:8.1f} tokens/s, "
+                f"engine {rates['engine']:8.1f} tokens/s, ratio {rates['engine'] / rates['model']:.2f}; "
+                f"{equal} of {total} texts are equal",
+                flush=True,
+            )
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()

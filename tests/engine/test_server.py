@@ -1,0 +1,126 @@
+"""A server that the user has started: what is asked of it, each mistake in one line, and runs by it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mezo_cli.config import own_code
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import OpenAiConfig
+from mezo_cli.config.stored import from_yaml, to_yaml
+from mezo_cli.engine.process import EngineFailed
+from mezo_cli.engine.server import DIALECTS, EngineServer
+from mezo_cli.errors import UserError
+from mezo_cli.models.download import fetch
+from tests.command_line import mezo
+from tests.engine import test_generation as generation
+from tests.engine.fake_server import FakeServer, serving
+from tests.engine.step_checks import compare_scores
+
+pytestmark = [pytest.mark.usefixtures("eager"), pytest.mark.usefixtures("in_tmp_path")]
+LORA = ["engine=openai", "peft=lora"]
+
+
+def failure(url: str, folder: Path | None = None, rank: int = 8, **settings: object) -> str:
+    """The line with which a start by a server fails, or its first adapter."""
+    with pytest.raises(EngineFailed) as error:  # noqa: PT012
+        server = EngineServer(OpenAiConfig("openai", timeout=5.0, **settings), url)  # type: ignore[arg-type]
+        try:
+            server.call("start", max_length=100)
+            assert folder is not None
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+            server.call("score", prompts=[], tokens=[], weights=[{"adapter": str(folder), "keep": True}])
+        finally:
+            server.close()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEZO_ENGINE_KEY", raising=False)
+    with serving() as server:
+        url = server.url
+        assert "LoRA rank 32 is greater than max_lora_rank 16" in failure(url, tmp_path / "large", 32)
+        monkeypatch.setattr(FakeServer, "_load", lambda self, name, folder: (404, {"error": {"message": "No adapter"}}))
+        assert "No adapter" in failure(url, tmp_path / "unseen")
+    assert "cannot be reached" in failure(url)
+    with serving(room=99) as server:
+        assert "takes texts of 99 tokens, and this run has some of 100" in failure(server.url)
+    with serving(loads=False) as server:
+        assert "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in failure(
+            server.url, tmp_path / "adapter"
+        )
+    with serving(key="secret") as server:
+        assert "give it as MEZO_ENGINE_KEY" in failure(server.url)
+        monkeypatch.setenv("MEZO_ENGINE_KEY", "secret")
+        engine = EngineServer(OpenAiConfig("openai"), server.url)
+        assert engine.call("start", max_length=10)["blocks"] == []
+        engine.close()
+    assert "needs engine.allow_remote=true" in failure("http://192.0.2.1:8000")
+    assert "without a name or a password" in failure("http://name:secret@127.0.0.1")
+    assert "give http://HOST:PORT" in failure("127.0.0.1:8000")
+
+
+def test_another_machine_is_asked_only_where_that_is_allowed() -> None:
+    assert "cannot be reached" in failure("http://nowhere.invalid:1", allow_remote=True)
+
+
+def test_where_weights_and_prompts_go_comes_from_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*generation.DEMO, *LORA]
+    config = build_config([*words, "engine.url=http://127.0.0.1:1", f"engine.adapter_dir={tmp_path}"])
+    assert config.engine == OpenAiConfig("openai", "http://127.0.0.1:1", str(tmp_path))
+    assert from_yaml(to_yaml(config)).engine == OpenAiConfig("openai")
+    assert "127.0.0.1" not in to_yaml(config)
+    (tmp_path / "conf" / "engine").mkdir(parents=True)
+    (tmp_path / "conf" / "engine" / "mine.yaml").write_text("name: openai\nurl: http://192.0.2.1:1\n")
+    result = mezo("train", *generation.DEMO, "engine=mine", "peft=lora", "--config-dir", tmp_path / "conf")
+    assert result.code == 2
+    assert "only the command line, the Python API or MEZO_ENGINE_URL can give" in result.err
+    with pytest.raises(UserError, match="take it out of the file"):
+        own_code.check_stored(["engine.url=http://192.0.2.1:1"], tmp_path / "sweep.json")
+    with pytest.raises(UserError, match="engine=none does not read it, only engine=openai"):
+        build_config([*generation.DEMO, "engine.url=http://127.0.0.1:1"])
+    with pytest.raises(UserError, match="a server takes adapters alone; use peft=lora"):
+        build_config([*generation.DEMO, "engine=openai"])
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEZO_ENGINE_URL", raising=False)
+    words = [*generation.DEMO, *LORA, "objective.reward=contains", f"hydra.run.dir={tmp_path / 'run'}"]
+    result = mezo("train", *words, f"engine.adapter_dir={tmp_path}")
+    assert result.code == 2
+    assert "engine=openai needs engine.url (or MEZO_ENGINE_URL)" in result.err.splitlines()[-1]
+
+
+def test_sglang_gets_its_own_request() -> None:
+    """It was never run: this is what its documentation says."""
+    body = DIALECTS["sglang"].body("m", "a", [1, 2], {"max_tokens": 3, "seed": 4, "temperature": 0.0})
+    sampling = {"max_new_tokens": 3, "sampling_seed": 4, "temperature": 0.0, "ignore_eos": True}
+    assert body == {"input_ids": [1, 2], "lora_path": "a", "sampling_params": sampling}
+
+
+@pytest.mark.slow
+def test_a_run_by_a_server_says_what_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = compare_scores(monkeypatch)
+    monkeypatch.setenv("MEZO_ENGINE_KEY", "secret-key")
+    (tmp_path / "adapters").mkdir()
+    model = fetch(build_config(generation.DEMO).model)
+    with serving(model, key="secret-key") as server:
+        Path("mine.py").write_text(generation.REWARD)
+        words = [word for word in generation.CASES["lora"] if not word.startswith("engine.")]
+        engine = ["engine=openai", f"engine.url={server.url}", f"engine.adapter_dir={tmp_path / 'adapters'}"]
+        common = [*generation.DEMO, *words, "objective.reward=mine.py:score"]
+        by = [word for word in common if word.split("=")[0] != "optimizer.lr"] + ["optimizer.lr=1e-2"]
+        result = mezo("train", *by, *engine, "engine.max_loras=2", "hydra.run.dir=by-server")
+        assert result.code == 0, result.err
+        assert server.adapters == {}
+        assert len(server.names) == len(set(server.names)) > 15
+    assert list((tmp_path / "adapters").iterdir()) == []
+    assert len(errors) == 3
+    assert max(errors) <= 1e-4
+    assert all("secret-key" not in path.read_text(errors="replace") for path in Path("by-server").glob("*.*"))
+    assert generation.train("own", "lora", None).code == 0
+    generation.check_same("by-server", "own")
+    generation.check_replay("by-server")
