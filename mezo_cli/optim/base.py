@@ -128,6 +128,10 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
     def samples(self, step: int) -> int:
         """Return the number of scalars that step `step` records: at most `directions` of the settings."""
 
+    def shown(self, step: int) -> int:
+        """Return how many of these scalars, the first ones, are `scalar`: of them are statistics. By default all."""
+        return self.samples(step)
+
     def keep_start(self, start: "Callable[[], Params]") -> None:
         """Copy the weights that the run began with, if steps need them. By default they do not.
 

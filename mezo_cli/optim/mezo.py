@@ -22,6 +22,7 @@ pass over theta that draws z n_t times.
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -81,14 +82,23 @@ def spsa_per_direction(
     are read at once: this is where the host waits for the device, once per step. Where ranks share the directions, each
     computes the losses of its own.
     """
+    pairs = losses_at(forward, loss_fn, directions, eps)
+    return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs]
+
+
+def losses_at(
+    forward: "PerturbedForward", loss_fn: LossFn, points: Sequence[Direction | None], eps: float
+) -> list[list[float]]:
+    """Return [L(theta + eps z), L(theta - eps z)] of each direction; for None twice L(theta)."""
     import torch
 
     ranks = forward.ranks
-    losses = forward.losses_of(directions if ranks is None else ranks.own(directions), eps, loss_fn)
-    pairs = torch.stack(losses) if losses else torch.empty(0, 2, dtype=torch.float64)
+    losses = forward.losses_of(points if ranks is None else ranks.own(points), eps, loss_fn)
+    pairs = torch.stack([loss.expand(2) for loss in losses]) if losses else torch.empty(0, 2, dtype=torch.float64)
     if ranks is not None:
-        pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(directions), ranks.size), "step")
-    return [(plus, minus, (plus - minus) / (2 * eps)) for plus, minus in pairs.tolist()]
+        pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(points), ranks.size), "step")
+    values: list[list[float]] = pairs.tolist()
+    return values
 
 
 class DirectionalOptimizer(ReplayableOptimizer):

@@ -16,15 +16,14 @@ last W - 1 records.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
-from mezo_cli.errors import UserError
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
+from mezo_cli.optim.stored_state import StoredState
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Update:
         return any(coefficient for _, coefficient in self.terms)
 
 
-class WithMoment(Mezo):
+class WithMoment(StoredState, Mezo):
     """A method with a first moment of g z. `rebuild_state` and `apply_updates` need every step of a run once, in order.
 
     Args:
@@ -185,28 +184,6 @@ class WithMoment(Mezo):
             start = f"{moment.strip('_')}:"
             averages = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
             getattr(self, moment).load(averages)
-
-    def save_state(self, path: Path) -> None:
-        """Write `state_tensors` as safetensors; no file where there are none."""
-        import safetensors.torch
-
-        tensors = self.state_tensors()
-        if tensors:
-            safetensors.torch.save_file(tensors, path)
-
-    def load_state(self, path: Path, step: int) -> None:
-        """Read what `save_state` wrote after `step` steps.
-
-        Raises:
-            UserError: when the file is missing or damaged, or of another step.
-        """
-        from mezo_cli.models.stored_tensors import read_tensors
-
-        tensors, _ = read_tensors(path)
-        try:
-            self.load_tensors(tensors, step)
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}") from error
 
 
 class MezoMomentum(WithMoment):

@@ -50,7 +50,7 @@ class MemberWeights:
     """
 
     def __init__(self, params: Params, names: Iterable[str], dtype: torch.dtype, count: int) -> None:
-        self.names, self.dtype, self.count, self._noise = list(names), dtype, count, params.noise
+        self.names, self.dtype, self.count, self._params = list(names), dtype, count, params
         self._outs = [
             (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(self.names)
         ]
@@ -66,7 +66,7 @@ class MemberWeights:
             if direction is None:
                 outs[member].copy_(span.theta)
             else:
-                self._noise.perturb(direction, span, c, outs[member])
+                self._params.noise.perturb(direction, span, c, outs[member])
 
 
 class MemberRows:

@@ -253,7 +253,7 @@ class RunDetails:
         file, optimizer = self.run.trajectory, self.optimizer
         if not optimizer.replayable or not file.exists() or not file.stat().st_size:
             return None
-        grads = completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.samples)
+        grads = completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.shown)
         return grads if grads.size else None
 
     @cached_property

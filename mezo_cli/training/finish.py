@@ -71,7 +71,7 @@ def _summarise(
     passes["forwards"] += probe.get("forwards", 0)
     scores = _summarise_scores(state, session, rows, evaluations)
     metric = state.config.chosen_metric
-    grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None
+    grads = trajectory.read(run.trajectory).drawn_grads(optimizer.shown) if optimizer.replayable else None
     summary = {
         "steps": state.step,
         **passes,

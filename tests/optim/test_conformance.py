@@ -8,16 +8,27 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.testing.optimizers import Conformance
 
 # What does not suit the defaults of Conformance.
-LR = {"mezo_momentum": 0.005, "mezo_adam": 0.3, "adamw": 0.1, "es": 0.2, "fzoo": 0.2, "lozo": 0.01}
+LR = {"mezo_momentum": 0.005, "mezo_adam": 0.3, "adamw": 0.1, "es": 0.2, "fzoo": 0.2, "lozo": 0.01, "adamezo": 0.5}
 ANCHORS: tuple[dict[str, Any], ...] = (
     {"baseline": "mean", "antithetic": True, "anchor": {"l2": 0.5}},
     {"shaping_std": "rows", "shaping": "std", "baseline": "theta", "anchor": {"l1": 0.5}},
 )
-LEARNING = {"lozo": {"interval": 2}}  # a V of rank 4 spans a part of the 6 dimensions
+MORE: dict[str, dict[str, Any]] = {
+    # A V of rank 4 spans a part of the 6 dimensions.
+    "lozo": {"outputs": 5, "steps": 300, "learning": {"interval": 2}},
+    # Its steps do not shrink with the gradient.
+    "adamezo": {"learning": {"schedule": "linear"}},
+    # The control learns nothing.
+    "null_signs": {"test_it_learns": None},
+}
+SLOW = ("fzoo", "hizoo_scalar", "null_signs")  # es, hizoo and mezo with other settings, or in one place otherwise
 VARIANTS = {
     "lozo": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
     "es": (*ANCHORS, {"shaping": "centered_rank"}, {"shaping": "sign", "baseline": "theta", "antithetic": True}),
     "fzoo": ANCHORS,
+    "hizoo": ({"alpha": 0.02},),
+    "hizoo_scalar": ({"alpha": 0.02},),
+    "adamezo": ({"window": 3}, {"window": 2, "as_released": True}),
 }
 
 for _name in OPTIMIZERS.built_in:
@@ -27,10 +38,5 @@ for _name in OPTIMIZERS.built_in:
             "lr": LR.get(_name, Conformance.lr),
             "variants": VARIANTS.get(_name, ()),
         }
-        if _name in LEARNING:
-            _values |= {"outputs": 5, "learning": LEARNING[_name], "steps": 300}
-        if _name == "null_signs":  # the control: it learns nothing
-            _values["test_it_learns"] = None
-        _suite = type(_name, (Conformance,), _values)
-        # fzoo is es with other settings.
-        globals()[f"Test{_name.title().replace('_', '')}"] = pytest.mark.slow(_suite) if _name == "fzoo" else _suite
+        _suite = type(_name, (Conformance,), _values | MORE.get(_name, {}))
+        globals()[f"Test{_name.title().replace('_', '')}"] = pytest.mark.slow(_suite) if _name in SLOW else _suite

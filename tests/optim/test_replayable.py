@@ -154,12 +154,20 @@ def null_signs(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
     return p - lr * (g[-1] * random_sign(42, len(g) - 1, 0) + c.weight_decay * p)
 
 
+def adamezo(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
+    window = g[-c.window :]
+    m = sum(c.beta1**k * estimate for k, estimate in enumerate(reversed(window)))
+    v = sum(c.beta2**k * estimate**2 for k, estimate in enumerate(reversed(window)))
+    return p - lr * (m / (v**0.5 + c.adam_eps) + c.weight_decay * p)  # type: ignore[operator]
+
+
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "mezo": mezo,
     "mezo_momentum": momentum,
     "mezo_adam": adam,
     "lozo": lozo,
     "null_signs": null_signs,
+    "adamezo": adamezo,
 }
 
 

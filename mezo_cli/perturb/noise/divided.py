@@ -1,0 +1,57 @@
+"""z divided by a number per element of theta, as the forwards of a preconditioned method see it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mezo_cli.perturb.noise.direction import Direction
+from mezo_cli.perturb.noise.spans import Span
+
+if TYPE_CHECKING:
+    from mezo_cli.perturb.params import Params
+
+
+class DividedNoise:
+    """The methods of `Noise` that forwards call, for z / d.
+
+    Args:
+        params: the trainable tensors; z is that of their noise.
+        divisor: span of theta -> d of its elements, float32 [span.numel], which is read at once.
+    """
+
+    def __init__(self, params: "Params", divisor: Callable[[Span], Tensor]) -> None:
+        self._params, self._base, self._divisor = params, params.noise, divisor
+
+    @torch.no_grad()
+    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
+        """Write out = theta + c z / d and, if given, out_minus = theta - c z / d: see `Noise.perturb`."""
+        for chunk, part in span.split(self._base.block_size(span.theta.device)):
+            step = torch.zeros(part.numel, device=span.theta.device)
+            self._base.update_(part, step, [(direction, c)], [1.0])
+            step.div_(self._divisor(part))
+            out[chunk] = part.theta + step
+            if out_minus is not None:
+                out_minus[chunk] = part.theta - step
+
+    @torch.no_grad()
+    def perturb_rows(
+        self,
+        direction: Direction,
+        name: str,
+        theta: Tensor,
+        rows: Tensor,
+        c: float,
+        out: Tensor,
+        out_minus: Tensor | None = None,
+    ) -> None:
+        """Write out[i] = theta[rows[i]] + c z[rows[i]] / d[rows[i]]: see `Noise.perturb_rows`."""
+        step = torch.empty(len(rows), *theta.shape[1:], device=theta.device)
+        zeros = torch.zeros((), device=theta.device).expand(theta.shape)
+        self._base.perturb_rows(direction, name, zeros, rows, c, step)
+        divisor = self._divisor(self._params.span_of(name))[: theta.numel()].view(theta.shape)
+        step.div_(divisor[rows])
+        out.copy_(theta[rows] + step)
+        if out_minus is not None:
+            out_minus.copy_(theta[rows] - step)
