@@ -76,9 +76,10 @@ class Method:
 
     @property
     def at_end(self) -> bool:
-        """Whether the chosen learning rate is at an end of those that were tried."""
+        """Whether the chosen learning rate is at an end of those that were tried, and any of them gains on dev."""
         rates = [entry.config.optimizer.lr for entry in self.tuning]
-        return bool(rates) and self.lr in (min(rates), max(rates))
+        gains = any(entry.finished and not entry.picked_start for entry in self.tuning)
+        return gains and self.lr in (min(rates), max(rates))
 
     @cached_property
     def tests(self) -> dict[int, RunDetails]:
