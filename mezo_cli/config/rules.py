@@ -17,6 +17,7 @@ def check_rules(config: Config) -> None:
         SettingError: for the first combination that is not allowed.
     """
     _check_addresses(config)
+    _check_task(config)
     _check_objective(config)
     _check_optimizer(config)
     _check_storage(config)
@@ -24,7 +25,6 @@ def check_rules(config: Config) -> None:
     _check_batches(config)
     _check_quantize(config)
     _check_linear_probe(config)
-    _check_task(config)
     _check_demonstrations(config)
     _check_loggers(config)
     _check_cuda_graphs(config)

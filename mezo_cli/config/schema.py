@@ -205,6 +205,14 @@ class TaskConfig(Settings):
     hub: HubSource = field(default_factory=HubSource)
     files: FileSource = field(default_factory=FileSource)
 
+    @property
+    def offered(self) -> str:
+        """The objectives that the task has a prompt for, as the end of an error line; empty if there is none."""
+        own = {"mlm": self.template, "lm": self.lm.template}
+        own |= {"choice": self.choice.prompt, "generate": self.generate.prompt}
+        names = [f"objective={name}" for name, prompt in own.items() if prompt is not None]
+        return f"; the task has a prompt for {', '.join(names)}" if names else ""
+
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Settings):
@@ -252,14 +260,15 @@ class ObjectiveConfig(Settings):
             SettingError: with the key that is missing.
         """
         name = task.name
-        if self.needs_labels and task.template is None:
-            raise SettingError("task.template", "task.template is not set: give task.template=...")
+        if self.name == "mlm" and task.template is None:
+            raise SettingError("task.template", f"task.template is not set: give task.template=...{task.offered}")
         if self.needs_labels and not task.labels:
-            raise SettingError("task.labels", f"task '{name}': task.labels is empty; give two or more names")
+            why = f"task '{name}': task.labels is empty; give two or more names"
+            raise SettingError("task.labels", f"{why}{task.offered}")
         if not self.needs_labels and task.generate.prompt is None:
             why = f"task '{name}' has no prompt to continue (objective={self.name}): set task.generate.prompt"
             column = task.columns[0] if task.columns else "question"
-            raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'")
+            raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'{task.offered}")
 
     def check(self, config: "Config") -> None:
         """Reject combinations with other settings that are individually valid but incompatible.

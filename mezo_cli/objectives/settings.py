@@ -61,7 +61,7 @@ class ChoiceConfig(ObjectiveConfig):
         choice, name = task.choice, f"task '{task.name}'"
         if choice.prompt is None:
             why = f"{name} has no prompt with candidates (objective={self.name})"
-            raise SettingError("task.choice.prompt", f"{why}: set task.choice.prompt and task.choice.candidates")
+            raise SettingError("task.choice.prompt", f"{why}: set task.choice.prompt and .candidates{task.offered}")
         for given, missing in (("each", "right"), ("right", "each")):
             if getattr(choice, given) is not None and getattr(choice, missing) is None:
                 why = f"{name}: task.choice.{given} needs task.choice.{missing}"

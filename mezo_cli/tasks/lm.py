@@ -178,6 +178,7 @@ def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
         raise UserError(
             f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends in "
             f"the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they differ"
+            f"{task.offered}"
         )
     template = Template.parse(task.lm.template, list(task.columns), task.name)
     where = f"task '{task.name}', task.lm.template {template.text!r}"

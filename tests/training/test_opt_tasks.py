@@ -8,11 +8,14 @@ import pytest
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import mezo
+from tests.command_line import error_line, mezo
 from tests.interruption import interrupt_at
-from tests.opt_tasks import FOLDER, GENERATED
+from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
 
 CASES = {
+    **{f"{name}, choice": ["objective=choice"] for name in CHOICES},
+    **{f"{name}, choice, lm": ["objective=choice", "objective.loss=lm"] for name in ("copa", "record")},
+    **{f"{name}, lm": ["objective=lm"] for name in WORDS},
     **{f"{name}, generate": ["objective=generate", "objective.loss=lm"] for name in GENERATED},
     "squad, generate, reward": ["objective=generate", "objective.reward=f1"],
 }
@@ -33,7 +36,7 @@ def words(case: str, opt: Path) -> list[str]:
     return [f"task={task}", *CASES[case], *long, f"model.path={opt}", *SHORT, *ROWS, f"data.dir={FOLDER}/{task}.jsonl"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -47,3 +50,24 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
     assert document["loss"] == summary["test"]["loss"]
     metric = "f1" if "generate" in case else "accuracy"
     assert 0 <= document[metric] == summary["test"][metric] <= 1
+
+
+@pytest.mark.parametrize(
+    ("task", "objective", "parts"),
+    [
+        ("squad", "choice", ["task 'squad' has no prompt with candidates", "has a prompt for objective=generate"]),
+        ("squad", "lm", ["task 'squad': task.labels is empty", "has a prompt for objective=generate"]),
+        ("cb", "mlm", ["task.template is not set", "has a prompt for objective=lm, objective=choice"]),
+        ("copa", "generate", ["task 'copa' has no prompt to continue", "has a prompt for objective=choice"]),
+        ("copa", "lm", ["task 'copa' has no template for decoders", "has a prompt for objective=choice"]),
+        ("record", "choice objective.loss=f1", ["objective.loss=f1", "cross_entropy, lm, accuracy"]),
+        ("squad", "generate objective.loss=cross_entropy", ["objective.loss=cross_entropy", "reward, lm"]),
+        ("drop", "generate task.bos_token_id=0 task.generate.chat=true", ["task.bos_token_id=0 is not read"]),
+    ],
+)
+def test_an_objective_or_loss_that_does_not_fit_the_task_is_one_line(
+    task: str, objective: str, parts: list[str], opt: Path
+) -> None:
+    where = [f"data.dir={FOLDER}/{task}.jsonl", *ROWS, f"model.path={opt}", "model=opt-125m"]
+    line = error_line(mezo("train", f"task={task}", *f"objective={objective}".split(), *where))
+    assert all(part in line for part in parts), line
