@@ -15,7 +15,7 @@ from mezo_cli import system
 from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
-    from mezo_cli.training.prediction import CompletedPrompt, PredictedRecord, Prediction
+    from mezo_cli.training.prediction import ChosenCandidate, CompletedPrompt, PredictedRecord, Prediction
     from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -137,10 +137,11 @@ class LoadedRun:
 
     def predict(
         self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]
-    ) -> "list[Prediction] | list[CompletedPrompt] | list[PredictedRecord]":
+    ) -> "list[Prediction] | list[CompletedPrompt] | list[ChosenCandidate] | list[PredictedRecord]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
-        Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`.
+        Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`;
+        with `objective=choice` a `ChosenCandidate`: the `prediction`, and the `scores` of all `candidates`.
 
         Rows go through the model in batches of the run's `eval_batch_size`. The rows of a split, in their
         order, get probabilities bitwise identical to those of its evaluation. A row that is longer than the model

@@ -11,7 +11,7 @@ from mezo_cli.config.schema import Splits
 from mezo_cli.console import TextTable, make_console, make_table, print_line
 
 if TYPE_CHECKING:
-    from mezo_cli.tasks import ClassificationEncoder, GenerateEncoder
+    from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
 SHOWN = 3  # rows with prompt and answer
 
@@ -29,7 +29,7 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
     for note in splits.notes:
         _warn(note)
     if not config.objective.needs_labels:
-        _show_generation(load_encoder(config), splits)
+        _show_rows(load_encoder(config), splits)
         return
     _print(_tables(sources.describe(splits, config.task)))
     _print_prompts(load_encoder(config), splits)
@@ -68,24 +68,26 @@ def _print_prompts(encoder: "ClassificationEncoder", splits: Splits) -> None:
         print_line(f"  {encoder.decode(encoded)}   [{label}{word}; {len(encoded.input_ids)} tokens]")
 
 
-def _show_generation(encoder: "GenerateEncoder", splits: Splits) -> None:
-    """Print the lengths of prompts and answers in tokens, and the first rows of train, decoded from their tokens."""
+def _show_rows(encoder: "InputEncoder[Any]", splits: Splits) -> None:
+    """Print the sizes of rows that have no labels to count, and the first rows of train, decoded from their tokens."""
     from mezo_cli.data import describe_lengths
 
     examples = {"train": splits.train, "dev": splits.dev, "test": splits.test}
     rows = {name: encoder.encode_all(some) for name, some in examples.items() if some}
-    prompts = make_table("tokens per prompt", "min", "median", "p95", "max", "rows", "cut")
-    answers = make_table("tokens per answer", "min", "median", "p95", "max")
+    titles = list(encoder.sizes(rows["train"][0]))
+    tables = [
+        make_table(title, "min", "median", "p95", "max", *("rows", "cut")[: 2 * (not i)])
+        for i, title in enumerate(titles)
+    ]
     for name, some in rows.items():
-        lengths = describe_lengths([len(row.input_ids) for row in some])
-        counts = len(some), sum(row.cut for row in some)
-        prompts.add_row(f"  {name}", *(f"{n:g}" for n in [*lengths.values(), *counts]))
-        lengths = describe_lengths([len(row.answer_ids) for row in some])
-        answers.add_row(f"  {name}", *(f"{n:g}" for n in lengths.values()))
-    _print([prompts, answers] if encoder.task.generate.answer is not None else [prompts])
-    print_line("prompts and answers, as the model sees them:")
+        sizes = [encoder.sizes(row) for row in some]
+        for title, table in zip(titles, tables, strict=True):
+            lengths = describe_lengths([of_row[title] for of_row in sizes])
+            counts = (len(some), sum(row.cut for row in some)) if table is tables[0] else ()
+            table.add_row(f"  {name}", *(f"{n:g}" for n in [*lengths.values(), *counts]))
+    _print(tables)
+    print_line("prompts and what follows them, as the model sees them:")
     for example, row in zip(splits.train[:SHOWN], rows["train"], strict=False):
-        answer = f" -> '{encoder.decode_ids(row.answer_ids)}'" if row.answer_ids else ""
-        size = f"{len(row.input_ids)}{f' + {len(row.answer_ids)}' if answer else ''} tokens"
-        line = f"  {encoder.decode(row)}{answer}   [{example.where}; {size}{', cut' if row.cut else ''}]"
+        size = " + ".join(str(n) for title, n in encoder.sizes(row).items() if title.startswith("tokens"))
+        line = f"  {encoder.show(row)}   [{example.where}; {size} tokens{', cut' if row.cut else ''}]"
         print_line(line.replace("\n", "\\n"))

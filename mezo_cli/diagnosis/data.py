@@ -6,9 +6,8 @@ from typing import Any
 from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
 from mezo_cli.data import describe
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Section, percent
-from mezo_cli.tasks import ClassificationEncoder
+from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
-from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 TITLE = "data"
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
@@ -23,14 +22,14 @@ Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
 
 def check(
-    encoder: ClassificationEncoder | GenerateEncoder,
+    encoder: InputEncoder[Any],
     splits: Splits,
     encoded: Mapping[str, Sequence[Any]],
     deadline: Deadline,
 ) -> Section:
     """Check the rows of all splits, which `encoded` holds as the encoder has encoded them."""
     section, task = Section(TITLE), encoder.task
-    if isinstance(encoder, GenerateEncoder):
+    if not isinstance(encoder, ClassificationEncoder):
         _check_prompts(section, encoder, encoded)
         return section
     named: Named = {name: rows for name in encoded if (rows := getattr(splits, name)) is not None}
@@ -124,7 +123,7 @@ def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
 # --- prompts to complete ---
 
 
-def _check_prompts(section: Section, encoder: GenerateEncoder, encoded: Mapping[str, Sequence[PromptRow]]) -> None:
+def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mapping[str, Sequence[Any]]) -> None:
     """Check rows that have no labels: how many there are, prompts that occur twice, and those that were cut."""
     sizes = {split: len(rows) for split, rows in encoded.items()}
     section.add(OK, "rows", f"rows: {', '.join(f'{split} {size:,}' for split, size in sizes.items())}", rows=sizes)
@@ -132,18 +131,13 @@ def _check_prompts(section: Section, encoder: GenerateEncoder, encoded: Mapping[
     cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
     text = (
         f"{cut:,} of {len(rows):,} rows lose the start of their prompt; prompts have {lengths[len(rows) // 2]} tokens"
-        f" in the median, {lengths[-1]} at most; the limit with the completion is {encoder.max_length}"
+        f" in the median, {lengths[-1]} at most; the limit with what follows is {encoder.max_length}"
     )
-    advice = "raise task.generate.max_length, or shorten the texts"
+    advice = f"raise {encoder.limit_key}, or shorten the texts"
     section.judge("cut_prompts", cut >= CUT * len(rows), text, advice, cut=cut, of=len(rows), longest=lengths[-1])
-    named = {split: [Example((_prompt(encoder, row),), -1) for row in rows] for split, rows in encoded.items()}
+    named = {split: [Example((encoder.distinct_text(row),), -1) for row in rows] for split, rows in encoded.items()}
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
-
-
-def _prompt(encoder: GenerateEncoder, row: PromptRow) -> str:
-    """Return what two rows must not share: the prompt; of plain text the text."""
-    return encoder.decode(row) if encoder.task.generate.prompt != "" else encoder.decode_ids(row.answer_ids)
 
 
 # --- cut prompts ---

@@ -74,27 +74,29 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         UserError: for a template that cannot be parsed.
     """
 
+    demonstrates = True
     when_cut = "{lost} lose the start of their prompt"
+    limit_key = "task.choice.max_length"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
         self._texts = ChoiceTexts(task)
-        self._cuts, self._has_answers = task.choice.too_long == "cut", True
+        self._cuts, self._has_answers = task.choice.too_long == "cut" or task.demonstrations > 0, True
         self._start = start_ids(tokenizer, task.bos_token_id)
         self.max_length = max_row_length(tokenizer, task.choice.max_length or UNBOUNDED)
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[ChoiceRow]:
         """Tokenize prompts alone, and together with each of their candidates."""
-        where = [describe_row(self.task, example) for example in examples]
-        columns = [example.columns or dict(zip(self.task.columns, example.texts, strict=True)) for example in examples]
-        prompts = [self._texts.prompt.render(*row).lstrip().rstrip(" ") for row in zip(columns, where, strict=True)]
-        candidates = [self._candidates(*row) for row in zip(columns, where, strict=True)]
+        read = [self._read(example) for example in examples]
+        prompts = [
+            (self.lead(example) + self._prompt(*row)).lstrip() for example, row in zip(examples, read, strict=True)
+        ]
+        candidates = [self._candidates(*row) for row in read]
         texts = [(prompt + text).lstrip() for prompt, row in zip(prompts, candidates, strict=True) for text in row]
         all_prompt_ids, all_ids = tokenize(prompts, self.tokenizer), iter(tokenize(texts, self.tokenizer))
-        rows = zip(examples, columns, candidates, all_prompt_ids, where, strict=True)
-        for example, row, of_row, prompt_ids, place in rows:
-            right = self._right(example, row, place) if self._has_answers else ()
-            yield self._fit(prompt_ids, [next(all_ids) for _ in of_row], of_row, right, place)
+        for example, row, of_row, prompt_ids in zip(examples, read, candidates, all_prompt_ids, strict=True):
+            right = self._right(example, *row) if self._has_answers else ()
+            yield self._fit(prompt_ids, [next(all_ids) for _ in of_row], of_row, right, row[1])
 
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[ChoiceRow], list[bool]]:
         """Encode rows to predict, without the right candidates, and return for each whether it was cut to fit."""
@@ -103,9 +105,36 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         rows = other.encode_all(examples)
         return rows, [row.cut for row in rows]
 
+    def demonstration(self, example: Example) -> str:
+        """Return the prompt of a row with the candidate that is trained."""
+        row = self._read(example)
+        return self._prompt(*row) + self._candidates(*row)[self._right(example, *row)[0]]
+
     def decode(self, row: ChoiceRow) -> str:
         """Return the prompt as the model sees it, special tokens included."""
         return self.decode_ids(row.input_ids)
+
+    def sizes(self, row: ChoiceRow) -> dict[str, int]:
+        """Return the tokens of the prompt and of the longest candidate, and the number of candidates."""
+        longest = max(map(len, row.candidates))
+        return {"tokens per prompt": len(row.input_ids), "longest candidate": longest, "candidates": len(row.texts)}
+
+    def show(self, row: ChoiceRow) -> str:
+        """Return the prompt and the candidates, the right ones with a star, as the model sees them."""
+        shown = [f"'{self.decode_ids(ids)}'{'*' * (i in row.right)}" for i, ids in enumerate(row.candidates)]
+        return f"{self.decode(row)} -> {' | '.join(shown)}"
+
+    def distinct_text(self, row: ChoiceRow) -> str:
+        """Return the prompt and the candidates: rows of ReCoRD share their prompts."""
+        return self.show(row)
+
+    def _read(self, example: Example) -> tuple[Mapping[str, Any], str]:
+        """Return the columns of a row and where it is."""
+        columns = example.columns or dict(zip(self.task.columns, example.texts, strict=True))
+        return columns, describe_row(self.task, example)
+
+    def _prompt(self, columns: Mapping[str, Any], where: str) -> str:
+        return self._texts.prompt.render(columns, where).lstrip().rstrip(" ")
 
     def _items(self, columns: Mapping[str, Any], where: str) -> list[str]:
         """Return the texts of `task.choice.each`.

@@ -24,6 +24,7 @@ class InputEncoder(Generic[Row]):
 
     Class attributes:
         when_cut: what rows that are cut keep and lose; {lost} is the number of those that lose text.
+        limit_key: the setting of the limit on a row's tokens.
         demonstrates: whether a row may come after demonstrations; then a subclass defines `demonstration`.
 
     Args:
@@ -39,6 +40,7 @@ class InputEncoder(Generic[Row]):
 
     when_cut: ClassVar[str] = "{lost} lose text of a sentence"
     demonstrates: ClassVar[bool] = False
+    limit_key: ClassVar[str] = "task.max_length"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         if not tokenizer.is_fast:
@@ -88,6 +90,18 @@ class InputEncoder(Generic[Row]):
     def decode(self, row: Row) -> str:
         """Return the input as the model sees it, special tokens included."""
         raise NotImplementedError
+
+    def sizes(self, row: Row) -> dict[str, int]:
+        """Return the sizes of a row that `mezo data` shows, by title."""
+        return {"tokens per row": len(row.input_ids)}  # type: ignore[attr-defined]
+
+    def show(self, row: Row) -> str:
+        """Return a row with what rightly follows it, for `mezo data`."""
+        return self.decode(row)
+
+    def distinct_text(self, row: Row) -> str:
+        """Return what no two rows should share."""
+        return self.decode(row)
 
     def decode_ids(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""

@@ -81,6 +81,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
 
     when_cut = "{lost} lose the start of their prompt"
     demonstrates = True
+    limit_key = "task.generate.max_length"
 
     def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
         super().__init__(task, tokenizer)
@@ -177,6 +178,19 @@ class GenerateEncoder(InputEncoder[PromptRow]):
     def decode(self, row: PromptRow) -> str:
         """Return the prompt as the model sees it, special tokens included."""
         return self.decode_ids(row.input_ids)
+
+    def sizes(self, row: PromptRow) -> dict[str, int]:
+        """Return the tokens of the prompt, and of the answer if the task has one."""
+        answer = {} if self._texts.answer is None else {"tokens per answer": len(row.answer_ids)}
+        return {"tokens per prompt": len(row.input_ids), **answer}
+
+    def show(self, row: PromptRow) -> str:
+        """Return the prompt and the answer as the model sees them."""
+        return self.decode(row) + (f" -> '{self.decode_ids(row.answer_ids)}'" if row.answer_ids else "")
+
+    def distinct_text(self, row: PromptRow) -> str:
+        """Return the prompt; of plain text the text."""
+        return self.decode_ids(row.answer_ids) if self._is_plain_text else self.decode(row)
 
     def _answer(self, columns: Mapping[str, Any], where: str) -> str | None:
         """Return the answer of a row; None if the task has none, or only prompts are encoded.

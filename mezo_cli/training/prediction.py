@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Example
+from mezo_cli.objectives.choice import Choice
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.training.session import Session
@@ -76,8 +77,46 @@ class CompletedPrompt:
 
 
 @dataclass(frozen=True)
+class ChosenCandidate:
+    """Which candidate most likely continues the prompt of one row.
+
+    Attributes:
+        columns: the row's columns.
+        prompt: the prompt as the model saw it.
+        prediction: the candidate with the highest score.
+        candidates: all of them.
+        scores: their scores, in the same order.
+        probabilities: the softmax of the scores.
+        cut: whether the prompt was longer than the model takes, so that its start was cut off.
+    """
+
+    columns: dict[str, Any]
+    prompt: str
+    prediction: str
+    candidates: list[str]
+    scores: list[float]
+    probabilities: list[float]
+    cut: bool
+
+    @property
+    def answer(self) -> str:
+        """The candidate, in one line."""
+        return " ".join(self.prediction.split())
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is predicted, by the names of the columns of a .csv file."""
+        return {name: getattr(self, name) for name in ("prediction", "candidates", "scores", "probabilities")}
+
+    def line(self) -> str:
+        """Return the candidate, the probability of each, and the prompt in one line."""
+        scored = zip(self.candidates, self.probabilities, strict=True)
+        shown = "  ".join(f"{' '.join(text.split())} {probability:.4f}" for text, probability in scored)
+        return f"{self.answer}  |  {shown}  |  {' '.join(self.prompt.split())}"
+
+
+@dataclass(frozen=True)
 class PredictedRecord:
-    """What an objective that is neither a classification nor a generation says of one row.
+    """What an objective of another package's own family says of one row.
 
     Attributes:
         columns: the row's columns.
@@ -105,7 +144,7 @@ class PredictedRecord:
 
 def predict(
     session: Session, examples: Sequence[Example], report: Callable[[int], None] = lambda done: None
-) -> list[Prediction] | list[CompletedPrompt] | list[PredictedRecord]:
+) -> list[Prediction] | list[CompletedPrompt] | list[ChosenCandidate] | list[PredictedRecord]:
     """Predict rows, in order, in batches of `eval_batch_size`. `report` is called with the number of rows done.
 
     The rows of a split, in their order, give scores bitwise identical to those of its evaluation.
@@ -120,6 +159,9 @@ def predict(
     records = session.objective.predict(rows, report, session.ranks)
     if not isinstance(session.objective, Classification | Generation):
         described = [session.objective.describe_row(example)["columns"] for example in examples]
+        if isinstance(session.objective, Choice):
+            said = zip(described, records, cut, strict=True)
+            return [ChosenCandidate(columns, **record, cut=was_cut) for columns, record, was_cut in said]
         return [
             PredictedRecord(columns, dict(record), was_cut)
             for columns, record, was_cut in zip(described, records, cut, strict=True)

@@ -1,0 +1,287 @@
+"""Objective choice: scores by plain transformers, one candidate at a time; losses; the same as lm; runs; mistakes."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.config.schema import Example
+from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.runs import Run
+from mezo_cli.training.load import load_session
+from mezo_cli.training.session import Session
+from tests import tiny
+from tests.command_line import error_line, mezo
+from tests.interruption import interrupt_at
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+NAMES = ["task.choice.each=names", "task.choice.right=right", "task.choice.prompt='{text} and'"]
+NAMES += ["task=sst2", "task.name=names", "task.choice.candidates=[' {candidate} was it']"]
+ROWS = [  # other numbers of candidates, of other lengths
+    {"text": "It was good", "names": ["Human", "a bad Entity", "Location"], "right": ["Location", "Human"]},
+    {"text": "No", "names": ["Number", "okay"], "right": "okay"},
+    {"text": "Maybe a great film, maybe not", "names": ["Yes", "a", "No", "terrible"], "right": "Yes"},
+    {"text": "bad", "names": ["It"], "right": "It"},
+]
+EXAMPLES = [Example((), -1, f"row {i}", row) for i, row in enumerate(ROWS)]
+
+
+@functools.cache
+def folder_of(kind: str, home: Path) -> Path:
+    return tiny.decoder(home / kind, kind)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("decoders")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of rows that list their candidates."""
+    folder = tmp_path / "data"
+    for split, count in (("train", 12), ("dev", 6), ("test", 5)):
+        rows = [{**ROWS[i % 4], "text": f"{ROWS[i % 4]['text']} {i}"} for i in range(count)]
+        tiny.write_jsonl(folder / f"{split}.jsonl", rows)  # type: ignore[arg-type]
+    return folder
+
+
+def words(model: Path, *more: str) -> list[str]:
+    return [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=choice", *more]
+
+
+def ready(model: Path, *more: str) -> Session:
+    return load_session(build_config(words(model, "data=files", "data.dir=none", *NAMES, *more)))
+
+
+def batch_of(session: Session) -> Any:
+    return session.objective.collate(session.encoder.encode_all(EXAMPLES))
+
+
+def by_hand(folder: Path, model: Any = None) -> list[list[Tensor]]:
+    """Return the log-probability of each token of each candidate by plain transformers, one candidate at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval() if model is None else model
+    said = []
+    for row in ROWS:
+        prompt = f"{row['text']} and"
+        said.append([])
+        for name in row["names"]:
+            ids = torch.tensor(tokenizer(f"{prompt} {name} was it")["input_ids"])
+            length = len(ids) - len(tokenizer(prompt)["input_ids"])
+            log_probs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+            said[-1].append(torch.stack([log_probs[t - 1, ids[t]] for t in range(len(ids) - length, len(ids))]))
+    return said
+
+
+TRAINED = [2, 1, 0, 0]  # the first right candidate of each row
+RIGHT = [{2, 0}, {1}, {0}, {0}]
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama", "gpt2", "gpt_neox", "bloom"])
+def test_scores_are_the_log_probabilities_by_hand(kind: str, home: Path) -> None:
+    folder = folder_of(kind, home)
+    with torch.no_grad():
+        full = by_hand(folder)
+        for normalize, reduce in (("mean", Tensor.mean), ("sum", Tensor.sum)):
+            ours = ready(folder, f"objective.normalize={normalize}")
+            scores = ours.objective.scores(batch_of(ours))[0]  # type: ignore[attr-defined]
+            for of_row, expected in zip(scores, full, strict=True):
+                values = torch.stack([reduce(log_probs) for log_probs in expected]).double()
+                torch.testing.assert_close(of_row[: len(values)], values, rtol=1e-5, atol=1e-5)
+                assert bool((of_row[len(values) :] == -torch.inf).all())
+
+
+def test_losses_and_their_gradients(home: Path) -> None:
+    folder = folder_of("llama", home)
+    stock = AutoModelForCausalLM.from_pretrained(folder).eval()
+    full = by_hand(folder, stock)
+    means = [torch.stack([log_probs.mean() for log_probs in of_row]) for of_row in full]
+    expected = {
+        "cross_entropy": torch.stack(
+            [F.cross_entropy(m, torch.tensor(i)) for m, i in zip(means, TRAINED, strict=True)]
+        ).mean(),
+        "lm": -torch.cat([of_row[i] for of_row, i in zip(full, TRAINED, strict=True)]).mean(),
+        "accuracy": torch.tensor([int(m.argmax()) not in right for m, right in zip(means, RIGHT, strict=True)])
+        .double()
+        .mean(),
+    }
+    for loss, value in expected.items():
+        ours = ready(folder, f"objective.loss={loss}")
+        rows = ours.encoder.encode_all(EXAMPLES)
+        assert float(ours.loss_of(rows)().detach()) == pytest.approx(float(value.detach()), rel=1e-6, abs=1e-7)
+        if loss == "accuracy":
+            continue
+        stock.zero_grad()
+        value.backward(retain_graph=True)
+        with torch.enable_grad():
+            ours.loss_of(rows)().backward()
+        for name, p in stock.named_parameters():
+            torch.testing.assert_close(ours.params.tensors[name].grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("peft", ["none", "prefix", "lora", "head"])
+def test_both_signs_at_once_and_one_after_the_other(peft: str, home: Path) -> None:
+    ours, losses = ready(folder_of("opt", home), "objective.loss=lm", f"peft={peft}"), []
+    rows = ours.encoder.encode_all(EXAMPLES)
+    ours.exclude_unreachable(rows[0])
+    for tokens in (10_000, 0):
+        ours.forward.paired_tokens = tokens
+        with torch.no_grad(), ours.forward.perturbed(Direction(0, 0), 0.1):
+            losses.append(ours.loss_of(rows)())
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
+    assert abs(float(losses[0][0] - losses[0][1])) > 1e-4
+
+
+def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ready(folder_of("opt", home))
+    with torch.no_grad():
+        whole = ours.objective.scores(batch_of(ours))  # type: ignore[attr-defined]
+        monkeypatch.setattr("mezo_cli.objectives.vocabulary._ROWS", 17)
+        monkeypatch.setattr("mezo_cli.objectives.vocabulary._POSITIONS", 3)
+        torch.testing.assert_close(ours.objective.scores(batch_of(ours)), whole, rtol=1e-6, atol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head(home: Path) -> None:
+    ours = ready(folder_of("opt", home))
+    rows, seen = ours.encoder.encode_all(EXAMPLES), list[Any]()
+    ours.loaded.model.model.decoder.layers[0].fc1.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
+    batch = ours.objective.collate(rows)
+    with torch.no_grad():
+        ours.objective.row_losses(batch)
+    assert seen[0][-2] == sum(len(row.input_ids) + sum(map(len, row.candidates)) for row in rows)
+    assert len(batch.layout["read"]) == sum(1 + sum(len(ids) - 1 for ids in row.candidates) for row in rows)
+
+
+def test_words_of_one_token_give_what_objective_lm_gives(home: Path) -> None:
+    folder = folder_of("llama", home)
+    rows = [Example((text,), i % 2) for i, text in enumerate(["a film", "good and bad okay", "It was", "Maybe not"])]
+    task = ["task=sst2", "data=demo", "task.lm.label_words=[bad,good]", "task.choice.candidates=[' bad',' good']"]
+    evaluations, losses = [], []
+    for objective in ("lm", "choice"):
+        ours = load_session(build_config([*words(folder, *task), f"objective={objective}"]))
+        encoded = ours.encoder.encode_all(rows)
+        evaluations.append(ours.objective.evaluate(encoded))
+        with torch.no_grad(), ours.forward.perturbed(Direction(0, 0), 1e-2):
+            losses.append(ours.loss_of(encoded)())
+    lm, choice = evaluations
+    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-6)
+    assert choice.loss == pytest.approx(lm.loss, abs=1e-6)
+    assert choice.metrics == lm.metrics
+    for ours_of_row, row in zip(choice.records, lm.records, strict=True):
+        assert ours_of_row["probabilities"] == pytest.approx(list(row["probabilities"].values()), abs=1e-6)
+        assert (ours_of_row["prediction"] == " good") == (row["predicted"] == "positive")
+
+
+RUNS = {
+    "mezo, lm": ["objective.loss=lm", "micro_batch_size=3"],
+    "es, lora": ["optimizer=es", "optimizer.members=2", "peft=lora"],
+    "adamw": ["optimizer=adamw", "checkpoint=full"],
+    "mezo, head": ["peft=head"],
+    "mezo, prefix, accuracy": ["peft=prefix", "objective.loss=accuracy", "objective.normalize=sum"],
+}
+
+
+def run_words(home: Path, data: Path, *more: str) -> list[str]:
+    sizes = ["steps=4", "batch_size=4", "eval_every=2", "log_every=1", "eval_batch_size=4", "optimizer.lr=1e-3"]
+    return words(folder_of("opt", home), "data=files", f"data.dir={data}", *NAMES, *sizes, *more)
+
+
+def weights(folder: Path) -> bytes:
+    return next(folder.glob("*model.safetensors")).read_bytes()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Path, tmp_path: Path) -> None:
+    run, whole, last = tmp_path / "run", tmp_path / "whole", Path("checkpoints") / "last"
+    given = run_words(home, data, *RUNS[name])
+    assert mezo("train", *given, f"hydra.run.dir={whole}").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load(name.split(",")[0]), "step", 4)
+        assert mezo("train", *given, f"hydra.run.dir={run}").code == 130
+    assert mezo("resume", run).code == 0
+    assert weights(run / last) == weights(whole / last)
+    assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
+    test = Run(run).read_summary()["test"]
+    document = json.loads(mezo("eval", run, "--json").out)
+    assert (document["loss"], document["accuracy"]) == (test["loss"], test["accuracy"])
+    rows = Run(run).predictions() or []
+    assert sum(row["prediction"] in row["right"] for row in rows) / len(rows) == pytest.approx(test["accuracy"])
+    predicted = json.loads(mezo("predict", run, "--file", data / "test.jsonl", "--json").out)["rows"]
+    assert [row["scores"] for row in predicted] == [row["scores"] for row in rows]
+    assert mezo("predict", run, "--file", data / "test.jsonl", "-q").out.splitlines()[0] in {
+        "Human was it",
+        "a bad Entity was it",
+        "Location was it",
+    }
+    assert "accuracy" in mezo("show", run).out
+    assert "opt, choice" in mezo("compare", run).out
+    assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
+    assert mezo("export", run, "--out", tmp_path / "exported").code == 0
+    if name != "adamw":
+        assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
+        assert weights(tmp_path / "replayed") == weights(whole / last)
+        assert mezo("export", run, "--trajectory", "--out", tmp_path / "trajectory").code == 0
+        again = json.loads(mezo("predict", tmp_path / "trajectory", "--file", data / "test.jsonl", "--json").out)[
+            "rows"
+        ]
+        assert [row["scores"] for row in again] == [row["scores"] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["lm", "cross_entropy"])
+def test_ranks_that_share_rows(loss: str, home: Path, data: Path, tmp_path: Path) -> None:
+    given = [*run_words(home, data, f"objective.loss={loss}"), "steps=2"]
+    assert mezo("train", *given, f"hydra.run.dir={tmp_path / 'alone'}").code == 0
+    shared = [*given, "distributed.split=rows", f"hydra.run.dir={tmp_path / 'ranks'}"]
+    assert [rank.code for rank in run_ranks(shared, shared)] == [0, 0]
+    for one, other in zip(*(Run(tmp_path / name).metrics() for name in ("alone", "ranks")), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
+
+
+def test_mistakes(home: Path, roberta: Path, data: Path) -> None:
+    opt = folder_of("opt", home)
+    given = {
+        "task 'mr' has no prompt with candidates": words(opt, "task=mr", "data=demo"),
+        "objective.loss=f1": words(opt, "task=sst2", "data=demo", "objective.loss=f1"),
+        "task.choice.candidates for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
+        "task.choice.each needs task.choice.right": words(opt, "task=sst2", "data=demo", "task.choice.each=names"),
+        "objective.loss=accuracy has no gradient": run_words(home, data, "objective.loss=accuracy", "optimizer=adamw"),
+        "only objective=generate": words(opt, "task=sst2", "data=demo", "data.keep=a.jsonl"),
+        "a masked-LM model (roberta) where a decoder is needed": words(roberta, "task=sst2", "data=demo"),
+    }
+    for line, arguments in given.items():
+        assert line in error_line(mezo("train", *arguments)), line
+
+
+def test_data_and_doctor_show_prompts_and_candidates(home: Path, data: Path) -> None:
+    given = [word for word in run_words(home, data) if not word.startswith(("steps", "eval_every", "log_every"))]
+    shown = mezo("data", *given).out
+    assert "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Location was it'*" in shown
+    assert mezo("doctor", *given).code == 0
+
+
+def test_diverged_scores_are_no_accuracy(home: Path) -> None:
+    ours = ready(folder_of("opt", home), "objective.loss=accuracy")
+    for p in ours.params.tensors.values():
+        p.data.fill_(float("nan"))
+    rows = ours.encoder.encode_all(EXAMPLES)
+    assert not ours.objective.evaluate(rows).is_finite
+    with torch.no_grad():
+        assert bool(ours.loss_of(rows)().isnan())
+    with pytest.raises(UserError, match="not finite"):
+        ours.objective.predict(rows)
