@@ -66,6 +66,8 @@ FORMS: dict[OverrideType, Any] = {
 
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+# ${mezo_by:${task},{squad:generate},choice}: a value that depends on another, in the built-in files alone (file_rules)
+OmegaConf.register_new_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
 
 
 @dataclasses.dataclass(frozen=True)

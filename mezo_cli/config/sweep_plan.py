@@ -63,13 +63,16 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     Raises:
         UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
     """
-    plain = [override.text for override in parsed if not override.sweeps]
-    experiments = [job for override in parsed if override.name == "experiment" for job in override.jobs]
+    with_grids = ("experiment", "task")  # the paper's grid of a method may depend on the task
+    plain = [override.text for override in parsed if not override.sweeps and override.name not in with_grids]
+    chosen = expand(override for override in parsed if override.name in with_grids)
+    experiments = dict.fromkeys(text for words in chosen for text in words if text.startswith("experiment="))
     with compose.hydra_session():
-        nodes = [compose.compose_node([*plain, *name], config_dir) for name in ([[x] for x in experiments] or [[]])]
-    sweepers = [compose.sweeper_of(node) for node in nodes]
-    if any(other != sweepers[0] for other in sweepers):
-        raise UserError(f"{', '.join(experiments)}: their files sweep over unlike grids; run one experiment at a time")
+        sweepers = [compose.sweeper_of(compose.compose_node([*plain, *words], config_dir)) for words in chosen]
+    for words, other in zip(chosen, sweepers, strict=True):
+        if other != sweepers[0]:
+            both = f"{' '.join(chosen[0])} and {' '.join(words)}"
+            raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
     names = {override.name for override in parsed}
     texts = [f"{key}={values}" for key, values in sweepers[0].params.items() if key not in names]
     try:

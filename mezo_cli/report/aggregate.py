@@ -294,7 +294,8 @@ def unlike_paper(group: Group) -> list[str]:
     limit = group.config.data.eval_limit
     if limit is not None and limit < TEST_ROWS:
         texts.append(f"tested on at most {limit} rows")
-    if group.zero_shot and group.config.data.shots is None and not group.settings["data.shots"]:
+    draws_test = group.config.data.shots is not None or group.settings["data.shots"] or group.config.data.test_size
+    if group.zero_shot and not draws_test:
         texts.append(f"tested on all rows, the paper on at most {TEST_ROWS}")
     return texts
 

@@ -53,6 +53,10 @@ PAPER: dict[str, tuple[dict[str, Any], str]] = {
         "1e-5,3e-5,5e-5",
     ),
     "zero_shot": ({"steps": 0, "init": "none", "peft.name": "none"}, ""),
+    "non_differentiable": (
+        {"optimizer.name": "mezo", "peft.name": "none", "objective.loss": "accuracy", "data.shots": 512},
+        "1e-7,1e-6,1e-5",
+    ),
     "lp": (
         {"optimizer.name": "linear_probe", "init": "linear_probe", "probe_c": None, "steps": 0, "peft.name": "none"},
         "",
@@ -87,7 +91,8 @@ def files() -> dict[str, Path]:
 
 
 def test_every_paper_experiment_is_tested_here() -> None:
-    assert {name.removeprefix("paper/") for name in files() if name.startswith("paper/")} == set(PAPER)
+    names = {name.removeprefix("paper/") for name in files() if name.startswith("paper/")}
+    assert names == {*PAPER, *(f"opt-13b/{name}" for name in OPT)}
 
 
 @pytest.mark.parametrize("name", list(PAPER))
@@ -96,7 +101,8 @@ def test_it_is_the_papers_setting_for_every_task_and_k(name: str) -> None:
     zeroth = {} if {"steps", *FIRST_ORDER} & {name, *own} else ZEROTH
     for task, shots in (("sst2", 16), ("mnli", 512)):
         made = build_config([f"experiment=paper/{name}", f"task={task}", f"data.shots={shots}"])
-        wanted = {**COMMON, **zeroth, **own, "task.name": task, "data.shots": shots, "seed": 42, "data.seed": 42}
+        own = {**own, "data.shots": shots}
+        wanted = {**COMMON, **zeroth, **own, "task.name": task, "seed": 42, "data.seed": 42}
         assert {key: value(made, key) for key in wanted} == wanted
 
 
@@ -112,6 +118,70 @@ def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> 
     if name == "mezo":
         ours = ["optimizer.lr=3e-6", "seed=1,2"]
         assert plan_sweep([*words, *ours]).overrides == [*words, *ours]
+
+
+# LARGE_MODELS.md B1 and B2 (tables 1 and 16): experiment -> its config, the lrs of its grid, those of SQuAD and DROP
+OPT_ZEROTH = {**ZEROTH, "steps": 20_000, "eval_every": 4_000, "batch_size": 16}
+OPT: dict[str, tuple[dict[str, Any], list[float], list[float]]] = {
+    "zero_shot": ({"steps": 0, "task.demonstrations": 0}, [], []),
+    "icl": ({"steps": 0, "task.demonstrations": 32, "data.train_size": None}, [], []),
+    "mezo": ({**OPT_ZEROTH, "peft.name": "none"}, [1e-6, 1e-7], [1e-6, 5e-7, 1e-7]),
+    "mezo_lora": (
+        {**OPT_ZEROTH, "peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "optimizer.eps": 1e-2},
+        [1e-4, 5e-5],
+        [1e-4, 5e-5, 1e-5],
+    ),
+    "mezo_prefix": (
+        {**OPT_ZEROTH, "peft.name": "prefix", "peft.length": 5, "optimizer.eps": 1e-1},
+        [1e-2, 1e-3],
+        [5e-2, 1e-2, 5e-3],
+    ),
+    "ft": ({"batch_size": 8, "optimizer.name": "adamw", "optimizer.schedule": "linear"}, [1e-5, 5e-5, 8e-5], []),
+    "non_differentiable": (
+        {**OPT_ZEROTH, "eval_every": 0, "peft.name": "prefix", "optimizer.eps": 1e-1, "objective.reward": "f1"},
+        [1e-1, 5e-2, 1e-2],
+        [],
+    ),
+}
+WORDS = ["sst2", "rte", "cb", "boolq", "wsc", "wic", "multirc"]
+OPT_TASKS = {  # task -> objective, loss
+    **dict.fromkeys(WORDS, ("choice", "cross_entropy")),
+    **dict.fromkeys(["copa", "record"], ("choice", "lm")),
+    **dict.fromkeys(["squad", "drop"], ("generate", "lm")),
+}
+
+
+@pytest.mark.parametrize("name", OPT)
+def test_a_large_model_experiment_is_the_papers_setting_for_every_task(name: str) -> None:
+    own, lrs, of_answers = OPT[name]
+    for task in ["squad"] if name == "non_differentiable" else OPT_TASKS:
+        objective, loss = OPT_TASKS[task]
+        wanted = {
+            "model.path": "facebook/opt-13b",
+            "objective.name": objective,
+            "objective.loss": "reward" if name == "non_differentiable" else loss,
+            "data.seed": 0,
+            "data.train_size": 1000,
+            "data.dev_size": 100 if task in ("cb", "copa") else 500,
+            "data.test_size": 1000,
+            "metric": "f1" if name == "non_differentiable" else "loss",
+            **own,
+        }
+        plan = plan_sweep([f"experiment=paper/opt-13b/{name}", f"task={task}"])
+        grid = of_answers if of_answers and task in ("squad", "drop") else lrs
+        assert [job.config.optimizer.lr for job in plan.jobs or ()] == (grid or [1e-6])
+        made = (plan.jobs or [])[0].config
+        assert {key: value(made, key) for key in wanted} == wanted, task
+
+
+def test_a_sweep_over_tasks_has_one_grid_and_the_command_line_wins() -> None:
+    mezo = "experiment=paper/opt-13b/mezo"
+    assert len(plan_sweep([mezo, "task=copa,rte"]).jobs or ()) == 4
+    with pytest.raises(UserError, match=r"task=copa and .*task=squad: their files sweep over unlike grids; run one at"):
+        plan_sweep([mezo, "task=copa,squad"])
+    made = build_config([mezo, "task=sst2", "objective=lm", "model=opt-66b", "data.dev_size=7"])
+    assert (made.objective.name, made.model.path, made.data.dev_size) == ("lm", "facebook/opt-66b", 7)
+    assert made.model.dtype == "float16"
 
 
 @pytest.mark.sample(4)

@@ -87,7 +87,7 @@ EXPERIMENTS = sorted((conf_dir() / "experiment" / "paper").glob("*.yaml"))
 def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
     """Nothing about it is unusual, its grid ends where the paper's does, and its head repeats its row."""
     config = build_config([f"experiment=paper/{file.stem}", "task=sst2", "data.shots=16"])
-    name, values = method_name(config), flatten(config)
+    name, loss, values = method_name(config), config.objective.loss, flatten(config)
     assert unusual_settings(config, paper.paper().usual_settings(name)) == {}
     assert {key: values[key] for key in paper.paper().settings(name)} == paper.paper().settings(name)
     swept = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params") or {}
@@ -95,7 +95,7 @@ def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
         points = [float(value) for value in str(swept.get(key, values[key])).split(",")]
         assert (min(points), max(points)) == (min(ends), max(ends)), key
     head = file.read_text().split("defaults:")[0]
-    rows = [row for row in paper.paper().rows if row.label == name]
+    rows = [row for row in paper.paper().rows if (row.method, row.loss) == (name, loss)]
     assert rows
     for row in rows:
         (line,) = re.findall(rf"^#   {row.shots} shots +(.*)$" if row.shots else r"^# {10,}(\d.*)$", head, re.M)
