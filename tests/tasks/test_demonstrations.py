@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.data.fewshot import demonstrations
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
-from tests import command_line, tiny
+from tests import command_line, opt_tasks, tiny
 
 SEEDED_LIKE_THE_RELEASE = 4
 
@@ -127,6 +127,23 @@ def test_generation_shows_answers_and_cuts(opt: Path, tmp_path: Path) -> None:
     cut = encoder.encode(row)
     assert cut.cut
     assert [*cut.input_ids] == [encoded.input_ids[0], *encoded.input_ids[-(29 - len(cut.answer_ids)) :]]
+
+
+@pytest.mark.parametrize("name", ["copa", "record", "multirc"])
+def test_choice_shows_the_right_candidate(name: str, opt: Path, tmp_path: Path) -> None:
+    """The released text of each row's prompt and right candidate (tests/opt_tasks.py), joined by an empty line."""
+    rows = opt_tasks.rows(name)
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows[:6])
+    tiny.write_jsonl(tmp_path / "test.jsonl", rows[6:])
+    common = [f"task={name}", f"model.path={opt}", "data=files", f"data.dir={tmp_path}", "task.demonstrations=2"]
+    config = build_config(["experiment=paper/opt-13b/icl", *common, "data.seed=4"])
+    encoder, (row, *_) = encoder_of(config), data.load_splits(config).test or []
+    texts = [opt_tasks.expected(name, rows[number]) for number in published(2, 6, 1)[0]]
+    shown = "".join(f"{(prompt + right[0]).strip()}\n\n" for prompt, _, right in texts)
+    prompt, candidates, _ = opt_tasks.expected(name, rows[6])
+    encoded = encoder.encode(row)
+    assert [*encoded.texts] == candidates
+    assert encoder.decode_ids([*encoded.input_ids, *encoded.candidates[0]]) == f"</s>{shown}{prompt}{candidates[0]}"
 
 
 @pytest.mark.parametrize(
