@@ -109,7 +109,7 @@ def main() -> None:
     for name, middle, words in chosen:
         bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), [bench.tune_seed])
         bench.test(name, words)
-    if any(bench.is_at_end(name) for name, _, _ in chosen):
+    if any(bench.is_at_end(name) for name, _, _ in chosen) or any(bench.out.glob("*/tune-wider")):
         for name, middle, words in chosen:
             wider = grid(middle, bench.trials + 2)
             bench.sweep(bench.out / name / "tune-wider", words, [wider[0], wider[-1]], [bench.tune_seed])
