@@ -220,6 +220,19 @@ def peak_memory(device: Any) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def available_memory(device: Any) -> int | None:
+    """Return the bytes that a process could still take, of a GPU or of the machine; None where that is not known."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
 def prepare_standard_streams() -> None:
     """Open the standard streams that the process was started without, and let every character be printed.
 

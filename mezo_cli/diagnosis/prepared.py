@@ -8,7 +8,7 @@ from typing import Any
 from mezo_cli import data
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.diagnosis import cost, label_words, rewards, signal
+from mezo_cli.diagnosis import cost, label_words, rewards, signal, storage
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.diagnosis.jobs import Jobs
@@ -24,7 +24,7 @@ from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 
-WORDS, DATA, SIGNAL = 0.3, 0.25, 0.6  # fractions of the time that is left when the check begins
+WORDS, DATA, WEIGHTS, SIGNAL = 0.3, 0.25, 0.2, 0.6  # fractions of the time that is left when the check begins
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ def diagnose(prepared: Prepared, jobs: Jobs, deadline: Deadline) -> Iterator[Sec
         with explain_device_errors("scoring dev rows", advice):
             yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
     yield data_check.check(session.encoder, prepared.splits, rows, deadline.part(DATA))
+    if session.config.engine.name == "none":
+        with explain_device_errors("products of one batch", advice):
+            yield storage.check(session, rows["train"], deadline.part(WEIGHTS))
     with explain_device_errors("losses of a batch", advice):
         # A reward is constant almost everywhere: it has no derivative that g could be compared with, and no best lr.
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable

@@ -8,7 +8,7 @@ import pytest
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 
-CHECKS = ["label words", "data", "signal", "cost"]
+CHECKS = ["label words", "data", "weights", "signal", "cost"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
@@ -122,7 +122,7 @@ def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path
     said = mezo("doctor", *REWARDED, "optimizer.eps=1e-2", "--json")
     assert said.code == 0, said
     document = json.loads(said.out)
-    assert [check["check"] for check in document["checks"]] == ["data", "rewards", "cost"]
+    assert [check["check"] for check in document["checks"]] == ["data", "weights", "rewards", "cost"]
     found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
     spread = found["spread"]["figures"]
     assert spread["reward_min"] < spread["reward"] < spread["reward_max"]
@@ -145,4 +145,4 @@ def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted
 def test_the_likelihood_of_answers_has_a_signal() -> None:
     said = mezo("doctor", *REWARDED, "objective.loss=lm", "--json")
     assert said.code == 0, said
-    assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "signal", "cost"]
+    assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "weights", "signal", "cost"]
