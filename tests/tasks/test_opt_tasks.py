@@ -8,8 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
-from mezo_cli.tasks import GenerateEncoder, LmEncoder
-from mezo_cli.tasks.row_text import RowTemplate
+from mezo_cli.tasks import ChoiceEncoder, GenerateEncoder, LmEncoder
 from tests import tiny
 from tests.lm_bff import load_task
 from tests.opt_tasks import CHOICES, GENERATED, WORDS, Row, expected, rows
@@ -25,17 +24,25 @@ def columns(task: TaskConfig, row: Row) -> Row:
     return {task.rename.get(name, name): value for name, value in row.items()}
 
 
+def example(task: TaskConfig, row: Row) -> Example:
+    """Return a row as it is read: its texts and label, or all of its columns for a task without labels."""
+    if not task.labels:
+        return Example((), -1, "", row)
+    _, candidates, (right, *_) = expected(task.name, row)
+    return Example(tuple(columns(task, row)[name] for name in task.columns), candidates.index(right))
+
+
 @pytest.mark.parametrize("name", CHOICES)
-def test_prompts_and_candidates_are_those_of_the_released_templates(name: str) -> None:
+def test_prompts_and_candidates_are_those_of_the_released_templates(name: str, opt: PreTrainedTokenizerFast) -> None:
     task = load_task(name)
-    settings = task.choice
-    assert settings.prompt is not None
+    encoder = ChoiceEncoder(task, opt)
     for row in rows(name):
-        values = columns(task, row)
-        prompt = RowTemplate(settings.prompt, name).render(values, name)
-        each = [values] if settings.each is None else [{**values, "candidate": item} for item in row[settings.each]]
-        candidates = [RowTemplate(text, name).render(item, name) for text in settings.candidates for item in each]
-        assert (prompt.strip(" "), candidates) == expected(name, row)[:2]
+        encoded = encoder.encode(example(task, row))
+        prompt, candidates, right = expected(name, row)
+        assert (encoder.decode(encoded), [*encoded.texts]) == ("</s>" + prompt, candidates)
+        assert [candidates[number] for number in encoded.right] == right
+        for text, ids in zip(candidates, encoded.candidates, strict=True):
+            assert [*encoded.input_ids, *ids] == opt(prompt + text)["input_ids"]
 
 
 def test_three_of_them_in_full() -> None:
@@ -79,14 +86,15 @@ def test_prompts_and_answers_of_squad_and_drop(name: str, opt: PreTrainedTokeniz
 
 def test_the_first_token_is_the_tokenizers_or_the_one_of_the_released_code(opt: PreTrainedTokenizerFast) -> None:
     """OPT's tokenizer begins with </s>; the released code sets `bos_token_id` to 0. Here </s> is 0, so it is 1."""
-    word, text = rows("cb")[0], rows("squad")[0]
     own, other = [], []
     for bos, ids in ((None, own), (1, other)):
-        cb, squad = (load_task(name, bos_token_id=bos) for name in ("cb", "squad"))
-        ids.append(LmEncoder(cb, opt).encode(Example((word["premise"], word["hypothesis"]), 0)).input_ids)
-        ids.append(GenerateEncoder(squad, opt).encode(Example((), -1, "", text)).input_ids)
-    assert [one[0] for one in own] == [opt("a")["input_ids"][0]] * 2 == [0, 0]
-    assert [one[0] for one in other] == [1, 1]
+        cb, record, squad = (load_task(name, bos_token_id=bos) for name in ("cb", "record", "squad"))
+        ids.append(LmEncoder(cb, opt).encode(example(cb, rows("cb")[0])).input_ids)
+        ids.append(ChoiceEncoder(cb, opt).encode(example(cb, rows("cb")[0])).input_ids)
+        ids.append(ChoiceEncoder(record, opt).encode(example(record, rows("record")[0])).input_ids)
+        ids.append(GenerateEncoder(squad, opt).encode(example(squad, rows("squad")[0])).input_ids)
+    assert [one[0] for one in own] == [opt("a")["input_ids"][0]] * 4 == [0] * 4
+    assert [one[0] for one in other] == [1] * 4
     assert [one[1:] for one in other] == [one[1:] for one in own]
 
 
