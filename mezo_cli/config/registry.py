@@ -158,6 +158,10 @@ ENGINES = Registry(
         "openai": "mezo_cli.config.schema:OpenAiConfig",
     },
 )
+ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an objective
+    "engine",
+    {"lm": "mezo_cli.engine.scores:EngineScores", "generate": "mezo_cli.engine.answers:EngineAnswers"},
+)
 ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get padded batches
     "model_type",
     {

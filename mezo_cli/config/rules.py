@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mezo_cli.config.budget import calls
-from mezo_cli.config.registry import LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
+from mezo_cli.config.registry import ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
 from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.errors import UserError, did_you_mean, join, without_credentials
 
@@ -199,9 +199,9 @@ def _check_engine(config: Config) -> None:
     if engine.name == "none":
         return
     chosen = f"engine={engine.name}"
-    objectives = [f"objective={name}" for name in OBJECTIVES.built_in if OBJECTIVES.load(name).has_engine]
-    if not OBJECTIVES.load(config.objective.name).has_engine:
-        why = f"objective={config.objective.name} has no engine, only {join(objectives)} have one"
+    if config.objective.name not in ENGINE_OBJECTIVES.names:
+        objectives = join(f"objective={name}" for name in ENGINE_OBJECTIVES.names)
+        why = f"objective={config.objective.name} has no engine, only {objectives} have one"
         raise SettingError("engine", f"{chosen}: {why}")
     if peft not in ("none", "lora"):
         raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")

@@ -1,17 +1,21 @@
 """What objective generate asks an engine for: completions of prompts, and the log-probabilities of answers."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
 from mezo_cli.models.completion_text import CompletionText
 from mezo_cli.models.decoding import Completion, Sampling
+from mezo_cli.objectives.generation import Generation, PromptBatch
+from mezo_cli.objectives.settings import GenerateConfig
+from mezo_cli.tasks.generate import PromptRow
 
-if TYPE_CHECKING:
-    from mezo_cli.tasks.generate import PromptRow
+SCORED = 16  # tokens of a row whose scores are compared with the model's own
 
 
 class EngineAnswers:
@@ -27,6 +31,37 @@ class EngineAnswers:
 
     def __init__(self, members: Members, tokenizer: Any, ends: frozenset[int]) -> None:
         self._members, self._tokenizer, self._ends = members, tokenizer, ends
+
+    @staticmethod
+    def longest(own: Generation, rows: Sequence[PromptRow]) -> int:
+        """Return the tokens of the longest prompt with its answer, or with a completion."""
+        assert isinstance(own.config.objective, GenerateConfig)
+        room = own.config.objective.completion_tokens(own.config)
+        return max(len(row.input_ids) + max(len(row.answer_ids), room) for row in rows)
+
+    @staticmethod
+    def attach(own: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
+        """Let an engine complete the prompts and score the answers of an objective from now on.
+
+        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
+        the rows are completed twice.
+
+        Raises:
+            UserError: when the engine does not support the model, or computes other scores.
+        """
+        members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=bool(own.encoder.stop))
+        answers = EngineAnswers(members, own.loaded.tokenizer, own.completer.ends)
+        scored = [with_last_tokens_scored(row) for row in rows]
+        batch = own.collate(scored)
+        engine.check(
+            own.forward, lambda: own_log_probs(own, batch), lambda: torch.cat(answers.log_probs(scored)), len(rows)
+        )
+        own.completer.engine = answers
+        if own.generates and "texts_repeat" not in engine.record:
+            assert isinstance(own.config.objective, GenerateConfig)
+            drawn = own.config.objective.temperature, own.config.objective.samples
+            engine.say_repeats(*(own.completer.complete(rows, *drawn, 0) for _ in range(2)))
+        return own
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Complete each prompt; with a temperature by the engine's random numbers of the prompt's seed."""
@@ -51,7 +86,7 @@ class EngineAnswers:
                 return Completion(ids[:number], text.of(ids[:number]), False)
         return Completion(ids, text.of(ids), len(ids) >= limit)
 
-    def log_probs(self, rows: Sequence["PromptRow"]) -> list[Tensor]:
+    def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
         """Return the log-probability of each token of each row's answer: float64 [tokens] per row.
 
         Each token is scored after a prompt of all before it, of which the engine keeps the keys and values. vLLM's own
@@ -63,3 +98,18 @@ class EngineAnswers:
         (scores,) = self._members.ask("score", prompts=prompts, tokens=tokens)
         of_all = torch.tensor([score for (score,) in scores], dtype=torch.float64)
         return list(of_all.split([len(row.answer_ids) for row in rows]))
+
+
+def with_last_tokens_scored(row: PromptRow) -> PromptRow:
+    """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
+    text = [*row.input_ids, *row.answer_ids]
+    text = text if len(text) > 1 else text * 2
+    begin = max(1, len(text) - SCORED)
+    return replace(row, input_ids=text[:begin], answer_ids=text[begin:])
+
+
+def own_log_probs(objective: Generation, batch: PromptBatch) -> Tensor:
+    """Return the log-probability of every token of the answers, by the model itself: float64 [tokens]."""
+    ids = [torch.tensor(row.answer_ids).to(objective.loaded.device)[:, None] for row in batch.rows]
+    of_words = objective.answer_log_probs(batch)
+    return torch.cat([scores.gather(1, own)[:, 0] for scores, own in zip(of_words, ids, strict=True)]).double().cpu()

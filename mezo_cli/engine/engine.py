@@ -173,11 +173,9 @@ class Engine:
         self.is_started = True
         log.info("engine its scores of %d rows are the model's own, up to %.1g", rows, error)
 
-    def check_repeats(self, completions: Sequence[Any]) -> None:
-        """Say whether the engine completes the same prompts twice by the same texts, and what that promises."""
-        if "texts_repeat" in self.record:
-            return
-        self.record["texts_repeat"] = repeats = completions[0] == completions[1]
+    def say_repeats(self, first: Any, second: Any) -> None:
+        """Say whether the engine completed the same prompts by the same texts, and what that promises."""
+        self.record["texts_repeat"] = repeats = first == second
         log.info(
             "engine %s: recorded steps replay bitwise; steps after a resume may differ from those of a run without it",
             "it completed the same prompts twice alike" if repeats else "it completed the same prompts differently",

@@ -1,11 +1,13 @@
 """The label scores of objective lm, with an engine's forwards in place of the model's own."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.objectives.classification import Classification
@@ -37,6 +39,24 @@ class EngineScores(Classification):
             for start in self._starts
         ]
 
+    @staticmethod
+    def longest(own: Classification, rows: Sequence[TokenizedExample]) -> int:
+        """Return the tokens of the longest prompt, with all of the longest word but its last token."""
+        return max(len(row.input_ids) for row in rows) + max(map(len, own.label_ids)) - 1
+
+    @staticmethod
+    def attach(own: Classification, engine: Engine, rows: Sequence[TokenizedExample]) -> Classification:
+        """Return the objective whose scores an engine computes; compare some when it has just started.
+
+        Raises:
+            UserError: when the engine does not support the model, or computes other scores.
+        """
+        words, batch = max(map(len, own.label_ids)), own.collate(rows)
+        members = engine.attach(own.loaded, own.forward, raw_logits=words == 1, stops=False)
+        scores = EngineScores(own, members)
+        engine.check(own.forward, partial(_log_probs, own, batch), partial(_log_probs, scores, batch), len(rows))
+        return scores
+
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out nothing: the engine takes the tokens of the rows."""
         return {}
@@ -62,3 +82,8 @@ class EngineScores(Classification):
             for start, tokens, of_start in zip(self._starts, self._next, scores, strict=True)
         }
         return [sum(by_start[word[:n]][word[n]] for n in range(len(word))) for word in self._words]
+
+
+def _log_probs(objective: Classification, batch: Batch) -> Tensor:
+    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
+    return objective.logits(batch).double().log_softmax(-1)

@@ -236,7 +236,10 @@ class EngineServer:
             text = message["message"] if isinstance(message, dict) else str(message)
         except (ValueError, KeyError, AttributeError):
             pass
-        return one_line(f"{self._place} refused {path} with status {response.status}: {text}")
+        hint = (
+            "; engine.adapter_dir is a folder that both see" if path == self._dialect.load and "found" in text else ""
+        )
+        return one_line(f"{self._place} refused {path} with status {response.status}: {text}{hint}")
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,7 +1,7 @@
 """The interface of an objective: from a batch to its loss, and from the rows of a split to metrics and records."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
-if TYPE_CHECKING:  # a run without an engine imports nothing of it
-    from mezo_cli.engine.engine import Engine
-
 
 class Objective:
     """Computes losses and evaluates rows. A subclass has its name in `OBJECTIVES`, or the group `mezo.objectives`.
@@ -33,7 +30,6 @@ class Objective:
         encoder_class: turns a task's rows into token ids.
         settings: the class of the settings `objective.*`.
         measures_forgetting: whether each evaluation says how far the weights are from those of the start.
-        has_engine: whether an inference engine can compute its forwards; it then has `engine_tokens` and `on_engine`.
         kept_records: of so many dev rows the records of every evaluation are kept, in completions.jsonl.
 
     Attributes:
@@ -54,7 +50,6 @@ class Objective:
     settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     kept_records: ClassVar[int] = 0
     measures_forgetting: ClassVar[bool] = False
-    has_engine: ClassVar[bool] = False
     loss_from_counts: bool = False
     supports_paired_forward: bool = False
     frozen: FrozenLayers | None = None
@@ -137,22 +132,6 @@ class Objective:
         """Return two short rows, on which `outputs` is compared with `plain_outputs`."""
         columns = encoder.task.columns
         return encoder.encode_all([Example((text,) * len(columns), 0) for text in ("a", "a a a")])
-
-    def engine_tokens(self, rows: Sequence[Any]) -> int:
-        """Return the tokens of the longest text that an engine computes for these rows."""
-        raise NotImplementedError
-
-    def on_engine(self, engine: "Engine", rows: Sequence[Any]) -> "Objective":
-        """Return the objective whose forwards a running engine computes, with this one's weights.
-
-        Args:
-            engine: of the run.
-            rows: some rows, on which the engine's scores are compared with the model's own when it has just started.
-
-        Raises:
-            UserError: when the engine does not support the model, or computes other scores.
-        """
-        raise NotImplementedError
 
     # --- evaluations ---
 

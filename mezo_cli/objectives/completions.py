@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from mezo_cli.config.schema import Config
 from mezo_cli.models import LoadedModel
@@ -15,9 +16,6 @@ from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.scoring import Reward, open_reward
 from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
-
-if TYPE_CHECKING:  # a run without an engine imports nothing of it
-    from mezo_cli.engine.answers import EngineAnswers
 
 REWARD = "reward"
 # The most tokens, of prompts and completions, of a batch that several members share, and the most elements of all their
@@ -37,6 +35,16 @@ class Rewarded:
 
     values: dict[str, np.ndarray]
     errors: int
+
+
+class Answers(Protocol):
+    """What completes prompts and scores answers instead of the model: an inference engine."""
+
+    def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Complete each prompt, with the random numbers of its seed."""
+
+    def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
+        """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
 
 
 class Completer:
@@ -61,7 +69,7 @@ class Completer:
         self._own, self._seed, self._forward, self._encoder = config.objective, config.seed, forward, encoder
         self._decoder = Decoder(loaded.model, loaded.tokenizer)
         self.takes_positions, self.ends = self._decoder.takes_positions, self._decoder.ends
-        self.engine: EngineAnswers | None = None
+        self.engine: Answers | None = None
         self._rewards: dict[str, Reward] = {}  # by what they are, once they are open
 
     def complete(

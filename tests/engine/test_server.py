@@ -43,8 +43,10 @@ def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with serving() as server:
         url = server.url
         assert "LoRA rank 32 is greater than max_lora_rank 16" in failure(url, tmp_path / "large", 32)
-        monkeypatch.setattr(FakeServer, "_load", lambda self, name, folder: (404, {"error": {"message": "No adapter"}}))
-        assert "No adapter" in failure(url, tmp_path / "unseen")
+        monkeypatch.setattr(
+            FakeServer, "_load", lambda self, name, folder: (404, {"error": {"message": "No adapter found"}})
+        )
+        assert "engine.adapter_dir is a folder that both see" in failure(url, tmp_path / "unseen")
     assert "cannot be reached" in failure(url)
     with serving(room=99) as server:
         assert "takes texts of 99 tokens, and this run has some of 100" in failure(server.url)

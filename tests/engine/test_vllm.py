@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from mezo_cli.perturb.noise import Direction, make_noise
 from tests import tiny
 from tests.command_line import environment as process_environment
 from tests.command_line import mezo, small
+from tests.engine.step_checks import compare_scores
+from tests.ranks import free_port, run_ranks
 
 pytestmark = [
     pytest.mark.usefixtures("eager"),
@@ -265,3 +268,113 @@ def _processes(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(path.parent.name))
     return found
+
+
+SAY = ["objective=generate", "objective.max_new_tokens=8", "task=demo-arithmetic", "data=demo", "model=gpt2"]
+SAY += ["data.eval_limit=4", "data.train_size=8", "batch_size=4", "steps=4", "eval_every=0", "log_every=1"]
+SAY += ["test_at_start=false", "optimizer=es", "optimizer.members=5", "optimizer.lr=1e-2", "model.device=cpu"]
+REWARD = "def score(completions, rows):\n    return [sum(map(ord, text)) / 1000 for text in completions]\n"
+
+
+def say(model: Path, run: Path, peft: str, *more: str) -> Any:
+    """Train a run of generation."""
+    (run.parent / "mine.py").write_text(REWARD)
+    eps = "0.3" if peft == "lora" else "0.02"
+    own = [f"peft={peft}", f"optimizer.eps={eps}", f"objective.reward={run.parent / 'mine.py'}:score"]
+    return mezo("train", *SAY, *own, f"model.path={model}", f"hydra.run.dir={run}", *more)
+
+
+def train_lines(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("peft", ["none", "lora"])
+def test_members_complete_as_the_model_does(
+    peft: str, parts: int, models: dict[str, Path], python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy texts, by their rewards, and scores after every update."""
+    errors = compare_scores(monkeypatch)
+    run, own = tmp_path / "run", tmp_path / "own"
+    engine = [*by_vllm(python), "engine.max_loras=2", f"engine.tensor_parallel={parts}"]
+    result = say(models["llama"], run, peft, *engine)
+    assert result.code == 0, result.err
+    assert len(errors) == 4
+    assert max(errors) <= 1e-4
+    assert say(models["llama"], own, peft).code == 0
+    for line, wanted in zip(train_lines(run), train_lines(own), strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-2)
+        assert line["reward_std"] > 0
+    check_replay(run, 4, peft)
+
+
+def test_drawn_completions_repeat_and_stop_at_texts(models: dict[str, Path], python: Path, tmp_path: Path) -> None:
+    """Two runs with the same seeds; completions end with a stop text, not at the limit."""
+    drawn = ["objective.temperature=1", "objective.samples=2", "task.generate.stop=[a, e]"]
+    runs = [tmp_path / name for name in ("one", "other")]
+    for run in runs:
+        result = say(models["llama"], run, "lora", *drawn, *by_vllm(python))
+        assert result.code == 0, result.err
+    one, other = ([{**line, "seconds": 0, "crc": 0} for line in train_lines(run)] for run in runs)
+    assert one == other
+    assert any(line["truncated"] < 1 for line in one)
+
+
+def test_ranks_have_engines_of_their_own(models: dict[str, Path], python: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "mine.py").write_text(REWARD)
+    words = ["train", *SAY, "peft=lora", "optimizer.eps=0.3", f"objective.reward={tmp_path / 'mine.py'}:score"]
+    words += [f"model.path={models['llama']}", f"hydra.run.dir={run}", "distributed.timeout=600", *by_vllm(python)]
+    for result in run_ranks(words, words):
+        assert result.code == 0, result
+    alone = tmp_path / "alone"
+    assert say(models["llama"], alone, "lora", *by_vllm(python)).code == 0
+    for line, wanted in zip(train_lines(run), train_lines(alone), strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-2)
+    check_replay(run, 4, "lora")
+
+
+@pytest.fixture
+def server(models: dict[str, Path], python: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of vLLM's own server, with a LoRA of rank 8 or less."""
+    port = free_port()
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(models["llama"])]
+    command += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--dtype", "float32", "--enforce-eager"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "200"]
+    variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    variables |= {"VLLM_CPU_KVCACHE_SPACE": "1", "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    with open(tmp_path / "server.log", "wb") as log:
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
+    try:
+        for _ in range(600):
+            if "startup complete" in (tmp_path / "server.log").read_text(errors="replace"):
+                break
+            assert process.poll() is None, (tmp_path / "server.log").read_text(errors="replace")[-2000:]
+            time.sleep(1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_server_that_the_user_started_computes_a_run(
+    models: dict[str, Path], server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = compare_scores(monkeypatch)
+    run, own, folder = tmp_path / "run", tmp_path / "own", tmp_path / "adapters"
+    folder.mkdir()
+    engine = ["engine=openai", f"engine.url={server}", f"engine.adapter_dir={folder}", "engine.max_loras=2"]
+    result = say(models["llama"], run, "lora", *engine)
+    assert result.code == 0, result.err
+    assert len(errors) == 4
+    assert max(errors) <= 1e-4
+    assert say(models["llama"], own, "lora").code == 0
+    for line, wanted in zip(train_lines(run), train_lines(own), strict=True):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-2)
+    check_replay(run, 4, "lora")
+    refused = say(models["llama"], tmp_path / "refused", "lora", *engine, "peft.r=16")
+    assert refused.code == 2
+    assert "LoRA rank 16 is greater than max_lora_rank 8" in refused.err.splitlines()[-1]
+    assert not (tmp_path / "refused" / "trajectory.bin").exists()
+    assert list(folder.iterdir()) == []
