@@ -68,6 +68,7 @@ OPTIMIZERS = Registry(
         "mezo_momentum": "mezo_cli.optim.mezo_momentum:MezoMomentum",
         "mezo_adam": "mezo_cli.optim.mezo_adam:MezoAdam",
         "lozo": "mezo_cli.optim.lozo:Lozo",
+        "lozo_m": "mezo_cli.optim.lozo_m:LozoM",
         "hizoo": "mezo_cli.optim.hizoo:Hizoo",
         "hizoo_scalar": "mezo_cli.optim.hizoo_scalar:HizooScalar",
         "adamezo": "mezo_cli.optim.adamezo:AdaMezo",

@@ -100,7 +100,7 @@ class Lozo(Mezo):
         from mezo_cli.perturb.noise.low_rank import Factors, write_product
 
         step, scalars, lr = record
-        noise, first = _noise(params), Direction(self.seed, step)
+        noise, first = low_rank_noise(params), Direction(self.seed, step)
         decay = params.decay.take(1.0 - lr * self.config.weight_decay, lr != 0 and any(scalars))
         of_matrix = to_float32(lr if self.config.as_released else lr / self.config.rank)
         for span in params.blocks():
@@ -118,7 +118,8 @@ class Lozo(Mezo):
             params.store(span, theta)
 
 
-def _noise(params: "Params") -> "LowRankNoise":
+def low_rank_noise(params: "Params") -> "LowRankNoise":
+    """Return the noise that a run of LOZO draws from."""
     return cast("LowRankNoise", params.noise)
 
 
@@ -126,7 +127,7 @@ def _part(params: "Params", direction: Direction, name: str, shape: tuple[int, .
     """Return U of a matrix, or z of another tensor."""
     from mezo_cli.perturb.noise.spans import compute_device
 
-    noise, device = _noise(params), compute_device(params.tensors[name].device)
+    noise, device = low_rank_noise(params), compute_device(params.tensors[name].device)
     draw: Any = noise.left if noise.is_matrix(shape) else noise.z
     drawn: Tensor = draw(direction, name, shape, device)
     return drawn

@@ -8,22 +8,33 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.testing.optimizers import Conformance
 
 # What does not suit the defaults of Conformance.
-LR = {"mezo_momentum": 0.005, "mezo_adam": 0.3, "adamw": 0.1, "es": 0.2, "fzoo": 0.2, "lozo": 0.01, "adamezo": 0.5}
+LR = {
+    "mezo_momentum": 0.005,
+    "mezo_adam": 0.3,
+    "adamw": 0.1,
+    "es": 0.2,
+    "fzoo": 0.2,
+    "lozo": 0.01,
+    "lozo_m": 0.01,
+    "adamezo": 0.5,
+}
 ANCHORS: tuple[dict[str, Any], ...] = (
     {"baseline": "mean", "antithetic": True, "anchor": {"l2": 0.5}},
     {"shaping_std": "rows", "shaping": "std", "baseline": "theta", "anchor": {"l1": 0.5}},
 )
 MORE: dict[str, dict[str, Any]] = {
-    # A V of rank 4 spans a part of the 6 dimensions.
+    # A V of rank 4 spans a part of the 6 dimensions, and a new one nearly ends the momentum.
     "lozo": {"outputs": 5, "steps": 300, "learning": {"interval": 2}},
+    "lozo_m": {"outputs": 5, "steps": 300, "learning": {"interval": 10}},
     # Its steps do not shrink with the gradient.
     "adamezo": {"learning": {"schedule": "linear"}},
     # The control learns nothing.
     "null_signs": {"test_it_learns": None},
 }
-SLOW = ("fzoo", "hizoo_scalar", "null_signs")  # es, hizoo and mezo with other settings, or in one place otherwise
+SLOW = ("fzoo", "lozo_m", "hizoo_scalar", "null_signs")  # es, lozo, hizoo and mezo with other settings, or in one place otherwise
 VARIANTS = {
     "lozo": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
+    "lozo_m": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
     "es": (*ANCHORS, {"shaping": "centered_rank"}, {"shaping": "sign", "baseline": "theta", "antithetic": True}),
     "fzoo": ANCHORS,
     "hizoo": ({"alpha": 0.02},),

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import torch
 
-from mezo_cli.optim import make_config
+from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.lozo import Lozo, LozoConfig
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import trajectory
-from mezo_cli.testing.optimizers import Regression
+from mezo_cli.testing.optimizers import Regression, Trial, same
 from tests.command_line import error_line, mezo, small
 
 
@@ -33,6 +33,40 @@ def test_the_released_code_has_no_1_over_r_and_moves_along_an_unprobed_u_where_v
     cosine = float((released * z).sum() / (released.norm() * z.norm()))
     assert abs(cosine) < 0.9
     assert torch.linalg.matrix_rank(torch.cat([released, z]), atol=1e-4) == 2, "V is the one that was probed"
+
+
+def trained(name: str, **values: Any) -> Trial:
+    config = make_config(name, lr=0.01, rank=2, interval=3, weight_decay=0.1, **values)
+    ours = Trial(optimizer_class(config), config, outputs=5)
+    ours.train(0, 8)
+    return ours
+
+
+def test_without_beta_lozo_m_is_lozo_bit_for_bit() -> None:
+    for values in ({}, {"samples": 2, "as_released": True}):
+        lozo, lozo_m = trained("lozo", **values), trained("lozo_m", beta=0.0, **values)
+        assert same(lozo.problem.weights(), lozo_m.problem.weights())
+
+
+def test_momentum_is_the_formula_in_float64_over_two_projections() -> None:
+    config: Any = make_config("lozo_m", rank=2, interval=3, beta=0.7)
+    problem = Regression(config.make_noise(), outputs=5)
+    params, noise = problem.forward.params, problem.forward.params.noise
+    want = {name: p.detach().double() for name, p in params.tensors.items()}
+    n, m, old = (torch.zeros(*shape, dtype=torch.float64) for shape in ((5, 2), (5,), (6, 2)))
+    optimizer: Any = optimizer_class(config)(config, 1, 8)
+    for step in range(8):
+        g, z = 0.5 - step % 3, Direction(1, step)
+        optimizer.apply_updates(params, [(step, [g], 0.125)])
+        sides = noise.factors(z, "weight", (5, 6), torch.device("cpu"))
+        u, v = (side.double() for side in sides)
+        if step in (3, 6):
+            n = n @ old.t() @ v / 6
+        n, old = 0.7 * n + 0.3 * g * u, v
+        m = 0.7 * m + 0.3 * g * noise.z(z, "bias", (5,), "cpu").double()
+        want = {"weight": want["weight"] - 0.125 * n @ v.t() / 2, "bias": want["bias"] - 0.125 * m}
+    for name, p in params.tensors.items():
+        torch.testing.assert_close(p.detach().double(), want[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_is_replayed_to_its_weights_and_a_rank_above_every_matrix_trains_nothing(
