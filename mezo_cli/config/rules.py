@@ -212,6 +212,9 @@ def _check_engine(config: Config) -> None:
     name = config.optimizer.name
     if optimizer.needs_backward or not optimizer.replayable:
         raise SettingError("optimizer", f"optimizer={name}: {chosen} computes no gradients; use optimizer=mezo")
+    if optimizer.trajectory_version > 1:
+        why = "an engine has not computed its forwards yet"
+        raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; use optimizer=mezo, es or fzoo")
     if peft == "none" and not optimizer.adds_directions(config.optimizer):
         why = "with all parameters the engine follows updates that are sums of c z alone, those of mezo, es and fzoo"
         raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}, without an anchor; or use peft=lora")

@@ -31,7 +31,12 @@ MORE: dict[str, dict[str, Any]] = {
     # The control learns nothing.
     "null_signs": {"test_it_learns": None},
 }
-SLOW = ("fzoo", "lozo_m", "hizoo_scalar", "null_signs")  # es, lozo, hizoo and mezo with other settings, or in one place otherwise
+SLOW = (
+    "fzoo",
+    "lozo_m",
+    "hizoo_scalar",
+    "null_signs",
+)  # es, lozo, hizoo and mezo with other settings, or in one place otherwise
 VARIANTS = {
     "lozo": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
     "lozo_m": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),

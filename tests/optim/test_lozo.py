@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 
+from mezo_cli.config.compose import build_config
+from mezo_cli.errors import UserError
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.lozo import Lozo, LozoConfig
 from mezo_cli.perturb.noise import Direction
@@ -86,3 +89,10 @@ def test_a_run_is_replayed_to_its_weights_and_a_rank_above_every_matrix_trains_n
     said = mezo("train", *small(roberta, movies, tmp_path / "other", "optimizer=lozo", "optimizer.rank=5000"))
     assert "optimizer.rank=5000: the largest trained matrix has" in error_line(said)
     assert not (tmp_path / "other" / "trajectory.bin").exists()
+
+
+@pytest.mark.parametrize("name", ["lozo", "lozo_m", "hizoo", "hizoo_scalar", "adamezo", "null_signs"])
+def test_an_engine_computes_no_forwards_of_the_successors(name: str) -> None:
+    words = ["engine=vllm", "objective=lm", "model=gpt2", "peft=lora", f"optimizer={name}"]
+    with pytest.raises(UserError, match=f"optimizer={name}: engine=vllm: an engine has not computed its forwards"):
+        build_config(words)
