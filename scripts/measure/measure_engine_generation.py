@@ -65,10 +65,11 @@ def main() -> None:
     rows = encode_rows(session.encoder, data.load_splits(config)).train[: given.rows]
     session.exclude_unreachable(rows[0], rows)
     assert isinstance(session.objective, Generation)
-    completer = session.objective.completer
+    objective, completer = session.objective, session.objective.completer
+    batch = objective.collate(rows)
 
     def complete() -> torch.Tensor:
-        said.append([one for (one,) in completer.complete(rows, 0.0, 1, 0)])
+        said.append([one for (one,) in objective._complete(batch)])
         return torch.zeros(())
 
     def member_texts(count: int, step: int) -> list[list[Completion]]:
