@@ -23,7 +23,7 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.aggregate import group_runs
 from mezo_cli.report.equal_forwards import Method
 from mezo_cli.report.read import read_runs
-from mezo_cli.runs import Run, find_runs
+from mezo_cli.runs import find_runs
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
 FACTOR = 3.0  # between neighbours of a grid
@@ -44,17 +44,18 @@ class Bench:
     trials: int
     seeds: Sequence[int]
 
-    def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> None:
-        """Run what is left of the runs with these learning rates and seeds."""
-        done = (
-            sum(Run(run.path).status() in ("finished", "failed") for run in find_runs(folder)) if folder.is_dir() else 0
-        )
-        if done >= len(rates) * len(seeds):
-            return
-        grid = [f"optimizer.lr={','.join(f'{rate:.3g}' for rate in rates)}", f"seed={','.join(map(str, seeds))}"]
-        command = [f"experiment={self.experiment}", *words, *self.words, *grid, f"hydra.sweep.dir={folder}"]
-        print(folder, *command[1:-1], flush=True)
-        subprocess.run([sys.executable, "-m", "mezo_cli", "train", "-m", "-q", *command], check=False)
+    def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> bool:
+        """Run what is left of the runs with these learning rates and seeds; return whether all have ended."""
+        if not self._ended(folder, len(rates) * len(seeds)):
+            grid = [f"optimizer.lr={','.join(f'{rate:.3g}' for rate in rates)}", f"seed={','.join(map(str, seeds))}"]
+            command = [f"experiment={self.experiment}", *words, *self.words, *grid, f"hydra.sweep.dir={folder}"]
+            print(folder, *command[1:-1], flush=True)
+            subprocess.run([sys.executable, "-m", "mezo_cli", "train", "-m", "-q", *command], check=False)
+        return self._ended(folder, len(rates) * len(seeds))
+
+    def _ended(self, folder: Path, number: int) -> bool:
+        runs = find_runs(folder) if folder.is_dir() else []
+        return sum(run.status() in ("finished", "failed") for run in runs) >= number
 
     def is_at_end(self, name: str) -> bool:
         """Return whether a method's best lr is at an end of its grid."""
@@ -102,18 +103,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="A folder for all runs.")
     parser.add_argument("--methods", default="", help="Only these, separated by commas.")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Overrides for every run.")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     plan = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))[args.bench]
     bench = Bench(args.out.absolute(), plan["experiment"], args.words, plan["tune_seed"], plan["trials"], plan["seeds"])
     chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
     for name, middle, words in chosen:
-        bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), [bench.tune_seed])
-        bench.test(name, words)
+        if bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), [bench.tune_seed]):
+            bench.test(name, words)
     if any(bench.is_at_end(name) for name, _, _ in chosen) or any(bench.out.glob("*/tune-wider")):
         for name, middle, words in chosen:
             wider = grid(middle, bench.trials + 2)
-            bench.sweep(bench.out / name / "tune-wider", words, [wider[0], wider[-1]], [bench.tune_seed])
-            bench.test(name, words, even_at_end=True)
+            if bench.sweep(bench.out / name / "tune-wider", words, [wider[0], wider[-1]], [bench.tune_seed]):
+                bench.test(name, words, even_at_end=True)
 
 
 if __name__ == "__main__":

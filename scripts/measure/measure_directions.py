@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=180, help="calls per method")
     parser.add_argument("--rows", type=int, default=1024, help="rows of train")
     parser.add_argument("words", nargs="*", help="overrides, or runs")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     torch.manual_seed(0)
     if args.noise:
         show_noise(args.words, args.noise, args.rows)
