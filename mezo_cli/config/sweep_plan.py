@@ -63,7 +63,8 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     Raises:
         UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
     """
-    with_grids = ("experiment", "task")  # the paper's grid of a method may depend on the task
+    has_experiment = any(override.name == "experiment" for override in parsed)
+    with_grids = ("experiment", "task") if has_experiment else ()  # an experiment's grid may depend on the task
     plain = [override.text for override in parsed if not override.sweeps and override.name not in with_grids]
     chosen = expand(override for override in parsed if override.name in with_grids)
     experiments = dict.fromkeys(text for words in chosen for text in words if text.startswith("experiment="))

@@ -9,6 +9,7 @@ import yaml
 
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import unlike_paper
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
@@ -100,6 +101,20 @@ def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
     for row in rows:
         (line,) = re.findall(rf"^#   {row.shots} shots +(.*)$" if row.shots else r"^# {10,}(\d.*)$", head, re.M)
         assert re.findall(r"[\d.]+(?: \([\d.]+\))?\??", line) == [str(number) for number in row.numbers.values()]
+
+
+@pytest.mark.parametrize(("name", "task"), [("mezo_lora", "drop"), ("icl", "wsc"), ("non_differentiable", "squad")])
+def test_a_large_model_experiment_is_a_row_of_its_table(name: str, task: str) -> None:
+    """Nothing about it is unusual, and its grid ends where the paper's does, on a task with a grid of its own too."""
+    jobs = plan_sweep([f"experiment=paper/opt-13b/{name}", f"task={task}"]).jobs or []
+    config, table = jobs[0].config, paper.paper("opt")
+    method, loss, values = method_name(config), config.objective.loss, flatten(config)
+    assert table.row("opt-13b", None, method, loss, task) is not None
+    assert unusual_settings(config, table.usual_settings(method)) == {}
+    assert {key: values[key] for key in table.settings(method, loss)} == dict(table.settings(method, loss))
+    lrs = [job.config.optimizer.lr for job in jobs]
+    if name != "icl":
+        assert (min(lrs), max(lrs)) == tuple(table.grid(method, loss, task)["optimizer.lr"])
 
 
 def test_the_difference_is_in_points() -> None:
