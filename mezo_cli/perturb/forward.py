@@ -25,6 +25,7 @@ from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_si
 from mezo_cli.perturb.member_weights import MemberPlan, MemberRows, MemberWeights, swapped_data, swapped_forwards
 from mezo_cli.perturb.module_plan import ModulePlan
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
 from mezo_cli.perturb.params import Params, graph_leaves
 from mezo_cli.perturb.storage import SEGMENT
 from mezo_cli.system import release_file_pages
@@ -68,6 +69,7 @@ class PerturbedForward:
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
         ranks: those that share the directions of a step; None if this process computes all of them.
+        uses_factors: whether a linear layer computes with the factors of a z of low rank, without a copy of its weight.
         upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
     """
 
@@ -84,6 +86,7 @@ class PerturbedForward:
         self._read: set[str] = set()  # trainable tensors that patched forwards have read
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
+        self.uses_factors = True
         self.ranks: Ranks | None = None
         self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
@@ -468,7 +471,7 @@ class PerturbedForward:
 
     def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
-        if not self.layer_elements or self._perturbation is None or self._of_layer:
+        if not self.layer_elements or self._perturbation is None or self._of_layer or self._low_rank is not None:
             return inner_forward(*args, **kwargs)
         plan = self._layer_plan(layer)
         if plan.is_empty or plan.size(1) > self.layer_elements:
@@ -494,6 +497,8 @@ class PerturbedForward:
         plan = self._plan(module)
         if plan.is_empty:
             return original_forward(*args, **kwargs)
+        if type(module) is nn.Linear and (factors := self._factors_of(module.weight)) is not None:
+            return self._factored_linear(module, factors, *args, **kwargs)
         copies = self._copies_of_layer(plan)
         if copies:
             return self._run_with(copies, module, original_forward, args, kwargs)
@@ -502,6 +507,38 @@ class PerturbedForward:
             copies = plan.copies(buffer, num_signs)
             self._write(plan)
             return self._run_with(copies, module, original_forward, args, kwargs)
+
+    @property
+    def _low_rank(self) -> LowRankNoise | None:
+        """The noise, if it is of low rank and forwards use its factors: in float32, where no weight is rounded."""
+        noise = self.params.noise
+        usable = self.uses_factors and self.compute_dtype == self.params.dtype == torch.float32
+        return noise if usable and isinstance(noise, LowRankNoise) else None
+
+    def _factors_of(self, weight: Tensor) -> Factors | None:
+        """Return z of a weight as its forward uses it now; None where a perturbed copy is made."""
+        noise = self._low_rank
+        if noise is None or self._perturbation is None or not self._is_perturbed(weight):
+            return None
+        if self.num_signs == 2 and not self._paired:
+            return None  # which is refused
+        return noise.factors(self._perturbation.direction, self._names[id(weight)], weight.shape, weight.device)
+
+    def _factored_linear(self, module: nn.Linear, factors: Factors, input: Tensor) -> Tensor:
+        """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed."""
+        assert self._perturbation is not None
+        _, eps, signs = self._perturbation
+        biases = None if module.bias is None else self.perturbed_weight(module.bias).view(-1, module.out_features)
+        out = input.new_empty(*input.shape[:-1], module.out_features)
+        halves = zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True)
+        for index, (sign, half, target) in enumerate(halves):
+            x, into = half.reshape(-1, module.in_features), target.view(-1, module.out_features)
+            if biases is None:
+                torch.mm(x, module.weight.t(), out=into)
+            else:
+                torch.addmm(biases[index], x, module.weight.t(), out=into)
+            into.addmm_(x @ factors.right, factors.left.t(), alpha=sign * eps)
+        return out
 
     def _plan(self, module: nn.Module) -> ModulePlan:
         """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""

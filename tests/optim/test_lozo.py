@@ -8,12 +8,14 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
+from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.lozo import Lozo, LozoConfig
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import trajectory
 from mezo_cli.testing.optimizers import Regression, Trial, same
 from tests.command_line import error_line, mezo, small
+from tests.optim.test_mezo import SENTENCES, ready
 
 
 def moved(as_released: bool, step: int, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,3 +98,17 @@ def test_an_engine_computes_no_forwards_of_the_successors(name: str) -> None:
     words = ["engine=vllm", "objective=lm", "model=gpt2", "peft=lora", f"optimizer={name}"]
     with pytest.raises(UserError, match=f"optimizer={name}: engine=vllm: an engine has not computed its forwards"):
         build_config(words)
+
+
+@pytest.mark.parametrize("paired", [0, 1024])
+def test_losses_from_the_factors_are_those_of_the_whole_z(paired: int, roberta: Path, eager_kernels: None) -> None:
+    """Within 1e-6 of their size, by both signs in one forward and by one each."""
+    ours = ready(roberta, "optimizer=lozo", "optimizer.rank=2", f"model.paired_tokens={paired}")
+    loss = BatchLoss(ours.objective, [ours.objective.collate(ours.encoder.encode_all(SENTENCES))])
+    pairs = []
+    for uses in (True, False):
+        ours.forward.uses_factors = uses
+        with ours.forward.perturbed(Direction(1, 3), 1e-2):
+            pairs.append(loss().double())
+    torch.testing.assert_close(pairs[0], pairs[1], rtol=1e-6, atol=0)
+    assert not torch.equal(pairs[0][0], pairs[0][1])

@@ -2,7 +2,8 @@
 
 The elements of U and V are those of another noise; on tensors with a dimension below r, or that are no matrices, z is
 that noise itself. An element of U V^T is a sum of r products in their order, each product and each sum rounded to
-float32: the same bits on every device, and whatever part of z is drawn.
+float32: the same bits on every device, and whatever part of z is drawn. A linear layer computes x W^T + c (x V) U^T
+instead, where it can (perturb/forward.py).
 """
 
 from collections.abc import Iterator, Sequence
