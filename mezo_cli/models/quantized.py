@@ -99,11 +99,12 @@ class QuantizedLinear(nn.Linear):
         """Yield the dequantised weight by rows; each part is valid until the next one."""
         elements = ELEMENTS.get(self.bits.device.type, ELEMENTS_ELSEWHERE)
         step = min(max(BLOCK, elements // self.in_features // BLOCK * BLOCK), self.out_features)
-        buffer = torch.empty(step if self.how == "int8" else 0, self.in_features, device=self.bits.device)
+        buffer = _buffer(step * self.in_features if self.how == "int8" else 0, self.bits.device)
         for first in range(0, self.out_features, step):
             rows = slice(first, min(first + step, self.out_features))
             if self.how == "int8":
-                part = buffer[: rows.stop - first].copy_(self.bits[rows]).mul_(self.scale[rows])
+                part = buffer[: (rows.stop - first) * self.in_features].view(-1, self.in_features)
+                part.copy_(self.bits[rows]).mul_(self.scale[rows])
             else:
                 part = _dequantize_blocks(self.bits, self.scale, rows, self.in_features)
             yield rows, part.to(dtype)
@@ -136,6 +137,16 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.layer.transposed_product(grad), None
+
+
+_BUFFERS: dict[torch.device, Tensor] = {}  # one for all layers: they run one after another
+
+
+def _buffer(size: int, device: torch.device) -> Tensor:
+    """Return memory for so many float32. malloc would take new memory for each layer, as activations lie between."""
+    if device not in _BUFFERS or len(_BUFFERS[device]) < size:
+        _BUFFERS[device] = torch.empty(size, device=device)
+    return _BUFFERS[device]
 
 
 def _quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -335,7 +335,7 @@ class PerturbedForward:
         """
         self._read.clear()
         # In theta's dtype: the graph would keep all copies in another one.
-        with self.using_compute_dtype(self.params.dtype), torch.enable_grad():
+        with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
             unreachable = self.params.select_reachable(run())
         self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
         self._plans = {}
@@ -357,8 +357,7 @@ class PerturbedForward:
         """
         idle = [name for name in everything if name not in self.params.tensors and name not in self._read]
         if idle:
-            no_activations = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
-            with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations:
+            with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
                 leaves = graph_leaves(run())
             later = {name for name in idle if id(everything[name]) in leaves}
             entries = {self._entry(name) for name in (*self.params.tensors, *later)} - {""}
@@ -642,6 +641,11 @@ class PatchedForward(partial[Any]):
 
 def _identity(value: Any) -> Any:
     return value
+
+
+def no_activations() -> torch.autograd.graph.saved_tensors_hooks:
+    """Let graphs that are made inside keep no activations: for one that is looked at, and not run backward."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
