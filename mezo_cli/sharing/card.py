@@ -19,7 +19,7 @@ from mezo_cli.objectives import METRICS
 from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.metrics_log import metrics_of
-from mezo_cli.tasks import ClassificationEncoder
+from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,12 @@ def _cell(text: str) -> str:
     return code(text).replace("|", "\\|")
 
 
-def prompt_section(encoder: ClassificationEncoder) -> str:
-    """Return a table of labels and label words, under the prompt as the model sees it."""
+def prompt_section(encoder: InputEncoder[Any]) -> str:
+    """Return a table of labels and label words, under the prompt as the model sees it; or the templates of rows."""
+    if not isinstance(encoder, ClassificationEncoder):
+        rows = [f"| {name} | {_cell(repr(text))} |" for name, text in encoder.templates().items()]
+        given = f"The model is given at most {encoder.max_length} tokens, made by these templates."
+        return "\n".join([given, "", "| part | template |", "| --- | --- |", *rows])
     task = encoder.task
     row = encoder.encode(Example(tuple(f"[{column}]" for column in task.columns), 0))
     lines = [f"The model is given {code(encoder.decode(row))}, at most {encoder.max_length} tokens.", ""]

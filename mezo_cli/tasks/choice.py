@@ -114,6 +114,13 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         """Return the prompt as the model sees it, special tokens included."""
         return self.decode_ids(row.input_ids)
 
+    def templates(self) -> dict[str, str]:
+        """Return the templates of the prompt and of the candidates."""
+        choice = self.task.choice
+        each = {} if choice.each is None else {f"{CANDIDATE}: each of": choice.each}
+        names = [f"candidate {number}" for number, _ in enumerate(choice.candidates, 1)] if not each else ["candidates"]
+        return {"prompt": choice.prompt or "", **dict(zip(names, choice.candidates, strict=True)), **each}
+
     def sizes(self, row: ChoiceRow) -> dict[str, int]:
         """Return the tokens of the prompt and of the longest candidate, and the number of candidates."""
         longest = max(map(len, row.candidates))

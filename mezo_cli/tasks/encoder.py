@@ -91,6 +91,28 @@ class InputEncoder(Generic[Row]):
         """Return the input as the model sees it, special tokens included."""
         raise NotImplementedError
 
+    def write_snippet(self, variables: Sequence[str]) -> str | None:
+        """Return the Python code of a model card that labels a text, or None where it cannot be told in a few lines.
+
+        It has `tokenizer` and `model` as transformers loads them, computes label scores exactly as mezo does, and
+        prints their probabilities. `tasks/snippet.py` has pieces of it.
+
+        Args:
+            variables: the variable that holds the text of each column.
+        """
+        return None
+
+    def write_pipeline(self, variables: Sequence[str]) -> str | None:
+        """Return such code for the variable `pipe`, the `transformers.pipeline` of the objective's model.
+
+        None where a pipeline would give the model other tokens. What a pipeline of text generation prints is the text.
+        """
+        return None
+
+    def templates(self) -> dict[str, str]:
+        """Return the templates of what the model is given, by name, for a model card; {} where it shows an example."""
+        return {}
+
     def sizes(self, row: Row) -> dict[str, int]:
         """Return the sizes of a row that `mezo data` shows, by title."""
         return {"tokens per row": len(row.input_ids)}  # type: ignore[attr-defined]
@@ -155,24 +177,6 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
 
     def word_id(self, word: str) -> int | None:
         """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
-        return None
-
-    def write_snippet(self, variables: Sequence[str]) -> str | None:
-        """Return the Python code of a model card that labels a text, or None where it cannot be told in a few lines.
-
-        It has `tokenizer` and `model` as transformers loads them, computes label scores exactly as mezo does, and
-        prints their probabilities. `tasks/snippet.py` has pieces of it.
-
-        Args:
-            variables: the variable that holds the text of each column.
-        """
-        return None
-
-    def write_pipeline(self, variables: Sequence[str]) -> str | None:
-        """Return such code for the variable `pipe`, the `transformers.pipeline` of the objective's model.
-
-        None where a pipeline would give the model other tokens. What a pipeline of text generation prints is the text.
-        """
         return None
 
     def decode(self, row: TokenizedExample) -> str:

@@ -179,6 +179,11 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         """Return the prompt as the model sees it, special tokens included."""
         return self.decode_ids(row.input_ids)
 
+    def templates(self) -> dict[str, str]:
+        """Return the templates of the prompt and the answer."""
+        settings = self.task.generate
+        return {"prompt": settings.prompt or "", **({} if settings.answer is None else {"answer": settings.answer})}
+
     def sizes(self, row: PromptRow) -> dict[str, int]:
         """Return the tokens of the prompt, and of the answer if the task has one."""
         answer = {} if self._texts.answer is None else {"tokens per answer": len(row.answer_ids)}

@@ -40,7 +40,12 @@ from mezo_cli.training.session import Session
 
 # On one CPU thread its own time is taken, which other processes disturb less.
 CLOCK = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-SHAPES = {"tiny": (64, 2, 2), "opt-125m": (768, 12, 12), "opt-1.3b": (2048, 24, 32)}  # width, layers, heads
+SHAPES = {
+    "tiny": (64, 2, 2),
+    "small": (256, 6, 4),
+    "opt-125m": (768, 12, 12),
+    "opt-1.3b": (2048, 24, 32),
+}  # width, layers, heads
 CASES = [(200, 4, 5, 8), (300, 30, 30, 1)]  # tokens of a prompt, candidates, tokens of each, rows
 TASK = ["task=sst2", "data=demo", "objective=choice", "task.choice.prompt='{sentence}'"]
 TASK += ["task.choice.candidates=[' terrible',' great']"]
@@ -153,7 +158,7 @@ def run_case(args: argparse.Namespace, folder: Path, session: Session, case: Seq
 def main() -> None:
     """Measure and print a line of JSON per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="opt-125m", choices=list(SHAPES))
+    parser.add_argument("--shape", default="small", choices=list(SHAPES))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compute", default="float32")

@@ -232,13 +232,13 @@ def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Pa
     assert "opt, choice" in mezo("compare", run).out
     assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
     assert mezo("export", run, "--out", tmp_path / "exported").code == 0
+    assert "| candidates | `' {candidate} was it'` |" in (tmp_path / "exported" / "README.md").read_text()
     if name != "adamw":
         assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
         assert weights(tmp_path / "replayed") == weights(whole / last)
         assert mezo("export", run, "--trajectory", "--out", tmp_path / "trajectory").code == 0
-        again = json.loads(mezo("predict", tmp_path / "trajectory", "--file", data / "test.jsonl", "--json").out)[
-            "rows"
-        ]
+        rebuilt = ["predict", tmp_path / "trajectory", "--base", folder_of("opt", home), "--json"]
+        again = json.loads(mezo(*rebuilt, "--file", data / "test.jsonl").out)["rows"]
         assert [row["scores"] for row in again] == [row["scores"] for row in rows]
 
 
@@ -247,7 +247,7 @@ def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Pa
 def test_ranks_that_share_rows(loss: str, home: Path, data: Path, tmp_path: Path) -> None:
     given = [*run_words(home, data, f"objective.loss={loss}"), "steps=2"]
     assert mezo("train", *given, f"hydra.run.dir={tmp_path / 'alone'}").code == 0
-    shared = [*given, "distributed.split=rows", f"hydra.run.dir={tmp_path / 'ranks'}"]
+    shared = ["train", *given, "distributed.split=rows", f"hydra.run.dir={tmp_path / 'ranks'}"]
     assert [rank.code for rank in run_ranks(shared, shared)] == [0, 0]
     for one, other in zip(*(Run(tmp_path / name).metrics() for name in ("alone", "ranks")), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
@@ -268,10 +268,15 @@ def test_mistakes(home: Path, roberta: Path, data: Path) -> None:
         assert line in error_line(mezo("train", *arguments)), line
 
 
-def test_data_and_doctor_show_prompts_and_candidates(home: Path, data: Path) -> None:
+def test_data_shows_prompts_and_candidates(home: Path, data: Path) -> None:
     given = [word for word in run_words(home, data) if not word.startswith(("steps", "eval_every", "log_every"))]
     shown = mezo("data", *given).out
     assert "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Location was it'*" in shown
+
+
+@pytest.mark.slow
+def test_doctor_checks_prompts_with_candidates(home: Path, data: Path) -> None:
+    given = [word for word in run_words(home, data) if not word.startswith(("steps", "eval_every", "log_every"))]
     assert mezo("doctor", *given).code == 0
 
 
