@@ -27,8 +27,6 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import make_sampler
-from mezo_cli.optim import optimizer_class
-from mezo_cli.perturb.noise import make_noise
 from mezo_cli.report.read import read_run
 from mezo_cli.report.settings import method_name
 from mezo_cli.training.load import load_session
@@ -73,11 +71,12 @@ def true_gradient(session: Session, rows: Sequence[Any], size: int) -> Tensor:
     return total
 
 
-def cosines(session: Session, config: Config, rows: Sequence[Any], target: Tensor, budget: int) -> tuple[float, ...]:
+def cosines(base: Session, config: Config, rows: Sequence[Any], target: Tensor, budget: int) -> tuple[float, ...]:
     """Return the mean cosine of one step, that of the sum of all steps, and the number of steps."""
-    optimizer: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
-    session.params.noise = make_noise(getattr(config.optimizer, "noise", "gaussian"))
-    own = dataclasses.replace(session, optimizer=optimizer, config=config)
+    own = load_session(in_float32(config))
+    own.loaded.model.load_state_dict(base.loaded.model.state_dict())
+    own.exclude_unreachable(rows[0], rows[:2])
+    optimizer: Any = own.optimizer
     optimizer.keep_start(lambda: own.params)
     sampler, single, total, step = make_sampler(config, rows), [], torch.zeros_like(target), 0
     start = {name: tensor.detach().clone() for name, tensor in own.params.tensors.items()}
@@ -95,6 +94,12 @@ def cosines(session: Session, config: Config, rows: Sequence[Any], target: Tenso
     return sum(single) / step, float(torch.nn.functional.cosine_similarity(total, target, dim=0)), step
 
 
+def in_float32(config: Config) -> Config:
+    """Return the config with forwards in float32, none of which are kept between steps."""
+    model = dataclasses.replace(config.model, compute_dtype="float32", cache_frozen="off")
+    return dataclasses.replace(config, model=model)
+
+
 def show_noise(overrides: Sequence[str], size: int, count: int) -> None:
     """Print the noise of the batches of each kind."""
     config = build_config([*overrides, "model.compute_dtype=float32"])
@@ -109,9 +114,7 @@ def show_noise(overrides: Sequence[str], size: int, count: int) -> None:
 def show_cosines(at: Path, steps: Sequence[int], paths: Sequence[Path], budget: int, count: int) -> None:
     """Print the cosines of each method at each step."""
     base = read_run(at)
-    config = dataclasses.replace(
-        base.config, model=dataclasses.replace(base.config.model, compute_dtype="float32", cache_frozen="off")
-    )
+    config = in_float32(base.config)
     print("| step | method | steps | cos of one step | cos of their sum |\n|---|---|---|---|---|")
     for step in steps:
         session = load_step(config, base.run, step)
