@@ -30,7 +30,7 @@ test-fast: test ## the old name of `make test`, for one version
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"
 
-test-engine: $(VENV)/.dev ## install, then make vLLM's environment (3.5 GB) and run its tests (under 25 minutes)
+test-engine: $(VENV)/.dev ## install, then make vLLM's environment (3.5 GB) and run its tests (under 30 minutes)
 	$(BIN)/mezo engine install
 	MEZO_TEST_ENGINE=1 $(BIN)/python -m pytest -n 0 tests/engine
 
