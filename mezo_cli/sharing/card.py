@@ -191,6 +191,8 @@ def _training(card: Card) -> list[tuple[str, str]]:
         "steps, batch size, seed": f"{config.steps}, {config.batch_size}, {config.seed}",
         "dtype": f"{config.model.dtype}, computed in {config.model.compute_dtype}",
     }
+    if config.model.quantize != "none":
+        rows["base stored in"] = f"{config.model.quantize}; on a float base the scores differ by the quantisation"
     if summary:
         time = f"{format_duration(summary['seconds'])} on {plain(info.get('device', 'an unknown device'))}"
         rows |= {"cost": f"{summary['forwards']:,} forwards, {summary['backwards']:,} backwards", "time": time}
