@@ -15,7 +15,7 @@ from mezo_cli import system
 from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:  # they import torch
-    from mezo_cli.training.prediction import ChosenCandidate, CompletedPrompt, PredictedRecord, Prediction
+    from mezo_cli.objectives.prediction import Predicted
     from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")
@@ -135,9 +135,7 @@ class LoadedRun:
         self._session = session
         self.labels, self.columns = list(session.config.task.labels), read_columns(session.config.data_task)
 
-    def predict(
-        self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]
-    ) -> "list[Prediction] | list[CompletedPrompt] | list[ChosenCandidate] | list[PredictedRecord]":
+    def predict(self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]) -> "list[Predicted]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
         Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`;

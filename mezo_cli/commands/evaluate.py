@@ -144,6 +144,9 @@ def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
     config, info = with_own_code(opened.config, own), opened.run.info()
     if info.get("own_reward") and not has_own_reward(config):
         raise UserError(f"{opened.name} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
+    change = config.objective.describe_change(config, info)
+    if change:
+        log.warning("warning: %s", change)
     opened = replace(opened, config=config)
     return _Source(opened.config, opened.name, opened)
 

@@ -12,16 +12,21 @@ def check_new_run(config: Config) -> None:
 
     Raises:
         UserError: for a reward that is missing, cannot be imported or takes other arguments; for an encoder, and for a
-            completion that leaves no room for a prompt.
+            completion that leaves no room for a prompt; for a file `data.keep` that cannot be read.
     """
     config.objective.check_new_run(config)
     if not config.objective.needs_labels:
-        load_encoder(config)
+        encoder = load_encoder(config)
+        if config.data.keep is not None:
+            from mezo_cli.training.forgetting import read_kept_rows
+
+            read_kept_rows(config, encoder.tokenizer)
 
 
 def check_new_runs(configs: Iterable[Config]) -> None:
     """Check the jobs of a sweep: each objective once, with the first job that has it."""
-    for config in {repr((config.objective, config.model, config.task)): config for config in configs}.values():
+    by_need = {repr((config.objective, config.model, config.task, config.data.keep)): config for config in configs}
+    for config in by_need.values():
         check_new_run(config)
 
 

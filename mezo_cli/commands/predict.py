@@ -22,9 +22,7 @@ from mezo_cli.runs.output import write_file
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
-    from mezo_cli.training.prediction import ChosenCandidate, CompletedPrompt, PredictedRecord, Prediction
-
-    Predicted = Prediction | CompletedPrompt | ChosenCandidate | PredictedRecord
+    from mezo_cli.objectives.prediction import Predicted
     from mezo_cli.training.session import Session
 
 STDIN = "standard input"

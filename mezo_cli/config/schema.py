@@ -295,6 +295,13 @@ class ObjectiveConfig(Settings):
         Raises:
             UserError: when it is something else.
         """
+        change = self.describe_change(config, info)
+        if change and not new_reward:
+            raise UserError(f"{change}; --new-reward goes on with it")
+
+    def describe_change(self, config: "Config", info: Mapping[str, Any]) -> str:
+        """Return how what the user has given to this process differs from what run.json says; "" if it does not."""
+        return ""
 
     def completion_tokens(self, config: "Config") -> int:
         """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""

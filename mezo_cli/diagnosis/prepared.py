@@ -57,7 +57,7 @@ def prepare_run(config: Config) -> Prepared:
     session = load_session(config, trains=True)
     texts = {"train": splits.train, "dev": splits.dev} | ({} if splits.test is None else {"test": splits.test})
     rows = {name: session.encoder.encode_all(some) for name, some in texts.items()}
-    read_kept_rows(session)
+    read_kept_rows(config, session.loaded.tokenizer)
     train = rows["train"]
     with explain_device_errors("before the first step", smaller_batches(config)):
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}

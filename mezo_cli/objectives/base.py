@@ -14,6 +14,7 @@ from mezo_cli.objectives.collate import Arrays, collate
 from mezo_cli.objectives.comparison import Judged
 from mezo_cli.objectives.evaluation import Evaluation, measure_rows
 from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.prediction import Predicted, PredictedRecord
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
@@ -30,6 +31,7 @@ class Objective:
         encoder_class: turns a task's rows into token ids.
         settings: the class of the settings `objective.*`.
         measures_forgetting: whether each evaluation says how far the weights are from those of the start.
+        prediction: what `predict` says of one row, as users get it.
         kept_records: of so many dev rows the records of every evaluation are kept, in completions.jsonl.
 
     Attributes:
@@ -48,6 +50,7 @@ class Objective:
     model_kind: ClassVar[ModelKind]
     encoder_class: ClassVar[type[InputEncoder[Any]]]
     settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
+    prediction: ClassVar[type[Predicted]] = PredictedRecord
     kept_records: ClassVar[int] = 0
     measures_forgetting: ClassVar[bool] = False
     loss_from_counts: bool = False

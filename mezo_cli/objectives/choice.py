@@ -30,6 +30,7 @@ from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.intervals import Score, sample_mean, sample_ratio
 from mezo_cli.objectives.losses import cross_entropy, in_float64
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.objectives.prediction import ChosenCandidate
 from mezo_cli.objectives.settings import ChoiceConfig
 from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
@@ -45,6 +46,7 @@ class Choice(Objective):
     model_kind = CAUSAL_LM
     encoder_class = ChoiceEncoder
     settings = ChoiceConfig
+    prediction = ChosenCandidate
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)

@@ -21,6 +21,7 @@ from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.objectives.intervals import Score
 from mezo_cli.objectives.losses import Loss, count_predictions, find_loss
 from mezo_cli.objectives.metrics import find_metric
+from mezo_cli.objectives.prediction import Prediction
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
 
@@ -35,6 +36,7 @@ class Classification(Objective):
     """
 
     encoder: ClassificationEncoder
+    prediction = Prediction
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)

@@ -32,6 +32,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
 from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
 from mezo_cli.objectives.intervals import sample_mean, sample_ratio
+from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
@@ -78,6 +79,7 @@ class Generation(Objective):
     model_kind = CAUSAL_LM
     encoder_class = GenerateEncoder
     settings = GenerateConfig
+    prediction = CompletedPrompt
     kept_records = 8
     measures_forgetting = True
 
@@ -204,28 +206,34 @@ class Generation(Objective):
         Their mean, standard deviation, minimum and maximum are over the members. `agreeing_rows` is the share of rows
         on which all members have the same reward: they give no signal.
         """
-        if not self._members:
+        if self.loss_from_counts:
+            return {}
+        members, ranks = [_figures_of(member) for member in self._members], self.forward.ranks
+        if ranks is not None:
+            members = [member for own in ranks.exchange(json.dumps(members)) for member in json.loads(own)]
+        if not members:
             return {}
         by_row: dict[int, list[float]] = {}
-        for member in self._members:
-            for row, reward in zip(member.rows, member.rewarded.values[REWARD].tolist(), strict=True):
-                by_row.setdefault(row.index, []).append(reward)
-        members = min(map(len, by_row.values()))  # more for a row that is in the batch twice, where an epoch ends
-        rewards = np.concatenate([np.reshape(values, (members, -1)).T for values in by_row.values()])  # [rows, members]
-        of_members, names = rewards.mean(axis=0), [name for name in self._members[0].rewarded.values if name != REWARD]
-        parts = {name: np.concatenate([member.rewarded.values[name] for member in self._members]) for name in names}
-        lengths = figures([of_row for member in self._members for of_row in member.completions])
-        errors = sum(member.rewarded.errors for member in self._members)
+        for member in members:
+            for row, reward in zip(member["rows"], member["values"][REWARD], strict=True):
+                by_row.setdefault(row, []).append(reward)
+        count = min(map(len, by_row.values()))  # more for a row that is in the batch twice, where an epoch ends
+        rewards = np.concatenate([np.reshape(values, (count, -1)).T for values in by_row.values()])  # [rows, members]
+        of_members, errors = rewards.mean(axis=0), sum(member["errors"] for member in members)
+        parts, lengths = (
+            {name: float(np.concatenate([m[kind][name] for m in members]).mean()) for name in members[0][kind]}
+            for kind in ("values", "figures")
+        )
         return {
             REWARD: float(of_members.mean()),
             "reward_std": float(of_members.std()),
             "reward_min": float(of_members.min()),
             "reward_max": float(of_members.max()),
-            **{f"reward_{name}": float(values.mean()) for name, values in parts.items()},
+            **{f"reward_{name}": mean for name, mean in parts.items() if name != REWARD},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
-            **{name: float(values.mean()) for name, values in lengths.items()},
+            **lengths,
             "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._own.samples,
-            "tokens": float(sum(len(one.ids) for m in self._members for of_row in m.completions for one in of_row)),
+            "tokens": float(sum(member["tokens"] for member in members)),
             **({"reward_errors": errors} if errors else {}),
         }
 
@@ -341,3 +349,14 @@ class Generation(Objective):
                 records |= zip(numbers, self._said(some, completions), strict=True)
             report(len(records))
         return [records[i] for i in range(len(rows))]
+
+
+def _figures_of(member: _Member) -> dict[str, Any]:
+    """Return what `step_scalars` needs of a member, as plain JSON: ranks exchange it."""
+    return {
+        "rows": [row.index for row in member.rows],
+        "values": {name: of_rows.tolist() for name, of_rows in member.rewarded.values.items()},
+        "figures": {name: of_rows.tolist() for name, of_rows in figures(member.completions).items()},
+        "errors": member.rewarded.errors,
+        "tokens": sum(len(one.ids) for of_row in member.completions for one in of_row),
+    }

@@ -11,7 +11,7 @@ from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError, TaskConfig
 from mezo_cli.config.values import Number
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.rewards.spec import RewardSpec, check_unchanged, parse
+from mezo_cli.rewards.spec import RewardSpec, describe_change, parse
 
 if TYPE_CHECKING:
     from mezo_cli.config.schema import Config
@@ -184,15 +184,10 @@ class GenerateConfig(ObjectiveConfig):
         elif self.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
 
-    def check_resumed(self, config: "Config", info: Mapping[str, Any], new_reward: bool) -> None:
-        """Reject another reward than the one that the run was trained on; `new_reward` accepts it.
-
-        Raises:
-            UserError: for another function.
-        """
+    def describe_change(self, config: "Config", info: Mapping[str, Any]) -> str:
+        """Return how the reward's code differs from that which the run was trained on."""
         reward, recorded = reward_spec(config), info.get("reward")  # nothing is recorded before the first step
-        if reward is not None and recorded is not None:
-            check_unchanged(reward, recorded["sha256"], new_reward)
+        return "" if reward is None or recorded is None else describe_change(reward, recorded["sha256"])
 
 
 def reward_spec(config: "Config") -> RewardSpec | None:

@@ -103,21 +103,12 @@ def parse(setting: Any) -> RewardSpec:
     return RewardSpec((part,), name != setting, sha256)
 
 
-def check_unchanged(spec: RewardSpec, recorded: str | None, new_reward: bool = False) -> None:
-    """Check that a run which is resumed gets the function that it was trained on.
-
-    Args:
-        spec: the reward that this process was given.
-        recorded: the sha256 in `run.json`.
-        new_reward: accept another function (`--new-reward`).
-
-    Raises:
-        UserError: when the function's file is another one.
-    """
-    if spec.sha256 != recorded and not new_reward:
-        was, now = (value[:12] if value else "none" for value in (recorded, spec.sha256))
-        why = f"its code is not what the run was trained on (sha256 {was}, now {now})"
-        raise UserError(f"{KEY}={spec.describe()}: {why}; --new-reward goes on with it")
+def describe_change(spec: RewardSpec, recorded: str | None) -> str:
+    """Return how the code of a reward differs from that whose sha256 is in `run.json`; "" if it does not."""
+    if spec.sha256 == recorded:
+        return ""
+    was, now = (value[:12] if value else "none" for value in (recorded, spec.sha256))
+    return f"{KEY}={spec.describe()}: its code is not what the run was trained on (sha256 {was}, now {now})"
 
 
 # --- registered names ---

@@ -8,6 +8,7 @@ each of their tokens, float32 in main memory too; files that would take more tha
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,23 +28,23 @@ MOST_BYTES = 4e9  # of the log-probabilities at theta0
 PART = 1 << 22  # scalars of a tensor that are compared at a time, in float64
 
 
-def read_kept_rows(session: Session) -> list[PromptRow]:
+def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
     """Return the rows of `data.keep`, encoded as the task's prompts are; none without the setting.
 
     Raises:
         UserError: for a file that cannot be read, lacks `prompt` or `answer`, or has too many answer tokens.
     """
-    config, file = session.config, session.config.data.keep
+    file = config.data.keep
     if file is None:
         return []
     settings = replace(config.task.generate, prompt="{prompt}", answer="{answer}", gold=None)
     task = replace(config.task, labels=[], columns=[], rename={}, generate=settings)
     try:
         table = task_rows(read_table([Path(file)], task), task)
-        rows = GenerateEncoder(task, session.loaded.tokenizer).encode_all([table.example(i) for i in range(len(table))])
+        rows = GenerateEncoder(task, tokenizer).encode_all([table.example(i) for i in range(len(table))])
     except UserError as error:
         raise UserError(f"data.keep: {error}") from error
-    tokens, words = sum(len(row.answer_ids) for row in rows), len(session.loaded.tokenizer)
+    tokens, words = sum(len(row.answer_ids) for row in rows), len(tokenizer)
     if 4 * tokens * words > MOST_BYTES:
         why = f"{tokens:,} tokens of answers times {words:,} words take {4 * tokens * words / 1e9:.3g} GB"
         raise UserError(f"data.keep={file}: {why}, and {MOST_BYTES / 1e9:g} GB are the limit; give fewer rows")

@@ -26,7 +26,7 @@ from mezo_cli.training.forgetting import Forgetting, read_kept_rows
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.load import EncodedRows, encode_rows, load_session
 from mezo_cli.training.session import Session
-from mezo_cli.training.start_checks import check_data_unchanged
+from mezo_cli.training.start_checks import check_data_unchanged, file_sha256
 from mezo_cli.training.training_run import TrainingRun
 from mezo_cli.training.verdict import Evaluations
 from mezo_cli.training.with_engine import attach, running_engine
@@ -57,13 +57,13 @@ def train(
     splits = data.load_splits(config)
     if ranks is not None:
         agreement.check_rows(config, splits, ranks)
-    check_data_unchanged(run, splits)
+    check_data_unchanged(config, run, splits)
     resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
     if resume_step is None:
         session = load_session(config, trains=True)
     else:
         session = restore.load_for_resume(config, run, resume_step)
-    rows, kept = encode_rows(session.encoder, splits), read_kept_rows(session)
+    rows, kept = encode_rows(session.encoder, splits), read_kept_rows(config, session.loaded.tokenizer)
     _record_data(run, session, splits, rows, is_new=resume_step is None)
     del splits  # the texts of train and dev are not needed any more
     sampler = make_sampler(config, rows.train)
@@ -127,6 +127,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
     sizes = {"train": len(rows.train), "dev": len(rows.dev), "test": None if rows.test is None else len(rows.test)}
     run.update(
         data_fingerprint=splits.fingerprint,
+        keep_sha256=file_sha256(session.config.data.keep),
         rows=sizes,
         prompt=session.encoder.decode(rows.train[0]),
         **session.objective.describe(),

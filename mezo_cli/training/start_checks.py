@@ -1,8 +1,10 @@
 """Check at every start that the patched model's outputs are those of its own forward, and that the data are the
 run's."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -83,15 +85,29 @@ def refusing_unsupported(config: Config, loaded: models.LoadedModel) -> Iterator
         raise UserError(f"{_model_name(config, loaded)} {family}: {first_line(error)}") from error
 
 
-def check_data_unchanged(run: Run, splits: Splits) -> None:
-    """Refuse to resume a run with other rows than it began with.
+def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
+    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`.
 
     Raises:
         UserError: when their fingerprint differs.
     """
-    before = run.info().get("data_fingerprint")
-    if before not in (None, splits.fingerprint):
-        raise UserError(f"{run.path}: the data have changed since this run began, so it cannot be resumed")
+    before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
+    if before.get("data_fingerprint") not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have {why}")
+    if before.get("keep_sha256") not in (None, file_sha256(keep)):
+        raise UserError(f"{run.path}: data.keep={keep} has {why}")
+
+
+def file_sha256(file: str | None) -> str | None:
+    """Return the sha256 of a file's content; None for no file.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    try:
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"data.keep={file}: {error.strerror}") from error
 
 
 def _model_name(config: Config, loaded: models.LoadedModel) -> str:

@@ -310,7 +310,8 @@ class TrainingRun:
             self.divergence.add({"kind": "eval", "split": "dev", **self.dev[step]})
             self.run.sync_metrics()
             scores = evaluation.scores()
-            self._loggers.log(step, {f"dev/{key}": value for key, value in scores.items()})
+            numbers = {key: value for key, value in evaluation.line().items() if isinstance(value, (int, float))}
+            self._loggers.log(step, {f"dev/{key}": value for key, value in numbers.items()})
             progress.report_dev(step, format_score(config.chosen_metric, scores[config.chosen_metric]), evaluation.text)
             for record in kept[:1]:
                 log.info("dev    %s", describe_completion(record))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mezo_cli import LoadedRun, load
+from mezo_cli.objectives.prediction import CompletedPrompt, Prediction
 from mezo_cli.runs import Run
-from mezo_cli.training.prediction import CompletedPrompt, Prediction
 from tests.command_line import Result, error_line, mezo
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]

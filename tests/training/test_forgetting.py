@@ -10,6 +10,7 @@ import torch
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
+from mezo_cli.training.loggers.run_loggers import RunLoggers
 from tests import tiny
 from tests.command_line import error_line, mezo
 
@@ -75,16 +76,32 @@ def test_the_figures_are_those_of_the_weights(generated: Path) -> None:
     assert last["keep_kl"] > 0
 
 
-def test_a_resumed_run_compares_with_the_same_start(generated: Path, tmp_path: Path, eager_kernels: None) -> None:
+def test_a_resumed_run_compares_with_the_same_start(
+    generated: Path, tmp_path: Path, eager_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: dict[str, float] = {}
+    monkeypatch.setattr(RunLoggers, "log", lambda loggers, step, scalars: logged.update(scalars))
     words = [*WORDS, "steps=4", "max_seconds=0.001", "at_limit=stop", f"data.keep={generated.parent / 'keep.jsonl'}"]
     assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code != 0
     assert len(dev(tmp_path / "run")) < 3
     result = mezo("resume", tmp_path / "run", "max_seconds=null")
     assert result.code == 0, result
     names = ("step", "drift", "keep_log_prob", "keep_kl", "reward")
+    assert {name: logged[f"dev/{name}"] for name in names[1:]} == {name: dev(generated)[-1][name] for name in names[1:]}
     assert [[line[name] for name in names] for line in dev(tmp_path / "run")] == [
         [line[name] for name in names] for line in dev(generated)
     ]
+
+
+def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernels: None) -> None:
+    tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT)
+    words = [*WORDS, "steps=2", "max_seconds=0.001", "at_limit=stop", f"data.keep={tmp_path / 'keep.jsonl'}"]
+    assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code != 0
+    tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT[:1])
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    line = error_line(mezo("resume", tmp_path / "run", "max_seconds=null"))
+    assert f"data.keep={tmp_path / 'keep.jsonl'} has changed" in line
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -103,7 +120,7 @@ def test_a_file_that_is_not_there_and_a_column_that_is_not(
     line = error_line(mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}"))
     assert line.startswith("error: data.keep: ")
     assert said in line
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_only_a_run_that_generates_reads_it(tmp_path: Path) -> None:
