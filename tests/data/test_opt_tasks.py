@@ -66,6 +66,7 @@ def write_repository(root: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", TASKS)
 def test_jsonl_and_parquet_give_the_same_rows(name: str, tmp_path: Path) -> None:
     datasets.disable_progress_bars()

@@ -36,7 +36,7 @@ def words(case: str, opt: Path) -> list[str]:
     return [f"task={task}", *CASES[case], *long, f"model.path={opt}", *SHORT, *ROWS, f"data.dir={FOLDER}/{task}.jsonl"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
