@@ -63,7 +63,7 @@ class PerturbationConfig(OptimizerConfig):
         return make_noise(self.noise)
 
     @property
-    def clip(self) -> dict[str, Any] | None:
+    def clip_settings(self) -> dict[str, Any] | None:
         """The settings by which g is clipped, as the header of a trajectory has them; None: it is not."""
         return None
 
@@ -94,7 +94,7 @@ class ZerothOrderConfig(PerturbationConfig):
         return self.samples
 
     @property
-    def clip(self) -> dict[str, Any] | None:
+    def clip_settings(self) -> dict[str, Any] | None:
         """`clip_g` and `clip_window`."""
         return None if self.clip_g is None else {name: getattr(self, name) for name in CLIP_SETTINGS}
 

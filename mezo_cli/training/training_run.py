@@ -141,7 +141,7 @@ class TrainingRun:
                 rounding=trajectory.ROUNDINGS[config.model.dtype],
                 decay="float64" if drawn.weight_decay else None,
                 scalars=session.optimizer.scalar,
-                clip=drawn.clip,
+                clip=drawn.clip_settings,
                 needs_version=session.optimizer.trajectory_version,
                 nonnegative=[*session.params.nonnegative] or None,
             )

@@ -20,7 +20,7 @@ from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.settings import ZerothOrderConfig
 
-MEZO = ["name", "lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule"]
+MEZO = ["name", "lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule", "clip_g", "clip_window"]
 
 
 @dataclass(frozen=True)
