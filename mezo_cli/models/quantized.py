@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.system import release_file_pages
+from mezo_cli.system import release_file_pages, trim_malloc
 
 PACKAGE = "bitsandbytes"
 BLOCK = 64  # weights per scale of nf4
@@ -161,11 +161,13 @@ def _quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (codes, scales) of nf4, part by part: the library compares each weight with all 16 values at once."""
     from bitsandbytes import functional
 
-    parts = [
-        functional.quantize_4bit(part.float(), blocksize=BLOCK, quant_type="nf4")
-        for part in weight.reshape(-1).split(1 << 18)
-    ]
-    return torch.cat([codes for codes, _ in parts]), torch.cat([state.absmax for _, state in parts])
+    flat, size = weight.reshape(-1), 1 << 18
+    codes, scale = torch.empty(-(-len(flat) // 2), 1, dtype=torch.uint8), torch.empty(-(-len(flat) // BLOCK))
+    for first in range(0, len(flat), size):
+        part, state = functional.quantize_4bit(flat[first : first + size].float(), blocksize=BLOCK, quant_type="nf4")
+        codes[first // 2 : first // 2 + len(part)] = part
+        scale[first // BLOCK : first // BLOCK + len(state.absmax)] = state.absmax
+    return codes, scale
 
 
 def _dequantize_blocks(codes: Tensor, scale: Tensor, rows: slice, columns: int) -> Tensor:
@@ -203,6 +205,7 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
     for path, module in matrices.items():
         model.set_submodule(path, QuantizedLinear(how, module.weight.data, module.bias))
         release_file_pages(module.weight.data)
+        trim_malloc()
     for p in model.parameters():
         if p.dtype != torch.float32:
             stored, p.data = p.data, p.data.float()
