@@ -55,6 +55,12 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "lm-es": ("objective=lm", "model=opt", "optimizer=es", "optimizer.members=2"),
     "cls-fzoo": ("objective=cls", "model=bert", "optimizer=fzoo", "optimizer.members=2"),
+    "mlm-lozo": ("objective=mlm", "model=roberta", "optimizer=lozo"),
+    "lm-lozo-momentum": ("objective=lm", "model=opt", "optimizer=lozo_m"),
+    "mlm-hizoo": ("objective=mlm", "model=bert", "optimizer=hizoo"),
+    "lm-hizoo-scalar": ("objective=lm", "model=llama", "optimizer=hizoo_scalar"),
+    "cls-adamezo": ("objective=cls", "model=roberta", "optimizer=adamezo"),
+    "mlm-null": ("objective=mlm", "model=roberta", "optimizer=null_signs"),
     "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
 }
 MAKERS: dict[str, Callable[[Path], Path]] = {

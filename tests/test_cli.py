@@ -73,7 +73,7 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["train", "--path"], "task.hub.path=VALUE or model.path=VALUE"),
         (["runs"], "there is no folder outputs/ here"),
         (["train", "nosuch=1"], "unknown key 'nosuch'"),
-        (["data", "task=nosuch"], "allowed: cola"),
+        (["data", "task=nosuch"], "allowed: boolq"),
         (["eval", "nowhere"], "nowhere: no such folder"),
         (["resume", "nowhere"], "nowhere: no such run directory"),
         (["replay", "nowhere", "--step", "0", "--out", "out"], "nowhere: no such run directory"),

@@ -96,7 +96,7 @@ def test_all_that_a_plug_in_may_define_is_on_the_page() -> None:
     text = PAGE.read_text()
     kinds = (Objective, Classification, ClassificationEncoder)
     names = [name for kind in kinds for name in vars(kind) if not name.startswith("_")]
-    assert {"lay_out", "write_snippet"} <= set(names)
+    assert {"lay_out", "row_losses"} <= set(names)
     shown = {"encode", "encode_all", "encode_to_fit", "without_limits", "decode"}  # which no plug-in has to define
     assert [name for name in names if f"`{name}" not in text and f" {name}(" not in text and name not in shown] == []
     assert [table.group for table in TABLES if table.group and table.group not in text] == []
@@ -167,7 +167,7 @@ def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
     summary = Run(run).read_summary()
     assert "perplexity" in summary["best"]
     assert json.loads(mezo("eval", run, "--json").out)["perplexity"] == summary["test"]["perplexity"]
-    predicted = mezo("predict", run, "--text", "numbers=357", "--text", "target=9", "--json")
+    predicted = mezo("predict", run, "--text", "numbers=[3,5,7]", "--text", "target=9", "--json")
     assert json.loads(predicted.out)["rows"][0]["record"]["perplexity"] > 1
     assert mezo("predict", run, "--text", "numbers=357", "--text", "target=9", "-q").out.startswith("perplexity ")
     rows = Run(run).predictions()

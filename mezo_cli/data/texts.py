@@ -1,6 +1,8 @@
 """Read rows to predict, which have no labels and no answers: words of a command line, lines, files, rows in memory."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from mezo_cli.tasks.row_text import row_texts
 def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
     """Return the rows that `--text` gives: `TEXT`, or `COLUMN=TEXT` for each column of a task of several.
 
+    For a task without labels a list or a record is written as JSON: `numbers=[3,5,7]`.
+
     Raises:
         UserError: for an unknown column, and for a row that lacks one.
     """
     columns = read_columns(task)
     shape = " ".join(f"--text {column}=..." for column in columns)
     rows: list[Example] = []
-    row: dict[str, str] = {}
+    row: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if len(columns) == 1 and name != columns[0]:
@@ -30,7 +34,7 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
             near = did_you_mean(name, columns) if equals and name not in columns else ""
             why = "needs a text for each, once per row" if len(columns) > 1 else "needs a text"
             raise UserError(f"--text {word[:40]!r}{near}: task '{task.name}' reads {join(columns)}, and {why}: {shape}")
-        row[name] = text
+        row[name] = _typed(text, task)
         if len(row) == len(columns):
             rows.append(from_row(row, f"--text {len(rows) + 1}", task))
             row = {}
@@ -61,7 +65,7 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
         if len(fields) != len(columns):
             shown = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise UserError(f"{location}: {shown}, expected {len(columns)} ({join(columns)}), separated by tabs")
-        yield from_row(fields, location, task)
+        yield from_row([_typed(field, task) for field in fields], location, task)
 
 
 def from_file(path: Path, task: TaskConfig) -> list[Example]:
@@ -121,6 +125,14 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
     for column, text in zip(columns, texts, strict=True):
         check_text(text, where, column)
     return Example(tuple(texts), 0, where)
+
+
+def _typed(text: str, task: TaskConfig) -> Any:
+    """Return the list or the record that a text is the JSON of, for a task that reads such; else the text."""
+    if not task.labels and text.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
 
 
 def read_columns(task: TaskConfig) -> list[str]:

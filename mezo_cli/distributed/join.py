@@ -36,6 +36,7 @@ def joined() -> Iterator[Ranks | None]:
         with sharing(ranks):
             ranks.check_same("version", "\n".join(_code()))
             yield ranks
+            ranks.leave()
     except BaseException as error:
         _end_all(ranks, error)
     finally:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.01  # between two looks at the store
 LOOK_SECONDS = 0.5  # between two looks at the store while an exchange waits for another rank
 DEFAULT_TIMEOUT = 120.0  # until the config is known
+LEAVE_SECONDS = 10.0  # how long rank 0 waits at the end for ranks that may still read from its store
 ALIVE_SECONDS = 1.0  # how long a rank waits, when something has failed, for word from those that are still there
 
 _current: ContextVar["Ranks | None"] = ContextVar("ranks", default=None)
@@ -236,6 +237,13 @@ class Ranks:
         self._call(self._store.set, "end", str(status))
         self._await_all("ended")  # the store may be this process's own
 
+    def leave(self) -> None:
+        """Say that this rank has read all that it needs; rank 0, whose store it may be, waits for the others."""
+        if self.is_first:
+            self._await_all("left", LEAVE_SECONDS)
+        else:
+            self._call(self._store.set, f"left/{self.rank}", "")
+
     def await_end(self) -> int | None:
         """Return the exit status of rank 0, when it has ended; None if that cannot be known."""
         try:
@@ -260,9 +268,9 @@ class Ranks:
         text = f"rank {error['rank']}: {error['text']}"
         raise UserError(text) if error["by_user"] else RunFailed(text)
 
-    def _await_all(self, what: str) -> list[int]:
+    def _await_all(self, what: str, seconds: float = ALIVE_SECONDS) -> list[int]:
         """Wait a moment until every other rank has set its key of that name; return those that have not."""
-        deadline = time.monotonic() + ALIVE_SECONDS
+        deadline = time.monotonic() + seconds
         missing = [rank for rank in range(self.size) if rank != self.rank]
         while missing and time.monotonic() < deadline:
             missing = [rank for rank in missing if not self._call(self._store.check, [f"{what}/{rank}"])]

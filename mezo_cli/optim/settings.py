@@ -77,8 +77,8 @@ class ZerothOrderConfig(PerturbationConfig):
         sample_schedule: linear: from 1 to `samples` over the run.
         noise: distribution of z; torch: for comparison with the published code only.
         schedule: learning rate schedule.
-        clip_g: bound on |g|: a number, or a running quantile of |g|, e.g. `q0.99`; null: none.
-        clip_window: the number of |g| of which the quantile is taken.
+        clip_g: bound on the size of g: a number, or a running quantile of these sizes, e.g. `q0.99`; null: none.
+        clip_window: the number of sizes of g of which the quantile is taken.
     """
 
     samples: Samples = 1

@@ -229,7 +229,8 @@ class Conformance:
         base, declared = self.few_members(), {*type_hints(self.optimizer_class.settings)} - {"name"}
         ends: dict[str, list[Tensor]] = {}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
-        contexts += [CLIPPED] if "clip_g" in declared else []
+        if "clip_g" in declared:  # with several directions it acts on a sign too
+            contexts.append(CLIPPED | ({"samples": 3} if "samples" in declared else {}))
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
         hints = type_hints(self.optimizer_class.settings)
         contexts += [{key: value} for key in declared for value in allowed(hints[key]).choices]

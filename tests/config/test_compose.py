@@ -123,7 +123,7 @@ def overrides_of(kind: Any, prefix: str = "") -> list[str]:
             continue
         word = takes.choices[0] if takes.choices else values.get(takes.value_type, "word")
         value = "null" if takes.optional else word
-        known = {"noise": "gaussian", "reward": "exact"}
+        known = {"noise": "gaussian", "reward": "exact", "clip_g": "q0.9"}
         words.append(f"{prefix}{name}={known.get(name, value)}")
     return words
 

@@ -207,7 +207,7 @@ def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_p
         (".jsonl", '{"text": "a", "label": "neutral"}\n\n["b"]\n', ["train.jsonl:3", "list"]),
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": "b"}\n', ["train.jsonl:2", "no label"]),
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"label": "neutral"}\n', ["train.jsonl:2", "'text' is missing"]),
-        (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": 3, "label": "neutral"}\n', ["jsonl:2", "the int 3"]),
+        (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": 3, "label": "neutral"}\n', ["jsonl:2", "the int '3'"]),
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": "\\u0000", "label": 1}\n', ["jsonl:2", "NUL"]),
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": "\\ud800", "label": 1}\n', ["jsonl:2", "surrogate"]),
         (".json", '[{"text": "a", "label": 1}, {"text": "b", "label": "x"}]', ["train.json row 2", "'x'"]),
