@@ -82,7 +82,9 @@ class Scales(PeftMethod):
         for path, layer in layers.items():
             assert layer.rows is not None
             prefix = f"base_model.model.{path}.lora_"
-            tensors[f"{prefix}magnitude_vector"] = layer.rows.factor.detach().cpu() * layer.weight.norm(dim=1).cpu()
+            tensors[f"{prefix}magnitude_vector"] = (
+                layer.rows.factor.detach().cpu() * layer.dequantized().norm(dim=1).cpu()
+            )
             tensors[f"{prefix}A.weight"] = torch.zeros(1, layer.in_features)
             tensors[f"{prefix}B.weight"] = torch.zeros(layer.out_features, 1)
         config = loaded.adapter.peft.peft_config["default"]

@@ -77,7 +77,7 @@ def _time_layer(layer: Sequence[nn.Linear], kind: str, tokens: int, device: torc
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     products: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
     for matrix in layer:
-        weight = matrix.weight.detach()
+        weight = matrix.dequantized() if isinstance(matrix, QuantizedLinear) else matrix.weight.detach()
         input = torch.ones(tokens, matrix.in_features, dtype=dtype, device=device)
         if kind in ("int8", "nf4"):
             products.append((QuantizedLinear(kind, weight.cpu(), None).to(device), input))

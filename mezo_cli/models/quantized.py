@@ -64,7 +64,11 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The dequantised weight without the factors, float32: peft asks for its dtype and device."""
+        """A tensor of the weight's shape, dtype and device, which peft asks for, all NaN and without memory."""
+        return self.scale.new_full((), torch.nan).expand(self.out_features, self.in_features)
+
+    def dequantized(self) -> Tensor:
+        """Return the weight without the factors, float32."""
         return torch.cat([part.clone() for _, part in self._parts(torch.float32)])
 
     @property

@@ -87,7 +87,7 @@ def test_plain_peft_loads_the_export_as_dora(run: Path, tmp_path: Path) -> None:
     stock = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "base")
     with torch.no_grad():
         for path, layer in quantized_layers(ours.loaded.model).items():
-            stock.get_submodule(path).weight.copy_(layer.weight)
+            stock.get_submodule(path).weight.copy_(layer.dequantized())
         plain = peft.PeftModel.from_pretrained(stock, tmp_path / "out").eval()
         batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
         theirs = ours.objective.reference_logits(plain, batch, ours.encoder.label_ids)

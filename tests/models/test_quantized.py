@@ -42,10 +42,10 @@ def test_int8_is_within_half_a_scale_of_each_weight() -> None:
     weight = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
     weight[3] = 0.0
     layer = QuantizedLinear("int8", weight, None)
-    assert torch.equal(layer.weight, layer.bits.float() * layer.scale)
-    assert ((layer.weight - weight).abs() <= layer.scale / 2 * 1.0001).all()
+    assert torch.equal(layer.dequantized(), layer.bits.float() * layer.scale)
+    assert ((layer.dequantized() - weight).abs() <= layer.scale / 2 * 1.0001).all()
     assert int(layer.bits.abs().amax()) == 127
-    assert not layer.weight[3].any()
+    assert not layer.dequantized()[3].any()
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)")
@@ -58,7 +58,7 @@ def test_nf4_has_the_bytes_of_the_library(shape: tuple[int, int]) -> None:
     codes, state = quantize_4bit(weight, quant_type="nf4")
     assert torch.equal(layer.bits, codes)
     assert torch.equal(layer.scale, state.absmax)
-    assert torch.equal(layer.weight, dequantize_4bit(codes, state))
+    assert torch.equal(layer.dequantized(), dequantize_4bit(codes, state))
 
 
 @pytest.mark.parametrize("how", ["int8", NF4])
@@ -66,7 +66,7 @@ def test_products_and_gradients_are_those_of_the_dequantised_weight(how: str, mo
     monkeypatch.setitem(quantized.ELEMENTS, "cpu", 64 * 30)
     weight, bias = torch.randn(150, 30), torch.nn.Parameter(torch.randn(150))
     layer, x = QuantizedLinear(how, weight, bias), torch.randn(4, 5, 30, requires_grad=True)
-    same = torch.nn.functional.linear(x, layer.weight, bias)
+    same = torch.nn.functional.linear(x, layer.dequantized(), bias)
     torch.testing.assert_close(layer(x), same)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
@@ -165,7 +165,7 @@ def test_plain_peft_loads_the_export_on_the_same_base(how: str, runs: Path, tmp_
     stock = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "base")
     with torch.no_grad():
         for path, layer in quantized_layers(ours.loaded.model).items():
-            stock.get_submodule(path.replace(".base_layer", "")).weight.copy_(layer.weight)
+            stock.get_submodule(path.replace(".base_layer", "")).weight.copy_(layer.dequantized())
     plain = peft.PeftModel.from_pretrained(stock, tmp_path / "out").eval()
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with torch.no_grad():
