@@ -60,6 +60,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "mlm-hizoo": ("objective=mlm", "model=bert", "optimizer=hizoo"),
     "lm-hizoo-scalar": ("objective=lm", "model=llama", "optimizer=hizoo_scalar"),
     "cls-adamezo": ("objective=cls", "model=roberta", "optimizer=adamezo"),
+    "mlm-scales": ("objective=mlm", "model=roberta", "optimizer=mezo", "peft=scales", "model.quantize=int8"),
     "mlm-null": ("objective=mlm", "model=roberta", "optimizer=null_signs"),
     "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
 }
