@@ -40,8 +40,8 @@ def at_step(step: int, act: Any) -> None:
     """Call `act` with the session after a step."""
     before = Session.step
 
-    def wrapped(session: Session, rows: Any, at: int) -> Any:
-        result = before(session, rows, at)
+    def wrapped(session: Session, rows: Any, at: int, weights: Any = None) -> Any:
+        result = before(session, rows, at, weights)
         if at == step:
             act(session)
         return result
