@@ -278,14 +278,17 @@ class Generation(Objective):
     def _reward_columns(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: list[list[Completion]]
     ) -> dict[str, np.ndarray]:
-        """Return the rewards by name; those of the task's metric, which is a single one, under its own name."""
+        """Return the rewards by name; those of the task's metric, which is a single one, under its own name.
+
+        A part with the name of a figure of completions (the reward `length`) is `reward_length`, as in a step's line.
+        """
         values = self.completer.reward(spec, rows, completions, 0).values
         metric = self.config.task.metric
         if spec is self._metric:
             return {str(metric): values[REWARD]}
         if metric is not None and metric not in values and self._metric is None:  # the reward is this metric alone
             values = {**values, metric: values[REWARD]}
-        return values
+        return {f"{REWARD}_{name}" if name in FIGURES else name: of_rows for name, of_rows in values.items()}
 
     def _records(
         self, rows: Sequence[PromptRow], completions: list[list[Completion]], columns: Mapping[str, np.ndarray]

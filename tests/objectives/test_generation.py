@@ -82,6 +82,7 @@ def test_micro_batches_give_the_same_rewards(tmp_path: Path) -> None:
     assert figures(tmp_path / "2") == figures(tmp_path / "null")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["mezo", "es", "fzoo"])
 def test_members_of_a_lora_share_batches_and_keep_their_losses(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +113,8 @@ def test_a_batch_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert [call.args[0] for call in batches.call_args_list] == [4, 2]
 
 
-@pytest.mark.parametrize("peft", ["none", "lora"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("peft", ["lora", "none"])
 def test_ranks_share_the_members(peft: str, tmp_path: Path) -> None:
     ours = [*words("es"), "distributed.split=directions", f"peft={peft}"]
     assert mezo("train", *ours, f"hydra.run.dir={tmp_path / 'single'}").code == 0
@@ -122,3 +124,11 @@ def test_ranks_share_the_members(peft: str, tmp_path: Path) -> None:
     assert both == single
     last = Path("checkpoints") / "last"
     assert weights(tmp_path / "ranks" / last) == weights(tmp_path / "single" / last)
+
+
+def test_the_reward_length_is_not_the_length_of_completions(tmp_path: Path) -> None:
+    more = ["objective.reward={length: 0.1, contains: 1}", "steps=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert mezo("train", *(word for word in DEMO if "reward" not in word), *more).code == 0
+    line = Run(tmp_path / "run").metrics()[0]
+    assert line["reward_length"] < 0 < line["length"]
+    assert line["reward"] == pytest.approx(0.1 * line["reward_length"] + line["contains"])
