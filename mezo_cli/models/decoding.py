@@ -140,11 +140,10 @@ class Decoder:
             if not left or position + 1 == sampling.max_new_tokens:
                 break
             if len(left) < len(rows):
-                rows, index = [rows[i] for i in left], torch.tensor(left).to(device)
-                chosen = chosen[index]
+                rows, chosen = [rows[i] for i in left], chosen[torch.tensor(left).to(device)]
                 state.select(left)
                 if noise is not None:
-                    noise.select(index)
+                    noise.select(left)
             state.advance(chosen)
         return [
             Completion(tokens, text.of(tokens[:-1] if tokens[-1] in self.ends else tokens), not done)

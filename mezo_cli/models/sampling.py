@@ -26,14 +26,17 @@ class GumbelNoise:
     """
 
     def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:
-        words = [stream_key(seed, f"completion {row} {sample}") for row, sample in keys]
-        self._step, self._all_keys = step, torch.tensor(words).to(device)
-        self.select(torch.arange(len(keys), device=device))
+        self._step, self._device = step, device
+        self._of_rows = [tuple(stream_key(seed, f"completion {row} {sample}")) for row, sample in keys]
+        self.select(range(len(keys)))
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """Keep these completions, in this order. Members of a population have the same keys: each is drawn once."""
-        self._all_keys = self._all_keys[rows]
-        self._keys, self._of_row = torch.unique(self._all_keys, dim=0, return_inverse=True)
+        self._of_rows = [self._of_rows[row] for row in rows]
+        place = {key: number for number, key in enumerate(dict.fromkeys(self._of_rows))}
+        self._keys = torch.tensor(list(place)).to(self._device)
+        shared = len(place) < len(rows)
+        self._places = torch.tensor([place[key] for key in self._of_rows]).to(self._device) if shared else None
 
     def draw(self, position: int, words: int) -> Tensor:
         """Return standard Gumbel numbers, float32 [completions, words], for the token at a position.
@@ -46,7 +49,8 @@ class GumbelNoise:
         blocks = torch.arange(-(-words // 4), device=device)
         counter = [blocks, *(torch.full((), number, device=device) for number in (position, self._step, 0))]
         rows = max(1, BLOCKS // len(blocks)) if device.type == "cpu" else len(self._keys)
-        return torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[self._of_row, :words]
+        drawn = torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[:, :words]
+        return drawn if self._places is None else drawn[self._places]
 
 
 def _gumbel(counter: Sequence[Tensor], keys: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ steps=1.5 steps=-1 steps=1e3 steps=true steps=null steps=99999999999999999999 st
 ++nosuch=1 ~steps ~optimizer +task=rte batch_size=0 batch_size=x log_every=0 eval_batch_size=0 seed=-1 seed=abc
 seed=1,2 task=sst2,rte task=nosuch task= task=../task/sst2 objective=mlmm objective.loss=ce optimizer=adam
 optimizer=mezo_sgd optimizer.lr=nan optimizer.lr=-1 optimizer.lr=fast optimizer.eps=0 optimizer.samples=0
-optimizer.samples=1000000000 optimizer.sample_schedule=square optimizer.noise=uniform optimizer.schedule=cosine
+optimizer.samples=1000000000 optimizer.sample_schedule=square optimizer.noise=uniform optimizer.schedule=exponential
 optimizer.weight_decay=-1 optimizer.momentum=0.5 checkpoint=fulll init=probe peft=loras peft.r=8 model=nosuch
 model.path=nowhere/at/all model.path=/etc/passwd model.path=. model.path= model.path=~nobodyhere/x
 model.dtype=float64 model.compute_dtype=int8 model.device=gpu model.device=cuda:99 model.nosuch=1 data=file

@@ -226,12 +226,13 @@ def _write_configs(made: Received, python: Path) -> None:
         "batch_size": 4,
     }
     engine = {**ENGINE, "python": str(python)}
+    texts = {key: value for key, value in engine.items() if isinstance(value, str)}  # of which `rename` consists
     kinds: dict[str, dict[str, Any]] = {
         "engine": {"engine": engine},
         "grid": {"hydra": {"sweeper": {"params": {"engine": "vllm", "engine.python": str(python)}}}},
         "forced": {"hydra": {"sweeper": {"params": {"engine": "vllm", "++engine.python": str(python)}}}},
         "reference": {"logger": {"project": str(python)}, "engine": {**ENGINE, "python": "${logger.project}"}},
-        "node": {"task": {"rename": engine}, "engine": "${task.rename}"},
+        "node": {"task": {"rename": texts}, "engine": "${task.rename}"},
     }
     experiments = made.folder / "conf" / "experiment"
     experiments.mkdir()
