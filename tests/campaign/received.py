@@ -226,13 +226,12 @@ def _write_configs(made: Received, python: Path) -> None:
         "batch_size": 4,
     }
     engine = {**ENGINE, "python": str(python)}
-    texts = {key: value for key, value in engine.items() if isinstance(value, str)}  # of which `rename` consists
     kinds: dict[str, dict[str, Any]] = {
         "engine": {"engine": engine},
         "grid": {"hydra": {"sweeper": {"params": {"engine": "vllm", "engine.python": str(python)}}}},
         "forced": {"hydra": {"sweeper": {"params": {"engine": "vllm", "++engine.python": str(python)}}}},
         "reference": {"logger": {"project": str(python)}, "engine": {**ENGINE, "python": "${logger.project}"}},
-        "node": {"task": {"rename": texts}, "engine": "${task.rename}"},
+        "node": {"task": {"rename": engine}, "engine": "${task.rename}"},
     }
     experiments = made.folder / "conf" / "experiment"
     experiments.mkdir()
@@ -250,9 +249,10 @@ def _hostile_configs() -> list[Case]:
     found = []
     for way in WAYS:
         words = ["--config-dir", f"hostile-{way}", "experiment=bad"]
-        found.append(Case(["train", "-m", *words, "hydra.sweep.dir=out"], 2, "engine"))
+        says = "task.rename" if way == "node" else "engine"  # whose values are not those of that key
+        found.append(Case(["train", "-m", *words, "hydra.sweep.dir=out"], 2, says))
         if way not in ("grid", "forced"):
-            found.append(Case(["train", *words, "hydra.run.dir=out"], 2, "engine"))
+            found.append(Case(["train", *words, "hydra.run.dir=out"], 2, says))
     words = ["--config-dir", "hostile-engine", "experiment=bad"]
     return [*found, *(Case([name, *words], 2, NAMES_A_PROGRAM) for name in ("doctor", "data", "fetch", "tune"))]
 
