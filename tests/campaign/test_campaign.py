@@ -64,8 +64,8 @@ def test_every_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServ
 @pytest.mark.slow
 def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path) -> None:
     lab = build(server, tmp_path / "lab", tuple(CASES))
-    jobs = [*kills.jobs(lab, SEED, 40), *flips.jobs(lab, SEED, 200), *signals.jobs(lab, SEED, 16)]
-    jobs += links.jobs(lab, SEED, 60)
+    jobs = [*kills.jobs(lab, SEED, 24), *flips.jobs(lab, SEED, 120), *signals.jobs(lab, SEED, 10)]
+    jobs += links.jobs(lab, SEED, 36)
     check(jobs, server, tmp_path)
 
 

@@ -15,7 +15,7 @@ from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
 CASES = {
     **{f"{name}, choice": ["objective=choice"] for name in CHOICES},
     **{f"{name}, choice, lm": ["objective=choice", "objective.loss=lm"] for name in ("copa", "record")},
-    **{f"{name}, lm": ["objective=lm"] for name in WORDS},
+    **{f"{name}, lm": ["objective=lm"] for name in [*WORDS][:2]},  # the others differ in words alone
     **{f"{name}, generate": ["objective=generate", "objective.loss=lm"] for name in GENERATED},
     "squad, generate, reward": ["objective=generate", "objective.reward=f1"],
 }
