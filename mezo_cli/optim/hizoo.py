@@ -113,10 +113,7 @@ class Hizoo(WithMoment):
 
     def count_forwards(self, steps: int) -> dict[str, int]:
         """Return two forwards per sample and one at theta per step."""
-        perturbed = 2 * self.config.samples * steps
-        if self.config.sample_schedule != "constant":
-            perturbed = sum(self.samples(step) for step in range(steps))
-        return {"forwards": perturbed + steps, "backwards": 0}
+        return {"forwards": super().count_forwards(steps)["forwards"] + steps, "backwards": 0}
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> HizooResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""

@@ -160,7 +160,7 @@ class Mezo(DirectionalOptimizer):
         """Return two forwards per sample and no backward."""
         if self.config.sample_schedule == "constant":  # runs that generate ask after every step
             return {"forwards": 2 * self.config.samples * steps, "backwards": 0}
-        return {"forwards": 2 * sum(self.samples(step) for step in range(steps)), "backwards": 0}
+        return {"forwards": 2 * sum(self.shown(step) for step in range(steps)), "backwards": 0}
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""

@@ -8,7 +8,7 @@ other seeds count for it. Test scores never decide.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -161,15 +161,14 @@ def forwards_view(entries: Sequence[Entry]) -> Comparison:
     benches = read_benches(entries)
     if not benches:
         raise UserError("--forwards: no run here has forwards=N (docs/bench.md)")
-    tables, notes = [], list(NOTES)
+    tables, notes, document = [], list(NOTES), []
     for bench in benches:
-        tables.append(make_table(bench.title, [_untrained_row(bench), *(_row(bench, one) for one in bench.methods)]))
+        records = [_record(bench, one) for one in bench.methods]
+        rows = [_row(record, bench.methods[0].group.metric) for record in records]
+        tables.append(make_table(bench.title, [_untrained_row(bench), *rows]))
         notes += _bench_notes(bench)
+        document.append({"bench": bench.title, "gain": bench.gain, "methods": records})
     runs = [record for bench in benches for one in bench.methods for record in _run_records(bench, one)]
-    document = [
-        {"bench": bench.title, "gain": bench.gain, "methods": [_record(bench, one) for one in bench.methods]}
-        for bench in benches
-    ]
     return Comparison(tables, notes, runs, {"benches": document, "runs": runs})
 
 
@@ -231,8 +230,8 @@ def _calls_to(bench: Bench, method: Method, share: float) -> list[float | None] 
     return [None if math.isinf(number) else number for number in method.calls_to(share * bench.gain)]
 
 
-def _row(bench: Bench, method: Method) -> dict[str, str]:
-    record, metric = _record(bench, method), method.group.metric
+def _row(record: Mapping[str, Any], metric: str) -> dict[str, str]:
+    """Return the row of a method, of its record."""
     shown = {
         "method": record["method"],
         "lr": "-" if record["lr"] is None else f"{record['lr']:.3g}" + " at an end" * record["at_end_of_grid"],

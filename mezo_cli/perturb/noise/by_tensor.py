@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.direction import Direction
+from mezo_cli.perturb.noise.direction import Direction, Noise
 from mezo_cli.perturb.noise.kernels import add_to_decayed
 from mezo_cli.perturb.noise.spans import Piece, Span
 
@@ -64,6 +64,14 @@ class NoiseByTensor:
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
                 cz = self.piece(direction, piece, theta.device, coefficient)
                 target.copy_(add_to_decayed(target, cz, decay, decay_in_float64))
+
+
+def scaled_rows(noise: Noise, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
+    """Return c z of some rows of theta, float32 [R, ...], by the kernels of a noise, which draw these rows alone."""
+    cz = torch.empty(len(rows), *theta.shape[1:], device=theta.device)
+    zeros = torch.zeros((), device=theta.device).expand(theta.shape)
+    noise.perturb_rows(direction, name, zeros, rows, c, cz)
+    return cz
 
 
 def part_of(piece: Piece) -> slice:

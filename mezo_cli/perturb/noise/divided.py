@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise.by_tensor import scaled_rows
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.spans import Span
 
@@ -47,9 +48,7 @@ class DividedNoise:
         out_minus: Tensor | None = None,
     ) -> None:
         """Write out[i] = theta[rows[i]] + c z[rows[i]] / d[rows[i]]: see `Noise.perturb_rows`."""
-        step = torch.empty(len(rows), *theta.shape[1:], device=theta.device)
-        zeros = torch.zeros((), device=theta.device).expand(theta.shape)
-        self._base.perturb_rows(direction, name, zeros, rows, c, step)
+        step = scaled_rows(self._base, direction, name, theta, rows, c)
         divisor = self._divisor(self._params.span_of(name))[: theta.numel()].view(theta.shape)
         step.div_(divisor[rows])
         out.copy_(theta[rows] + step)

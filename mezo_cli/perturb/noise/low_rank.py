@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.by_tensor import NoiseByTensor
+from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
 from mezo_cli.perturb.noise.counter import round_to_float32
 from mezo_cli.perturb.noise.direction import Direction, Noise
 from mezo_cli.perturb.noise.spans import Piece, compute_device
@@ -112,10 +112,7 @@ class LowRankNoise(NoiseByTensor):
         computed = compute_device(theta.device)
         factors = self.factors(direction, name, theta.shape, computed)
         if factors is None:
-            cz = torch.empty(len(rows), *theta.shape[1:], device=theta.device)
-            zeros = torch.zeros((), device=theta.device).expand(theta.shape)
-            self.base.perturb_rows(direction, name, zeros, rows, c, cz)
-            return cz
+            return scaled_rows(self.base, direction, name, theta, rows, c)
         z = torch.empty(len(rows), theta.shape[1], device=computed)
         write_product(Factors(factors.left[rows.to(computed)], factors.right), 0, z.view(-1))
         return z.mul_(round_to_float32(c)).to(theta.device)
