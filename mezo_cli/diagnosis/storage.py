@@ -47,18 +47,19 @@ def check(session: Session, train: Sequence[Any], deadline: Deadline) -> Section
     elements = sum(m.in_features * m.out_features for m in layer)
     factor = sum(m.in_features * m.out_features for m in matrices.values()) / elements
     seconds: dict[str, float] = {}
+    missing = ""
     for kind in ("float32", "bfloat16", "int8", "nf4"):
-        expected = 2 * (1 + ROUNDS) * max(seconds.values(), default=0.0) / factor + elements * 2e-7 * (kind == "nf4")
-        if not deadline.allows(expected):
-            section.cut.append(f"products with weights in {kind}")
-            continue
         try:
             check_quantizer(kind)
-        except UserError:
-            section.cut.append("products with weights in nf4 (pip install 'mezo-runner[quantized]')")
+        except UserError as error:
+            missing = f" {kind} is not timed: {error}."  # more time would not help
             continue
-        seconds[kind] = factor * _time_layer(layer, kind, tokens, session.loaded.device)
-    _judge(section, seconds, weight_bytes(session.loaded.model, matrices), session)
+        expected = 2 * (1 + ROUNDS) * max(seconds.values(), default=0.0) / factor + elements * 2e-7 * (kind == "nf4")
+        if deadline.allows(expected):
+            seconds[kind] = factor * _time_layer(layer, kind, tokens, session.loaded.device)
+        else:
+            section.cut.append(f"products with weights in {kind}")
+    _judge(section, seconds, weight_bytes(session.loaded.model, matrices), session, missing)
     return section
 
 
@@ -114,8 +115,8 @@ def own_kind(config: Config) -> str:
     return config.model.dtype if config.model.quantize == "none" else config.model.quantize
 
 
-def _judge(section: Section, seconds: dict[str, float], sizes: dict[str, int], session: Session) -> None:
-    """Say which kind is the fastest and which the smallest, and which fit in the memory that is free."""
+def _judge(section: Section, seconds: dict[str, float], sizes: dict[str, int], session: Session, missing: str) -> None:
+    """Say which kind is the fastest, the smallest, `missing` for want of a package, and which fit in free memory."""
     own = own_kind(session.config)
     parts = [f"{kind} {format_bytes(size)}" for kind, size in sizes.items()]
     parts = [
@@ -125,6 +126,7 @@ def _judge(section: Section, seconds: dict[str, float], sizes: dict[str, int], s
     fastest, smallest = min(seconds, key=lambda kind: seconds[kind], default=""), min(sizes, key=lambda k: sizes[k])
     if fastest:
         text += f" {fastest} is the fastest here, {smallest} the smallest."
+    text += missing
     verdict, advice, fitting = OK, "", list(sizes)
     free = system.available_memory(session.loaded.device)
     if free is not None:

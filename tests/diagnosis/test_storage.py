@@ -1,5 +1,6 @@
 """Which kinds of weights are faster, smaller, and fit."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_each_kind_is_measured_and_the_bytes_are_those_in_memory(
     (finding,) = storage.check(session, rows, Deadline(0)).findings
     assert finding.verdict == DOUBT
     assert finding.figures["fitting"] == []
+
+
+def test_a_missing_package_is_named_and_not_called_a_lack_of_time(
+    roberta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
+    session = ready(roberta, "peft=head")
+    section = storage.check(session, session.encoder.encode_all(SENTENCES), Deadline(100))
+    assert section.cut == []
+    (finding,) = section.findings
+    assert "nf4 is not timed" in finding.text
+    assert "pip install 'mezo-runner[quantized]'" in finding.text
 
 
 def test_a_model_without_linear_layers_is_no_case(tmp_path: Path) -> None:
