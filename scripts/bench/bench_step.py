@@ -6,9 +6,12 @@
     python scripts/bench/bench_step.py --out docs/measurements/machines/NAME.json    for the page's tables
 
 step_works.py says what is timed. Every round times every work once. Compare ratios, not seconds: the table has their
-median over the rounds, with the smallest and the largest. The file that is written also names CPU, GPU and instruction
-sets; results of other shapes and batches that it has already are kept. No round is begun that would end after
-`--minutes`.
+median over the rounds, with the smallest and the largest, and of five rounds or more a 95% interval of the median by
+bootstrap over the rounds. The file that is written also names CPU, GPU and instruction sets, and which of these the
+environment switched off; results of other shapes and batches that it has already are kept. No round is begun that would
+end after `--minutes`. Without AVX-512, on a machine that has it:
+
+    MEZO_SIMD=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 python ...
 """
 
 import argparse
@@ -28,8 +31,9 @@ from mezo_cli.system import LIBRARY_DEFAULTS
 
 os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
+import numpy as np
 import torch
-from machine_record import FOLDER, describe, merge, write
+from machine_record import FOLDER, describe, limits, merge, write
 from step_works import (
     COMPUTE,
     FLOORS,
@@ -51,6 +55,7 @@ from mezo_cli.console import format_duration
 from mezo_cli.objectives.collate import collate
 
 Report = Callable[[str], None]
+ROUNDS_FOR_INTERVAL = 5
 
 
 def timed(work: Work) -> float:
@@ -107,8 +112,14 @@ def time_rounds(works: dict[str, Work], rounds: int, until: float, say: Report) 
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Return the smallest, the median and the largest of some values, to four digits."""
+    """Return the smallest, the median and the largest of some values, to four digits; of five or more also an interval.
+
+    `low` and `high` are the 95% percentile interval of the median over 10,000 bootstrap samples of the values.
+    """
     found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    if len(values) >= ROUNDS_FOR_INTERVAL:
+        medians = np.median(np.random.RandomState(0).choice(values, (10_000, len(values))), axis=1)
+        found["low"], found["high"] = np.percentile(medians, [2.5, 97.5]).tolist()
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
@@ -143,6 +154,7 @@ def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> di
         "tokens": batch.tokens,
         "threads": torch.get_num_threads(),
         "device": str(device),
+        "limits": limits(),
         "load": [round(value, 1) for value in [*load, os.getloadavg()[0]]],  # before and after, this process included
         "commit": system.git_commit(),
         "dirty": system.git_dirty(),
@@ -206,24 +218,26 @@ def measure_peaks(shape: str, spec: str, args: argparse.Namespace) -> dict[str, 
 
 
 def cell(values: dict[str, float] | None, digits: int) -> str:
-    """Return the text of a spread: `1.18 (1.10-1.30)`."""
+    """Return the text of a spread: `1.18 (1.10-1.30)`, with the interval of the median where there is one."""
     if values is None:
         return ""
-    least, median, most = (f"{values[name]:.{digits}f}" for name in ("min", "median", "max"))
-    return f"{median} ({least}-{most})"
+    shown = {name: f"{value:.{digits}f}" for name, value in values.items()}
+    interval = f" [{shown['low']}-{shown['high']}]" if "low" in shown else ""
+    return f"{shown['median']} ({shown['min']}-{shown['max']}){interval}"
 
 
 def show(result: dict[str, Any]) -> None:
     """Print one table."""
-    print(f"\nRoBERTa-{result['shape']} shape, batch {result['batch']} ({result['tokens']} tokens), median (min-max)")
-    print(f"{'':26}{'seconds':>22}{'reference / this':>22}{'this / floor':>22}{'peak GB':>9}{'/ floor':>9}")
+    title = f"RoBERTa-{result['shape']} shape, batch {result['batch']} ({result['tokens']} tokens)"
+    print(f"\n{title}, median (min-max) [95% of the median]")
+    print(f"{'':26}{'seconds':>36}{'reference / this':>36}{'this / floor':>36}{'peak GB':>9}{'/ floor':>9}")
     peaks = result.get("peaks", {})
     for row in result["rows"]:
         peak, used = peaks.get(row["name"]), ""
         if peak is not None:
             used = f"{peak / 1e9:9.2f}{peak / peaks[floor_of(row['name'])]:9.2f}"
-        ratios = f"{cell(row['reference_over_this'], 2):>22}{cell(row['this_over_floor'], 2):>22}"
-        print(f"{row['name']:26}{cell(row['seconds'], 3):>22}{ratios}{used}", flush=True)
+        ratios = f"{cell(row['reference_over_this'], 2):>36}{cell(row['this_over_floor'], 2):>36}"
+        print(f"{row['name']:26}{cell(row['seconds'], 3):>36}{ratios}{used}", flush=True)
 
 
 def main() -> None:

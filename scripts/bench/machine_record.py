@@ -25,6 +25,12 @@ RESULT_KEYS = (
 )
 ROW_KEYS = ("name", "seconds", "reference_over_this", "this_over_floor")
 SPREAD = ("min", "median", "max")
+LIMITS = ("MEZO_SIMD", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+def limits() -> list[str]:
+    """Return the environment variables that keep instruction sets from being used, as NAME=value."""
+    return [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def check(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def merge(path: Path, machine: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a record with these results, and those of other shapes and batches that the file at `path` has.
+    """Return a record with these results, and those of other shapes, batches and limits that the file at `path` has.
 
     Raises:
         ValueError: when the file is of another machine.
@@ -93,11 +99,15 @@ def merge(path: Path, machine: dict[str, Any], results: list[dict[str, Any]]) ->
         before = check(json.loads(path.read_text()), path.name)
         if before["machine"] != machine:
             raise ValueError(f"{path} is of another machine ({before['machine']['cpu']}): choose another file")
-        made = {(result["shape"], result["batch"]) for result in results}
-        kept = [result for result in before["results"] if (result["shape"], result["batch"]) not in made]
-        results = kept + results
-    ordered = sorted(results, key=lambda result: (result["shape"], result["batch"]))
+        made = [identity(result) for result in results]
+        results = [result for result in before["results"] if identity(result) not in made] + results
+    ordered = sorted(results, key=identity)
     return check({"format": FORMAT, "machine": machine, "results": ordered}, path.name)
+
+
+def identity(result: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Return what tells the results of a machine apart: shape, batch and limits."""
+    return result["shape"], result["batch"], result.get("limits", [])
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

@@ -16,10 +16,14 @@ BEGIN, END = f"<!-- machines: made by `{COMMAND}` -->", "<!-- machines: end -->"
 
 
 def spread(values: dict[str, float] | None, digits: int = 2) -> str:
-    """Return `1.18 (1.10 to 1.30)`, `1.18` if all rounds agree to these digits, or nothing."""
+    """Return `1.18 (1.10 to 1.30)`, `1.18` if all rounds agree to these digits, or nothing.
+
+    Where there is a bootstrap interval of the median, it takes the place of the smallest and the largest.
+    """
     if values is None:
         return ""
-    least, median, most = (f"{values[name]:.{digits}f}" for name in ("min", "median", "max"))
+    median, *ends = (f"{values[name]:.{digits}f}" for name in ("median", *("low", "high") * ("low" in values)))
+    least, most = ends or (f"{values[name]:.{digits}f}" for name in ("min", "max"))
     return median if least == most else f"{median} ({least} to {most})"
 
 
@@ -34,12 +38,13 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
     rounds, threads = (
         f"{result[key]} {key.removesuffix('s') if result[key] == 1 else key}" for key in ("rounds", "threads")
     )
+    limits = "".join(f"{limit}, " for limit in result.get("limits", []))
     load = " to ".join(map(str, result["load"]))
     commit = (result["commit"] or "unknown")[:7] + (", changed" if result["dirty"] else "")
     yield (
         f"RoBERTa-{result['shape']}'s shape, {result['batch'].replace('x', ' x ')}, {result['tokens']} tokens: "
-        f"{rounds}, {threads}, {result['device']}, load {load}, torch {result['versions']['torch']}, commit {commit}, "
-        f"{result['date']}."
+        f"{rounds}, {threads}, {limits}{result['device']}, load {load}, "
+        f"torch {result['versions']['torch']}, commit {commit}, {result['date']}."
     )
     yield ""
     yield "| | seconds | reference / this | this / floor | peak / floor |"
