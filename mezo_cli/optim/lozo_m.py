@@ -5,7 +5,7 @@
 
 On other tensors m <- beta m + (1 - beta) g z, dense. For independent gaussian V the projection leaves about sqrt(r / n)
 of the norm of N (0.06 for r 4 and n 1024): nearly a restart, at every `interval` steps. The first one of a process is
-logged with what it leaves. beta 0.9, from the paper's grid 0.5, 0.7, 0.9; the rest is that of lozo.py.
+logged with what it leaves, beside sqrt(r / n). beta 0.9, from the paper's grid 0.5, 0.7, 0.9; the rest as in lozo.py.
 
 `as_released` repeats the published code: that of lozo.py, and N = g U, m = g z without 1 - beta at the first step.
 
@@ -79,7 +79,7 @@ class LozoM(StoredState, Lozo):
 
     def _project(self, params: "Params", step: int) -> None:
         """Apply N <- N V_old^T V_new / n to every matrix."""
-        noise, before, after = low_rank_noise(params), 0.0, 0.0
+        noise, before, after, expected = low_rank_noise(params), 0.0, 0.0, 0.0
         for name, p in params.tensors.items():
             if not noise.is_matrix(p.shape):
                 continue
@@ -87,10 +87,13 @@ class LozoM(StoredState, Lozo):
             sides = (noise.right(Direction(self.seed, at), name, shape, old.device) for at in (step - 1, step))
             projected = self._momentum[name] = project(old, *sides)
             if not self._said:
-                before, after = before + float(old.square().sum()), after + float(projected.square().sum())
+                norm = float(old.square().sum())
+                before, after = before + norm, after + float(projected.square().sum())
+                expected += norm * self.config.rank / shape[1]
         if not self._said and before:
-            self._said, left = True, (after / before) ** 0.5
-            log.info("step %d: with a new V %.2g of the momentum's norm is left", step + 1, left)
+            self._said, left, by_formula = True, (after / before) ** 0.5, (expected / before) ** 0.5
+            line = "step %d: with a new V %.2g of the momentum's norm is left (sqrt(r / n) is %.2g over the matrices)"
+            log.info(line, step + 1, left, by_formula)
 
     def state_tensors(self) -> "dict[str, Tensor]":
         """Return the momentum, named `m:PARAMETER`, and `next`."""
