@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,17 +76,20 @@ def evaluate(
     import_torch()
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
+        opened = None
         if is_plain:
-            source = _open_plain(path, overrides, config_dir)
+            from mezo_cli.config.compose import build_config  # imports Hydra
+
+            config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:
             with in_turn(ranks):
-                source = _open_run(open_run(path, checkpoint, base), overrides)
-        result = _evaluate_split(source, split, ranks, Console(quiet=True) if quiet else console)
-    name, rows = source.name, len(result.values)
+                opened = _with_own_settings(open_run(path, checkpoint, base), overrides)
+            config, name = opened.config, opened.name
+        result = _evaluate_split(config, name, opened, split, ranks, Console(quiet=True) if quiet else console)
+    rows = len(result.values)
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
     if as_json:
-        opened = source.opened
         run = path if opened is None or opened.published is not None else opened.run.path
         which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
         document = {**which, "rows": rows, **result.scores(), **result.details}
@@ -94,15 +97,6 @@ def evaluate(
         return
     print_line(f"{name}, {split}: {rows} rows")
     console.print(_table(result.scores(), result.details.get("predicted", {}), console.width))
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What is evaluated: its config, its name for messages, and the run; None for a plain model folder."""
-
-    config: Config
-    name: str
-    opened: Opened | None
 
 
 def _is_plain_folder(path: Path) -> bool:
@@ -129,16 +123,15 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
             raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
 
 
-def _open_plain(path: Path, overrides: Sequence[str], config_dir: str | None) -> _Source:
-    from mezo_cli.config.compose import build_config
+def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
+    """Return a run with the data and the code that the user has given for it.
 
-    return _Source(build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path), None)
-
-
-def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
+    Raises:
+        UserError: when it was trained with a reward of the user's own, which is not given.
+    """
     overrides, own = split_own_code(overrides)
     if opened.published is not None:
-        from mezo_cli.sharing.shared_run import with_own_data
+        from mezo_cli.sharing.shared_run import with_own_data  # imports torch
 
         opened = replace(opened, config=with_own_data(opened.config, overrides))
     config, info = with_own_code(opened.config, own), opened.run.info()
@@ -147,11 +140,12 @@ def _open_run(opened: Opened, overrides: Sequence[str]) -> _Source:
     change = config.objective.describe_change(config, info)
     if change:
         log.warning("warning: %s", change)
-    opened = replace(opened, config=config)
-    return _Source(opened.config, opened.name, opened)
+    return replace(opened, config=config)
 
 
-def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: Console) -> "Evaluation":
+def _evaluate_split(
+    config: Config, name: str, opened: Opened | None, split: str, ranks: Ranks | None, console: Console
+) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate.
 
     Raises:
@@ -161,14 +155,13 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
     from mezo_cli.training.device_errors import explain_device_errors
     from mezo_cli.training.load import load_session
 
-    config, opened = source.config, source.opened
     splits = data.load_splits(config)
     if ranks is not None:
         ranks.start(config)
         ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
     rows = getattr(splits, split)
     if rows is None:
-        raise UserError(f"{source.name}: there is no {split} split (data={config.data.name})")
+        raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
     if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
         log.warning("warning: the data have changed since the run")
     session = load_session(config) if opened is None else opened.load()
@@ -179,7 +172,7 @@ def _evaluate_split(source: _Source, split: str, ranks: Ranks | None, console: C
     if opened is not None:  # its settings are fixed
         advice = f"again when the device has more free memory (the run's eval_batch_size is {size})"
     with (
-        explain_device_errors(f"{source.name}: evaluating {split}", advice),
+        explain_device_errors(f"{name}: evaluating {split}", advice),
         progress_bar(console, f"{split} rows", len(rows)) as report,
     ):
         return session.objective.evaluate(session.encoder.encode_all(rows), report, session.ranks)

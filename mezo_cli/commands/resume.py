@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
-from mezo_cli.commands.open_run import is_trajectory_folder
+from mezo_cli.commands.open_run import is_trajectory_folder, open_stored
 from mezo_cli.config.own_code import (
     NOT_STORED,
     PYTHON,
@@ -81,17 +81,7 @@ def resume_run(
     Args:
         ranks: those that share the run; None if this process is alone.
     """
-    before: list[tuple[Config, bool]] = []  # the config as it was, and whether the run continues though it was finished
-
-    def claim() -> tuple[Run, Config] | None:
-        claimed = _claim(path, overrides, quiet, new_reward)
-        if claimed is None:
-            return None
-        run, config, new, longer = claimed
-        before.append((config, longer))
-        return run, new
-
-    claimed = broadcast_run(ranks, claim)
+    claimed = broadcast_run(ranks, lambda: _claim(path, overrides, quiet, new_reward))
     if claimed is None:
         return
     run, new = claimed
@@ -99,10 +89,11 @@ def resume_run(
     if ranks is not None and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
+    was_finished = run.writes and run.status() == "finished"
 
     def prepare() -> None:
         if run.writes:
-            apply_new_end(run, before[0][0], new, finished=before[0][1])
+            _write_new_end(run, new, was_finished)
 
     with training_output(quiet) as console:
         if quiet:
@@ -110,39 +101,28 @@ def resume_run(
         execute(run, new, console, prepare)
 
 
-def _claim(
-    path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool
-) -> tuple[Run, Config, Config, bool] | None:
-    """Claim a run; return it, its config as it is and with the new end, and if it continues though it was finished.
-
-    Returns None for a finished run that has nothing to continue with.
-    """
-    run = Run.open(path)
-    config = read_config(path / "config.yaml")
+def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) -> tuple[Run, Config] | None:
+    """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
+    run, config = open_stored(path)
     overrides, own = split_own_code(overrides)
-    new = with_new_end(run, config, overrides)
-    started = with_own_code(new, own)
-    finished = run.status() == "finished"
-    if finished:
-        is_replayable = optimizer_class(config.optimizer).replayable
-        completeness.check_finished(run, config.steps, is_replayable)
-        if is_replayable:
-            completeness.read_trajectory(run, log.warning)
-    longer = finished and goes_on(run, config, new, overrides)
-    if finished and not longer:
-        stopped = run.info().get("stopped")
+    new = with_own_code(with_new_end(run, config, overrides), own)
+    info, finished = run.info(), run.status() == "finished"
+    if finished and optimizer_class(config.optimizer).replayable:
+        completeness.read_trajectory(run, log.warning)
+    if finished and not goes_on(run, config, new, overrides):
+        stopped = info.get("stopped")
         by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""
         how = f" (stopped by {by} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
-    if run.info().get("own_engine_python") and not has_own_python(started):
+    if info.get("own_engine_python") and not has_own_python(new):
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
-    if run.info().get("own_reward") and not has_own_reward(started):
+    if info.get("own_reward") and not has_own_reward(new):
         raise UserError(f"{path} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
-    started.objective.check_resumed(started, run.info(), new_reward)
-    started.objective.check_new_run(started)
+    new.objective.check_resumed(new, info, new_reward)
+    new.objective.check_new_run(new)
     run.claim()
-    return run, config, started, longer
+    return run, new
 
 
 # --- when it ends ---
@@ -194,9 +174,10 @@ def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> 
     return run.steps_at_end(config.steps) < new.steps and (new != config or again)
 
 
-def apply_new_end(run: Run, config: Config, new: Config, finished: bool) -> None:
+def _write_new_end(run: Run, new: Config, was_finished: bool) -> None:
     """Write the changed config into a run that this process has claimed; put the summary of a finished one aside."""
+    config = read_config(run.path / "config.yaml")
     changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
-    if changed or finished:
+    if changed or was_finished:
         before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
         change_config(run, to_yaml(new), before, after)

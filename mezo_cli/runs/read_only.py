@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,36 +33,12 @@ class ReadOnlyRun(Run):
         with termination_as_keyboard_interrupt():
             yield
 
-    def update(self, **fields: Any) -> None:
-        """Write nothing."""
-
-    def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
-        """Write nothing."""
-
-    def log_completions(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write nothing."""
-
-    def sync_metrics(self) -> None:
-        """Write nothing."""
-
-    def truncate_metrics(self, step: int) -> None:
-        """Write nothing."""
-
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
         """Open a file that discards what is written."""
         return open(os.devnull, "r+b")
 
-    def save_initial_state(self, write: Callable[[Path], None]) -> None:
-        """Write nothing."""
+    def _write_nothing(self, *_: Any, **__: Any) -> None:
+        """Write nothing, in place of what writes a file of the run."""
 
-    def save_checkpoint(self, name: str, step: int, write: Callable[[Path], None]) -> None:
-        """Write nothing."""
-
-    def write_summary(self, values: dict[str, Any]) -> None:
-        """Write nothing."""
-
-    def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
-        """Write nothing."""
-
-    def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write nothing."""
+    update = log_metrics = log_completions = sync_metrics = truncate_metrics = _write_nothing
+    save_initial_state = save_checkpoint = write_summary = write_untrained = write_predictions = _write_nothing
