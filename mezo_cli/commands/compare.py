@@ -29,14 +29,6 @@ def compare(
 ) -> None:
     """Compare the runs under `folders` (outputs/ if none is given).
 
-    Args:
-        folders: where to look for runs.
-        view: one of `tables.VIEWS`.
-        out: a file to write instead of printing.
-        as_json: print one JSON document instead of tables.
-        quiet: print the tables alone: no notes and no warnings.
-        table: which of the paper's tables; None: the first.
-
     Raises:
         UserError: for a folder or a table that does not exist, no runs, a file that cannot be written.
     """

@@ -39,14 +39,6 @@ def doctor(
 ) -> None:
     """Examine the run, or the first job of the sweep, and print the findings. Nothing is written.
 
-    Args:
-        overrides: of the command line.
-        multirun: they are those of a sweep.
-        seconds: for the checks, after loading.
-        as_json: print one JSON document.
-        config_dir: the user's config folder.
-        quiet: print the doubts and what could not be measured only.
-
     Raises:
         UserError: for whatever `train` would refuse, in its words.
     """

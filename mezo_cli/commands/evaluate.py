@@ -49,17 +49,6 @@ def evaluate(
 ) -> None:
     """Evaluate a run, a checkpoint folder of a run, a trajectory folder, or a plain Hugging Face folder; print scores.
 
-    Args:
-        path: the folder.
-        overrides: settings for a plain folder, at least the task and the data; for a trajectory folder, where its data
-            are. A run has its own config, without a function as `objective.reward`, which is given again.
-        checkpoint: of a run: `best` (if None), `last` or a step number.
-        split: one of `SPLITS`.
-        config_dir: the user's config folder.
-        base: of a trajectory folder: the folder of its base model.
-        as_json: print one JSON document instead of the table; the log goes to standard error.
-        quiet: print no log lines and no progress.
-
     Raises:
         UserError: for a folder or a split that does not exist, and when the loss is not finite.
     """

@@ -22,15 +22,6 @@ def export(
 
     It has the weights in Hugging Face layout, or the trajectory that they are rebuilt from.
 
-    Args:
-        path: a run directory, a checkpoint folder in one, or a trajectory folder.
-        out: the new folder.
-        checkpoint: `best` (if None), `last` or a step number.
-        as_trajectory: write the trajectory, from which all steps can be rebuilt.
-        base: of a trajectory folder: the folder of its base model.
-        repo: the hub's repository to upload to.
-        private: whether a repository that is created can be read by its owner alone.
-
     Raises:
         UserError: when `out` is in use, the run cannot be read, or the upload fails.
         RunFailed: when the disk is full; nothing is left at `out`.

@@ -40,16 +40,6 @@ def predict(
 ) -> None:
     """Predict rows with the weights of a run, and print or write label and probabilities.
 
-    Args:
-        path: a run directory, a checkpoint folder in one, or a trajectory folder.
-        words: the texts of `--text`.
-        file: a file of rows. With neither words nor a file, rows are read from standard input, line by line.
-        checkpoint: `best` (if None), `last` or a step number.
-        base: of a trajectory folder: the folder of its base model.
-        as_json: print one JSON document.
-        out: write the rows to this file instead.
-        quiet: print the labels only, or nothing but the document or the file that was asked for.
-
     Raises:
         UserError: for a run or rows that cannot be read, and a file that cannot be written; nothing is left there.
     """

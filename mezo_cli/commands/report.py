@@ -19,12 +19,6 @@ WAIT = 10  # seconds between two pages, at least
 def report(folders: Sequence[Path], out: Path | None, figure: Path | None, watch: bool = False) -> None:
     """Report on the runs under `folders` (outputs/ if none is given): a page at `out`, a figure at `figure`.
 
-    Args:
-        folders: where to look for runs.
-        out: the page.
-        figure: the figure.
-        watch: write them anew as long as a run is running; a browser reads the page again by itself.
-
     Raises:
         UserError: when neither is given, for a folder that does not exist, no runs, a file that cannot be written.
     """

@@ -45,15 +45,6 @@ def resume(
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is.
 
-    Args:
-        path: the directory.
-        overrides: of a run: when it ends, see `KEYS`; with more steps a finished run continues, too. Of a sweep:
-            the launcher with its settings. Of both: `engine.python` and a function as `objective.reward`,
-            which are not stored.
-        retry_failed: of a sweep: run its failed jobs again.
-        quiet: print the directory, warnings and errors only.
-        new_reward: of a run: go on with another function as `objective.reward`, or with other code of it.
-
     Raises:
         UserError: for a directory that holds neither.
     """

@@ -71,13 +71,6 @@ def runs(
 ) -> None:
     """Print a table of runs: status, settings, scores; below it why runs failed or are damaged.
 
-    Args:
-        words: the folder (`outputs` if it is not given), and filters KEY=VALUE.
-        status: statuses to show, separated by commas.
-        sort: a column, or the key of a setting.
-        as_json: print a JSON document instead.
-        quiet: print the directories only.
-
     Raises:
         UserError: for a folder that does not exist, an unknown key, status or column.
     """
@@ -128,10 +121,6 @@ def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], f
 
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """Print the settings in which two runs differ, and what they came to.
-
-    Args:
-        first, second: run directories.
-        as_json: print a JSON document instead.
 
     Raises:
         UserError: when one is no run, or is damaged.

@@ -59,14 +59,6 @@ def tune(
 ) -> int:
     """Search for the settings with the best result on dev, or continue a search; return the exit status.
 
-    Args:
-        overrides: of the command line, one value per key.
-        config_dir: the user's config folder.
-        ranges: `KEY=LOW:HIGH` each; without any, learning rate and eps.
-        trials: how many trainings there are in the end, those of an earlier call included.
-        goal: `score`: the highest value of the task's metric after step 0; `loss`: the lowest loss after step 0.
-        quiet: print the directory, the best values, warnings and errors only.
-
     Raises:
         UserError: for a setting or a range that is not valid; nothing is started then.
     """

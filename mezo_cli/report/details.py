@@ -182,6 +182,10 @@ class RunDetails:
         """The evaluations on dev, in order of steps; empty before the first one."""
         return [line for line in self.evaluations if line["split"] == "dev"]
 
+    def dev_scores(self) -> dict[int, float]:
+        """Return step -> the metric on dev."""
+        return {line["step"]: line[self.metric] for line in self.dev}
+
     @cached_property
     def best(self) -> dict[str, Any] | None:
         """The best evaluation on dev, of equal ones the first; None before the first."""

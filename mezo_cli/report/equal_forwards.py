@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mezo_cli.config.budget import calls
 from mezo_cli.console import format_duration
@@ -23,10 +24,11 @@ from mezo_cli.report.details import RunDetails
 from mezo_cli.report.group_figures import Panel, panel_of
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.read import Entry
-from mezo_cli.report.settings import format_mean, format_score, leave_out, scale
+from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
 
 REFERENCE = "mezo"
 OF_METHODS = ("optimizer.", "data.batches", "data.weights", "steps")  # settings in which the methods of a bench differ
+SCORES = ("dev_best", "dev_last", "gain_at_last", "dev_loss", "test", "seconds")  # of a test seed
 SHARES = (0.5, 0.8, 0.95)  # of the reference's gain
 COLUMNS = ("method", "lr", "trials", "seeds", "dev best", "dev last", "gain at last", "dev loss", "test", "vs MeZO")
 NOTES = (
@@ -88,22 +90,34 @@ class Method:
         own = runs[runs.finished & (runs.point == self.point) & ~runs.data_seed.isin(self.tuning_seeds)]
         return {int(seed): RunDetails(entry) for seed, entry in zip(own.data_seed, own.entry, strict=True)}
 
-    def gain(self, seed: int, line: int = -1) -> float:
-        """Return by how much an evaluation on dev of a test seed (the last one) is better than that before training."""
-        run = self.tests[seed]
-        return run.entry.order * float(run.dev[line][run.metric] - run.dev[0][run.metric])
+    @cached_property
+    def gains(self) -> dict[int, pd.Series]:
+        """Test seed -> by how much each evaluation on dev (by step) is better than that before training."""
+        order = self.group.entries[0].order
+        scores = {seed: pd.Series(run.dev_scores()) for seed, run in self.tests.items()}
+        return {seed: order * (values - values.iloc[0]) for seed, values in scores.items()}
 
-    def best_gain(self, seed: int) -> float:
-        """Return the greatest of these gains."""
-        return max(self.gain(seed, number) for number in range(len(self.tests[seed].dev)))
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The numbers of each test seed."""
+        rows = {
+            seed: (
+                run.entry.score("dev"),
+                run.dev[-1][run.metric],
+                self.gains[seed].iloc[-1],
+                run.entry.score("dev", "loss"),
+                run.entry.score("test"),
+                run.total_seconds,
+            )
+            for seed, run in self.tests.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(SCORES)).astype(float)
 
-    def calls_to(self, gain: float) -> list[float]:
-        """Return for each test seed the calls after which its gain on dev is first this one; inf if it never is."""
-        reached = []
-        for seed, run in self.tests.items():
-            steps = [line["step"] for number, line in enumerate(run.dev) if self.gain(seed, number) >= gain]
-            reached.append(float(calls(run.config, min(steps))) if steps else math.inf)
-        return reached
+    def calls_to(self, gain: float) -> list[float | None]:
+        """Return for each test seed the calls after which its gain on dev is first this one; None if it never is."""
+        steps = {seed: values.index[values >= gain] for seed, values in self.gains.items()}
+        configs = {seed: run.config for seed, run in self.tests.items()}
+        return [calls(configs[seed], min(reached)) if len(reached) else None for seed, reached in steps.items()]
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,7 @@ class Bench:
         """Tuned MeZO's mean gain on dev over the untrained model; None without its runs."""
         if self.reference is None or not self.reference.tests:
             return None
-        return float(np.mean([self.reference.best_gain(seed) for seed in self.reference.tests]))
+        return float(np.mean([gains.max() for gains in self.reference.gains.values()]))
 
 
 def read_benches(entries: Iterable[Entry]) -> list[Bench]:
@@ -188,46 +202,25 @@ def _untrained_row(bench: Bench) -> dict[str, str | None]:
 
 def _record(bench: Bench, method: Method) -> dict[str, Any]:
     """Return what a method came to, as plain values: fractions, losses, calls."""
-    tests, metric = method.tests, method.group.metric
-    reference = bench.reference.tests if bench.reference is not None else {}
-    pairs = (
-        []
-        if method is bench.reference
-        else [
-            (run.entry.score("test"), reference[seed].entry.score("test"))
-            for seed, run in tests.items()
-            if seed in reference
-        ]
-    )
-    differences = [own - other for own, other in pairs if own is not None and other is not None]
-    reached = {f"to_{100 * share:.0f}": _calls_to(bench, method, share) for share in SHARES}
-    best = [run.entry.score("dev") for run in tests.values()]
+    scores, differences = method.scores, []
+    if bench.reference is not None and bench.reference is not method:
+        differences = list((scores["test"] - bench.reference.scores["test"]).dropna())
+    gain = bench.gain if bench.gain is not None and bench.gain > 0 else None
+    reached = {share: None if gain is None else method.calls_to(share * gain) for share in SHARES}
     return {
         "method": method.group.label,
         "lr": method.lr,
         "at_end_of_grid": method.at_end,
         "trials": len(method.tuning),
-        "tuning_calls": sum(_calls(entry) for entry in method.tuning),
-        "seeds": list(tests),
-        "dev_best": _mean(best),
-        "dev_last": _mean([run.dev[-1][metric] for run in tests.values()]),
-        "gain_at_last": _mean([method.gain(seed) for seed in tests]),
-        "gain_at_last_half": half_width([method.gain(seed) for seed in tests]),
-        "dev_loss": _mean([run.entry.score("dev", "loss") for run in tests.values()]),
-        "test": _mean([run.entry.score("test") for run in tests.values()]),
-        "test_std": _std([run.entry.score("test") for run in tests.values()]),
+        "tuning_calls": sum(calls(entry.config, entry.steps_done) for entry in method.tuning),
+        "seeds": list(method.tests),
+        **{name: _mean(scores[name]) for name in SCORES},
+        "gain_at_last_half": half_width(list(scores["gain_at_last"])),
+        "test_std": float(scores["test"].std(ddof=0)) if scores["test"].count() > 1 else None,
         "difference": _mean(differences),
         "difference_half": half_width(differences),
-        **reached,
-        "seconds": _mean([run.total_seconds for run in tests.values()]),
+        **{f"to_{100 * share:.0f}": numbers for share, numbers in reached.items()},
     }
-
-
-def _calls_to(bench: Bench, method: Method, share: float) -> list[float | None] | None:
-    """Return the calls to a share of tuned MeZO's gain, None for a seed that never has it; None without a gain."""
-    if bench.gain is None or bench.gain <= 0:
-        return None
-    return [None if math.isinf(number) else number for number in method.calls_to(share * bench.gain)]
 
 
 def _row(record: Mapping[str, Any], metric: str) -> dict[str, str]:
@@ -306,25 +299,17 @@ def _run_records(bench: Bench, method: Method) -> list[dict[str, Any]]:
                 "seed": entry.data_seed,
                 "point": format_points(method.group.grid)[point],
                 "status": entry.status,
-                "calls": _calls(entry),
+                "calls": calls(entry.config, entry.steps_done),
                 "best_step": (entry.summary.get("best") or {}).get("step"),
-                "dev_best": _plain(entry.score("dev"), metric),
-                "dev_last": _plain(last[0][metric] if last else None, metric),
+                "dev_best": shown_value(metric, entry.score("dev")),
+                "dev_last": shown_value(metric, last[0][metric] if last else None),
                 "dev_loss": entry.score("dev", "loss"),
-                "test": _plain(entry.score("test"), metric),
+                "test": shown_value(metric, entry.score("test")),
                 "seconds": entry.summary.get("seconds"),
                 "run": entry.location,
             }
         )
     return records
-
-
-def _plain(value: float | None, metric: str) -> float | None:
-    return None if value is None else round(scale(metric) * value, 4)
-
-
-def _calls(entry: Entry) -> int:
-    return calls(entry.config, entry.steps_done)
 
 
 # --- over seeds ---
@@ -339,11 +324,6 @@ def half_width(values: Sequence[float]) -> float | None:
     return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _std(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.std(known)) if len(known) > 1 else None
+def _mean(values: Iterable[float]) -> float | None:
+    known = pd.Series(values, dtype=float).dropna()
+    return None if known.empty else float(known.mean())

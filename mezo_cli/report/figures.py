@@ -24,6 +24,7 @@ FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
 Curve = TypeVar("Curve", pd.Series, pd.DataFrame)
 DEV_FIELDS = (  # of evaluations, each with the title of its figure
+    ("loss", "Loss on dev"),
     ("drift", "Drift |theta - theta0| / |theta0|"),
     ("keep_log_prob", "Mean log-probability of the answers of data.keep"),
     ("keep_kl", "KL(theta0 || theta) on the answers of data.keep"),
@@ -53,8 +54,9 @@ class Figure:
 def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
     parts = [_rewards if run.rewards else _loss] * bool(len(run.losses))
-    parts += [_dev, *[_dev_loss] * (not run.rewards)] * bool(run.dev)
-    parts += [partial(_dev_field, *field) for field in DEV_FIELDS if any(field[0] in line for line in run.dev)]
+    parts += [_dev] * bool(run.dev)
+    fields = DEV_FIELDS[1:] if run.rewards else DEV_FIELDS
+    parts += [partial(_dev_field, *field) for field in fields if any(field[0] in line for line in run.dev)]
     parts += [_predictions] * any(predicted_fractions(line) for line in run.dev[:1])
     parts += [_gradients] * (run.projected_grads is not None)
     parts += [_speed] * (len(run.speed[0]) > 1)
@@ -100,7 +102,8 @@ def _dev_field(field: str, title: str, run: RunDetails, name: str) -> Figure:
     values = pd.Series([line[field] for line in known], [line["step"] for line in known])
     axes.plot(values, color=colour("c5"), linewidth=2, **_dots(len(values)))
     step_axis(axes, int(values.index[-1]))
-    note = f"{values.iloc[0]:.4g} at step {values.index[0]:,}, {values.iloc[-1]:.4g} at step {values.index[-1]:,}."
+    ends = (f"{values[at]:.4g} at step {at:,}" for at in (values.index[0], values.index[-1]))
+    note = f"{', '.join(ends)}; lowest {values.min():.4g} at step {values.idxmin():,}."
     svg = inline_svg(axes, name, f"{title} over steps. {note}")
     return Figure(title, note, svg, _table(values.index, {field: (values, ".4g")}))
 
@@ -137,31 +140,16 @@ def draw_dev(axes: "Axes", run: RunDetails) -> str:
     return f"{best} at step {at}"
 
 
-def _dev_loss(run: RunDetails, name: str) -> Figure:
-    axes, dev = new_axes(), pd.DataFrame(run.dev).set_index("step")["loss"]
-    axes.plot(dev.index, dev, color=colour("c2"), linewidth=2, **_dots(len(dev)))
-    step_axis(axes, dev.index[-1])
-    note = f"{dev.iloc[0]:.4f} before the first step; lowest {dev.min():.4f} at step {dev.idxmin():,}."
-    svg = inline_svg(axes, name, f"Loss on dev over steps. {note}")
-    return Figure("Loss on dev", note, svg, _table(dev.index, {"loss": (dev, ".4f")}))
-
-
 def _predictions(run: RunDetails, name: str) -> Figure:
     fractions = shown_fractions(run.dev)
     axes, steps = new_axes(), fractions.index
     colours = [colour(series_name(number)) for number in range(fractions.shape[1])]
-    if len(fractions) > 1:
-        axes.stackplot(steps, 100 * fractions.T, colors=colours, alpha=0.85, linewidth=0)
-        axes.margins(x=0)
-        step_axis(axes, steps[-1])
-    else:
-        tops = 100 * fractions.iloc[0].cumsum()
-        axes.bar(
-            [0] * len(tops), 100 * fractions.iloc[0], 0.5, tops - 100 * fractions.iloc[0], color=colours, alpha=0.85
-        )
-        step_axis(axes, 0)
+    drawn = fractions if len(steps) > 1 else fractions.loc[[*steps] * 2].set_axis([-0.5, 0.5])  # a bar at step 0
+    axes.stackplot(drawn.index, 100 * drawn.T, colors=colours, alpha=0.85, linewidth=0)
+    axes.margins(x=0)
+    step_axis(axes, steps[-1])
     axes.set_ylim(0, 100)
-    percent_axis(axes)
+    axes.yaxis.set_major_formatter("{x:g}%")
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
     legend = [(series_name(number), str(label)) for number, label in enumerate(fractions)]
     table = _table(steps, {f"{label} %": (100 * fractions[label], ".1f") for label in fractions})
@@ -276,15 +264,10 @@ def step_axis(axes: "Axes", last: int, label: str = "step") -> None:
         axes.set_xticks([0], ["0"])
 
 
-def percent_axis(axes: "Axes") -> None:
-    """Label the vertical axis in percent."""
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-
-
 def score_axis(axes: "Axes", metric: str) -> None:
     """Label the vertical axis of a metric: in percent, if it is a fraction."""
     if is_fraction(metric):
-        percent_axis(axes)
+        axes.yaxis.set_major_formatter("{x:g}%")
 
 
 def count_axis(axes: "Axes", integer: bool = False) -> None:

@@ -19,7 +19,7 @@ import pandas as pd
 from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
-from mezo_cli.report.details import RunDetails, confidence, read_details, texts_of
+from mezo_cli.report.details import RunDetails, read_details
 from mezo_cli.report.equal_forwards import bench_panel, forwards_view, read_benches
 from mezo_cli.report.figures import run_figures
 from mezo_cli.report.group_figures import Panel, heat_map, heat_table, panel_figure, panels, search_figures
@@ -43,7 +43,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 LONGEST = 400  # characters of a test row's text or a prompt that are shown
 MANY, LONGEST_OF_MANY = 10, 160  # runs in a page from which on fewer characters are shown
 MOST_SECTIONS = 50  # runs that have a section of their own in a page
-MOST_OTHERS = 3  # labels that were neither given nor predicted, of a test row
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -113,7 +112,7 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
         "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
         "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
         "overlays": overlays(runs, list(names.values())) if len(runs) > 1 else [],
-        "run_table": run_table(runs, {one["name"]: one["id"] for one in numbered}),
+        "run_table": run_table(runs, {one["details"].name: one["id"] for one in numbered}),
         "runs": numbered,
     }
     content = several if len(runs) > 1 else {"title": runs[0].title, "single": numbered[0]}
@@ -147,7 +146,7 @@ def _environment() -> "Environment":
     def shown(value: Any) -> Any:
         return printable(value) if type(value) is str else value
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name != "style.css",
         finalize=shown,
@@ -155,6 +154,8 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["numbers"] = _numbers
+    return environment
 
 
 def _style() -> Any:
@@ -186,37 +187,20 @@ def _listed(names: Sequence[str]) -> str:
 
 def _run(run: RunDetails, name: str, longest: int) -> dict[str, Any]:
     """Return what the template shows of a run. `name` is unique in the page; texts are cut at `longest` characters."""
-    entry, examples = run.entry, run.examples
-    colours = {label: series_name(number) for number, label in enumerate(run.config.task.labels)}
     changed = changed_settings(run.config)
     settings = [{"setting": key, "value": format_value(v), "default": format_value(usual)} for key, v, usual in changed]
     return {
-        "title": run.title,
+        "details": run,
+        "longest": longest,
         "summary": f"{run.name}: {summary_line(run)}",
-        "sentence": run.sentence(),
-        "name": run.name,
-        "status": entry.status if entry.finished else entry.trouble(),
-        "warnings": run.warnings(),
+        "status": run.entry.status if run.entry.finished else run.entry.trouble(),
         "key": _key_numbers(run),
-        "baseline": run.baseline_sentence(),
-        "prompt": None if run.prompt is None else _short(run.prompt, longest),
-        "template": run.config.task.template,
-        "words": run.label_words(),
         "figures": run_figures(run, name),
-        "dev_steps": [run.name_step(step) for step in run.completions],
-        "dev_rows": _dev_rows(run, longest),
-        "message": examples.message,
-        "completions": [(texts_of(row), _numbers(row)) for row in examples.completions],
-        "right": [_example(row, colours, longest) for row in examples.right],
-        "wrong": [_example(row, colours, longest) for row in examples.wrong],
-        "right_count": examples.count(right=True),
-        "wrong_count": examples.count(right=False),
+        "dev_rows": list(zip(*run.completions.values(), strict=False)),
         "confusion": _confusion(run),
-        "label_legend": [(colours[label], label) for label in colours],
-        "commands": run.commands(),
+        "colours": {label: series_name(number) for number, label in enumerate(run.config.task.labels)},
+        "legend": [(series_name(number), label) for number, label in enumerate(run.config.task.labels)],
         "settings": make_table("", settings, left=3),
-        "facts": run.facts(),
-        "versions": run.versions(),
     }
 
 
@@ -256,39 +240,8 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     return numbers
 
 
-def _example(row: Mapping[str, Any], colours: Mapping[str, str], longest: int) -> dict[str, Any]:
-    """Return what the template shows of a test row."""
-    label, predicted, probabilities = row["label"], row["predicted"], row["probabilities"]
-    others = sorted(((p, name) for name, p in probabilities.items() if name not in (label, predicted)), reverse=True)
-    return {
-        "texts": [(column, _short(text, longest)) for column, text in row["columns"].items()],
-        "label": label,
-        "predicted": predicted,
-        "row": row["row"],
-        "confidence": f"{confidence(row):.2f}",
-        "given": f"{probabilities[label]:.2f}",
-        "others": ", ".join(f"{name} {p:.2f}" for p, name in others[:MOST_OTHERS]),
-        "bar": [(colours.get(name, "quiet"), f"{p:.3f}") for name, p in probabilities.items()],
-    }
-
-
-def _dev_rows(run: RunDetails, longest: int) -> list[dict[str, Any]]:
-    """Return the prompt of each dev row that was kept, and (completion, numbers) at each step of `completions`."""
-    return [
-        {
-            "prompt": _short(of_row[0]["prompt"], longest),
-            "cells": [(_short(one["completion"], longest), _numbers(one)) for one in of_row],
-        }
-        for of_row in zip(*run.completions.values(), strict=False)
-    ]
-
-
 def _numbers(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
-
-
-def _short(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest].rstrip()} ..."
 
 
 def _confusion(run: RunDetails) -> dict[str, Any] | None:

@@ -192,6 +192,11 @@ def scale(metric: str) -> int:
     return 100 if is_fraction(metric) else 1
 
 
+def shown_value(metric: str, value: float | None) -> float | None:
+    """Return a metric's value as it is shown, rounded; None for none."""
+    return None if value is None or math.isnan(value) else round(scale(metric) * float(value), 4)
+
+
 def format_score(metric: str, value: float, sign: str = "") -> str:
     """Return a score in percent, with the `sign` behind it, or as it is."""
     return f"{100 * value:.1f}{sign}" if is_fraction(metric) else f"{value:.4g}"

@@ -1,10 +1,10 @@
 """Build the tables of `mezo compare`: groups of runs, the paper's table, and objectives run by run."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ from mezo_cli.report.equal_forwards import forwards_view
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
 from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
-from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, scale
+from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, shown_value
 from mezo_cli.runs.picked import MARK, NOTE
 
 VIEWS = ("groups", "seeds", "paper", "objectives", "forwards")
@@ -58,10 +58,6 @@ def comparison(
     if view == "forwards":
         return forwards_view(entries)
     return group_view(group_runs(entries), seeds=view == "seeds")
-
-
-def _shown(metric: str, value: float | None) -> float | None:
-    return None if value is None or pd.isna(value) else round(scale(metric) * float(value), 4)
 
 
 # --- groups of runs ---
@@ -162,9 +158,9 @@ def _group_record(group: Group) -> dict[str, Any]:
         "label": group.label,
         "steps": group.steps,
         "n": len(group.tests),
-        "dev_mean": _shown(group.metric, group.dev),
-        "test_mean": _shown(group.metric, group.mean),
-        "test_std": _shown(group.metric, group.std),
+        "dev_mean": shown_value(group.metric, group.dev),
+        "test_mean": shown_value(group.metric, group.mean),
+        "test_std": shown_value(group.metric, group.std),
         **(dict.fromkeys(("paper_mean", "paper_std", "paper_uncertain")) if number is None else number.record()),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
@@ -180,8 +176,8 @@ def _seed_details(group: Group) -> dict[str, Any]:
     """Return data seed -> its scores, the picked point and its runs."""
     return {
         str(pick.Index): {
-            "dev": _shown(group.metric, pick.dev),
-            "test": _shown(group.metric, pick.test),
+            "dev": shown_value(group.metric, pick.dev),
+            "test": shown_value(group.metric, pick.test),
             "verdicts": [entry.verdict for entry in pick.entries],
             "picked": dict(group.grid[pick.point]),
             "runs": [entry.location for entry in pick.entries],
@@ -203,7 +199,8 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     """
     whole = paper(table)
     sections = dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows)
-    shown = [group for group in groups if _is_shown(group, whole, sections)]
+    shown = [group for group in groups if group.task in whole.tasks and not group.demo]
+    shown = [group for group in shown if whole.section(group.model, group.shots) in sections]
     lines = make_table("", [line for section in sections for line in _section_lines(whole, section, shown)], left=2)
     first, tasks = lines.columns[0], list(whole.tasks)
     size = next(n for n in range(len(tasks), 0, -1) if n == 1 or COLUMN[whole.has_shots] * n + 40 <= width)
@@ -219,10 +216,6 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
     document = {"paper": whole.source, "unit": UNIT, "cells": cells}
     return Comparison([lines[[first, "method", *part]] for part in parts], notes, cells, document)
-
-
-def _is_shown(group: Group, table: Paper, sections: Collection[str]) -> bool:
-    return group.task in table.tasks and table.section(group.model, group.shots) in sections and not group.demo
 
 
 def _section_lines(table: Paper, section: str, groups: Sequence[Group]) -> list[dict[str, str]]:
@@ -293,13 +286,8 @@ UNLESS_DIFFERENT = ("method", "status", "eps", "batch_size", "weight_decay", "ba
 NOT_SHOWN = ("task", "model", "seed", "fingerprint", "shots", "data_seed", "run")
 
 
-class Common(NamedTuple):
-    """What runs must have in common to be compared run by run."""
-
-    task: str
-    model: str
-    seed: int
-    fingerprint: str  # of the data
+COMMON = ("task", "model", "seed", "fingerprint")  # what runs must have in common to be compared run by run
+Common = tuple[str, str, int, str]
 
 
 def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
@@ -312,13 +300,13 @@ def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
     sets: dict[Common, list[RunDetails]] = defaultdict(list)
     for run in sorted(runs, key=_run_order):
         config = run.config
-        sets[Common(config.task.name, config.model.path, config.seed, str(run.entry.data_fingerprint))].append(run)
+        sets[config.task.name, config.model.path, config.seed, str(run.entry.data_fingerprint)].append(run)
     differing = {key: members for key, members in sets.items() if len({_objective(run) for run in members}) > 1}
     shown = dict(sorted((differing or sets).items()))
     notes = _set_notes(sets, shown) if len(sets) > 1 else []
     tables, records = [], []
     for common, members in shown.items():
-        fields = [{**common._asdict(), **_run_record(run)} for run in members]
+        fields = [{**dict(zip(COMMON, common, strict=True)), **_run_record(run)} for run in members]
         tables += _run_tables(common, members, fields, width)
         records += fields
         notes += [f"{run.name}: {run.entry.trouble()}" for run in members if not run.entry.finished]
@@ -360,7 +348,8 @@ def _run_tables(
 ) -> list[pd.DataFrame]:
     """Return tables with one column per run, a row per field of its record, as many runs as the terminal holds."""
     shots = format_shots(runs[0].entry.shots)
-    title = f"{common.task}, {Path(common.model).name}, {shots}, seed {common.seed}, data {common.fingerprint[:8]}"
+    task, model, seed, data = common
+    title = f"{task}, {Path(model).name}, {shots}, seed {seed}, data {data[:8]}"
     rows = [_expanded(record, "predicted") for record in records]
     fields = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all").drop(columns=list(NOT_SHOWN), errors="ignore")
     same = [name for name in UNLESS_DIFFERENT if name in fields and fields[name].nunique(dropna=False) == 1]
@@ -369,7 +358,10 @@ def _run_tables(
     tables: list[pd.DataFrame] = []
     while cells.shape[1]:
         fitting = max(1, (1 + cells.index.str.len().max() + widths[cells.columns].cumsum() <= width).sum())
-        tables.append(_with_head(cells.iloc[:, :fitting], f"{title}, continued" if tables else title))
+        table = cells.iloc[1:, :fitting].reset_index()
+        table.columns = [cells.index[0], *cells.iloc[0, :fitting]]  # its first row is its header
+        table.attrs.update(title=f"{title}, continued" if tables else title, left=1)
+        tables.append(table)
         cells = cells.iloc[:, fitting:]
     return tables
 
@@ -391,20 +383,12 @@ def _differing_settings(runs: Sequence[RunDetails]) -> pd.DataFrame:
     return texts[[key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]]
 
 
-def _with_head(cells: pd.DataFrame, title: str) -> pd.DataFrame:
-    """Return a table whose first row is its header, and whose index is its first column."""
-    table = cells.iloc[1:].reset_index()
-    table.columns = [cells.index[0], *cells.iloc[0]]
-    table.attrs.update(title=title, left=1)
-    return table
-
-
 def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Common, Any]) -> list[str]:
     """Return why there is more than one set of runs, and how many runs have nothing to be compared with."""
     notes = ["a table compares only runs on the same rows, with the same seed and from the same model"]
     rows = defaultdict(list)
     for common in sets:
-        rows[common[:3]].append(common.fingerprint[:8])
+        rows[common[:3]].append(common[3][:8])
     for (task, _, seed), data in sorted(rows.items()):
         if len(data) > 1:
             notes.append(f"{task}, seed {seed}: the runs had different rows (data {', '.join(sorted(data))})")
@@ -434,7 +418,7 @@ def _run_record(run: RunDetails) -> dict[str, Any]:
         "dev_loss_first": run.dev[0]["loss"],
         "dev_loss_last": run.dev[-1]["loss"],
         **{
-            f"{split}_{name}": _shown(name, value)
+            f"{split}_{name}": shown_value(name, value)
             for split in ("train", "dev", "test")
             for name, value in entry.scores.get(split, {}).items()
             if name != "loss"
