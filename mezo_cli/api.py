@@ -152,14 +152,13 @@ class LoadedRun:
             UserError: for rows that lack a column or are no texts (columns of a task without labels may be anything).
         """
         from mezo_cli.data.texts import from_row
-        from mezo_cli.training.prediction import predict
 
         if isinstance(rows, str):
             raise UserError(f"predict({rows[:40]!r}): a list of texts is expected, not one text")
         config = self._session.config
         examples = [from_row(row, f"row {number}", config.data_task) for number, row in enumerate(rows)]
         with system.keeping_matmul_precision(config.model.matmul_precision):
-            return predict(self._session, examples)
+            return self._session.predict(examples)
 
 
 def load(

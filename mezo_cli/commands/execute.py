@@ -61,10 +61,10 @@ def execute(
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
-        result = loop.train(config, run, console, prunes)
+        ended = loop.train(config, run, console, prunes)
         if run.writes:
-            _log_results(run, result.summary, result.first_dev, config.chosen_metric)
-    return result.summary
+            _log_results(run, ended.summary, ended.dev[min(ended.dev)], config.chosen_metric)
+    return ended.summary
 
 
 # --- one run for all ranks of a torchrun ---

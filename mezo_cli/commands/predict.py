@@ -101,10 +101,8 @@ def _read_lines(task: TaskConfig) -> list[Example]:
 
 
 def _predict(session: "Session", rows: list[Example]) -> Sequence["Predicted"]:
-    from mezo_cli.training.prediction import predict as predict_rows
-
     with progress_bar(make_error_console(), "rows", len(rows)) as report:
-        return predict_rows(session, rows, report)
+        return session.predict(rows, report)
 
 
 def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
@@ -112,8 +110,6 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
 
     No prediction is kept: the lines may come for ever (`tail -f`).
     """
-    from mezo_cli.training.prediction import predict as predict_rows
-
     task = session.config.data_task
     columns = texts.read_columns(task)
     if sys.stdin.isatty() and not quiet:
@@ -121,7 +117,7 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
     cut = Counter[bool]()
     for row in texts.from_lines(iter(sys.stdin.buffer.readline, b""), STDIN, task):
-        predictions = predict_rows(session, [row])
+        predictions = session.predict([row])
         _print(predictions, quiet)
         sys.stdout.flush()
         cut[predictions[0].cut] += 1

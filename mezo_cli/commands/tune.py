@@ -37,7 +37,7 @@ from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
-from mezo_cli.training import trials as trial_results
+from mezo_cli.training import verdict as trial_results
 from mezo_cli.training.verdict import DIVERGED, Evaluations
 
 if TYPE_CHECKING:

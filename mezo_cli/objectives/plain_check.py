@@ -1,6 +1,6 @@
 """Check at every start that an objective's scores are those of the model's own forward, also with perturbed weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
+from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
-from mezo_cli.perturb.forward import PerturbedForward, is_plain_embedding
+from mezo_cli.perturb.forward import is_plain_embedding
 from mezo_cli.perturb.functional import swap_params
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
@@ -29,54 +30,68 @@ FLIPPED_BITS = {
 }
 
 
-def check_against_plain(logits: Tensor, plain: Tensor, device: str, name: str) -> None:
-    """Refuse a model of a family that an objective does not support: its scores differ from the model's own.
+class PlainCheck:
+    """The outputs for two short rows by the model's own forward, to compare those of the patched model with.
+
+    It is made before the model is patched.
 
     Args:
-        logits, plain: scores of the same rows by the objective and by the model's own forward, [rows, labels],
-            float32.
-        device: the type of the device.
-        name: of the model, for the error line.
-
-    Raises:
-        UserError: also when the plain scores are not finite, which means that the weights are damaged.
+        objective: of the run.
+        loaded: the model.
+        encoder: encodes the rows.
+        params: the trainable tensors.
+        perturbed: compare with perturbed weights, too.
+        name: of the model, for error lines.
     """
-    if not bool(plain.isfinite().all()):
-        raise UserError(f"{name}: its scores are not finite: the weights are damaged")
-    if not _agree(logits, plain, device):
-        error = float((logits - plain).abs().max()) if logits.shape == plain.shape else float("inf")
-        raise UserError(f"{name} is a model family that is not supported: its scores are wrong (by {error:.2g})")
+
+    def __init__(
+        self, objective: type[Objective], loaded: LoadedModel, encoder: Any, params: Params, perturbed: bool, name: str
+    ) -> None:
+        self._name, self.rows, self._flipped = name, objective.check_rows(encoder), None
+        with computing_in_float32(loaded.model):
+            self._plain = objective.plain_outputs(loaded, self.rows, encoder)
+            if perturbed:
+                with flip_weights(params):
+                    self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
+
+    def compare(self, objective: Objective) -> None:
+        """Refuse a model family that an objective does not support: its outputs, in float32, differ from the model's.
+
+        Without a perturbation they are right where a weight is also read by another module than its own (an embedding
+        in a linear layer elsewhere), which sees it unperturbed. So they are compared with perturbed weights too.
+
+        Raises:
+            UserError: also when the plain outputs are not finite, which means that the weights are damaged.
+        """
+        batch, plain = objective.collate(self.rows), self._plain
+        outputs = objective.outputs(batch)
+        if not bool(plain.isfinite().all()):
+            raise UserError(f"{self._name}: its scores are not finite: the weights are damaged")
+        if not _agree(outputs, plain):
+            error = float((outputs - plain).abs().max()) if outputs.shape == plain.shape else float("inf")
+            why = f"its scores are wrong (by {error:.2g})"
+            raise UserError(f"{self._name} is a model family that is not supported: {why}")
+        if self._flipped is None:
+            return
+        if not _agree(_flipped_outputs(objective, batch), torch.stack([self._flipped, plain])):
+            raise UserError(
+                f"{self._name} is a model family that is not supported: with perturbed weights its scores are wrong, "
+                "because some weight is used outside its own module"
+            )
 
 
-def check_perturbed(forward: PerturbedForward, objective: Objective, batch: Any, plain: Tensor, name: str) -> None:
-    """Refuse a model whose patched forwards miss a use of a weight: one that its own module does not make.
-
-    A weight that a module reads and another one too (an embedding in a linear layer elsewhere) is seen perturbed by the
-    first only. Without a perturbation the scores are right, so only perturbed weights show it.
-
-    Args:
-        forward, objective: of the patched model, without a perturbation.
-        batch: some rows.
-        plain: their scores by the model's own forward, float32, [2, rows, labels]: inside `flip_weights`, plain.
-        name: of the model, for the error line.
-
-    Raises:
-        UserError: when the scores differ.
-    """
+def _flipped_outputs(objective: Objective, batch: Any) -> Tensor:
+    """Return the outputs by the patched forwards, [2, rows, ...]: with the weights of `flip_weights`, and plain."""
+    forward = objective.forward
     tensors, noise = forward.params.tensors, forward.params.noise
     try:
         forward.select_reachable(lambda: objective.outputs(batch))
         forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
         with forward.perturbed(Direction(0, 0), 1.0):
             paired = objective.fits_paired_forward(batch)
-            logits = objective.outputs(batch) if paired else forward.forward_per_sign(lambda: objective.outputs(batch))
+            return objective.outputs(batch) if paired else forward.forward_per_sign(lambda: objective.outputs(batch))
     finally:
         forward.params.tensors, forward.params.noise = tensors, noise
-    if not _agree(logits, plain, plain.device.type):
-        raise UserError(
-            f"{name} is a model family that is not supported: with perturbed weights its scores are wrong, because "
-            "some weight is used outside its own module"
-        )
 
 
 @contextmanager
@@ -132,17 +147,15 @@ class _FlippedBits:
 
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write the flipped weights for a positive sign, theta for the other."""
-        self._write(span.theta, c, outs)
+        for out, sign in zip(outs, (c, -c), strict=False):
+            out.copy_(_flip_(span.theta.clone()) if sign > 0 else span.theta)
 
     def perturb_rows(
         self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
         """Do the same for some rows."""
-        self._write(theta[rows], c, outs)
-
-    def _write(self, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
         for out, sign in zip(outs, (c, -c), strict=False):
-            out.copy_(_flip_(theta.clone()) if sign > 0 else theta)
+            out.copy_(_flip_(theta[rows]) if sign > 0 else theta[rows])
 
 
 def _flip_(theta: Tensor) -> Tensor:
@@ -151,6 +164,6 @@ def _flip_(theta: Tensor) -> Tensor:
     return theta
 
 
-def _agree(logits: Tensor, plain: Tensor, device: str) -> bool:
-    allowed = TOLERANCE.get(device, DEFAULT_TOLERANCE) * float(plain.abs().max())
-    return logits.shape == plain.shape and float((logits - plain).abs().max()) <= allowed
+def _agree(outputs: Tensor, plain: Tensor) -> bool:
+    allowed = TOLERANCE.get(plain.device.type, DEFAULT_TOLERANCE) * float(plain.abs().max())
+    return outputs.shape == plain.shape and float((outputs - plain).abs().max()) <= allowed

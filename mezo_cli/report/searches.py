@@ -13,7 +13,7 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, one_line
 from mezo_cli.report.read import Entry
 from mezo_cli.runs import sweep_record
-from mezo_cli.training import trials
+from mezo_cli.training import verdict
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Search:
         name: its folder.
         goal: `loss`, or the name of the metric.
         ranges: what was searched.
-        trials: a row per trial: number (from 1), a column per searched key, end (as `trials.end_of` says it), score
+        trials: a row per trial: number (from 1), a column per searched key, end (as `verdict.end_of` says it), score
             (of its best evaluation after step 0: the metric as a fraction, or the loss if that is the goal; nan before
             the first one), is_record (it has finished, and better than every trial before).
         locations: of their runs.
@@ -64,17 +64,17 @@ def _search(name: str, texts: Sequence[str], goal: str, jobs: Sequence[tuple[int
     ranges, column = parse_ranges(texts, first.config), "loss" if goal == "loss" else first.metric
     rows: list[dict[str, Any]] = []
     for number, entry in jobs:
-        line = trials.best_evaluation(entry.run, entry.config.steps, entry.metric, goal)
+        line = verdict.best_evaluation(entry.run, entry.config.steps, entry.metric, goal)
         values = {searched.key: entry.settings[searched.key] for searched in ranges}
         row = {
             "number": number + 1,
             **values,
-            "end": trials.end_of(entry.run),
+            "end": verdict.end_of(entry.run),
             "score": float("nan"),
             "value": float("nan"),
         }
         if line is not None:  # `value` orders the trials: higher is better
-            value = trials.value_of(line, entry.metric, goal)
+            value = verdict.value_of(line, entry.metric, goal)
             row |= {"score": float(line[column]), "value": -value if goal == "loss" else value}
         rows.append(row)
     table = pd.DataFrame(rows)

@@ -2,17 +2,14 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from mezo_cli import system
-from mezo_cli.config.schema import Example
-from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.objectives.comparison import compare
 from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs import trajectory
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
@@ -21,21 +18,8 @@ from mezo_cli.training.verdict import verdict
 log = logging.getLogger("mezo")
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a run has come to.
-
-    Attributes:
-        summary: the content of summary.json; empty on a rank other than 0.
-        first_dev: the evaluation on dev before training, as its line of metrics.jsonl.
-    """
-
-    summary: dict[str, Any]
-    first_dev: Mapping[str, Any]
-
-
-def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: float, console: Console) -> TrainingResult:
-    """Evaluate the best step and write its evaluations, predictions.jsonl and summary.json.
+def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: float, console: Console) -> None:
+    """Evaluate the best step and write its evaluations, predictions.jsonl and summary.json, which `state` keeps.
 
     A rank other than 0 helps to evaluate.
 
@@ -48,25 +32,24 @@ def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: flo
     """
     splits = rows.splits()
     evaluations = {name: state.evaluate_best(session, name, split, console) for name, split in splits.items()}
-    first_dev = state.dev[min(state.dev)]
     if not state.run.writes:
-        return TrainingResult({}, first_dev)
+        return
     for split in ("train", "test"):
         if split in evaluations:
             state.log_evaluation(split, state.best_step, evaluations[split])
     if "test" in evaluations:
-        _write_predictions(session, state.run, rows.texts or [], evaluations["test"])
-    summary = _summarise(state, session, rows, evaluations, seconds)
-    state.run.write_summary(summary)
-    state.summary = summary
-    return TrainingResult(summary, first_dev)
+        pairs = zip(rows.texts or [], evaluations["test"].records, strict=True)
+        describe = session.objective.describe_row
+        state.run.write_predictions({**describe(row), **record} for row, record in pairs)
+    state.summary = _summarise(state, session, rows, evaluations, seconds)
+    state.run.write_summary(state.summary)
 
 
 def _summarise(
     state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation], seconds: float
 ) -> dict[str, Any]:
     """Return the content of summary.json."""
-    run, optimizer, best = state.run, session.optimizer, state.best_step
+    run, optimizer, best, ranks = state.run, session.optimizer, state.best_step, state.ranks
     passes, probe = optimizer.count_forwards(state.step), run.info().get("probe", {})
     passes["forwards"] += probe.get("forwards", 0)
     scores = _summarise_scores(state, session, rows, evaluations)
@@ -84,8 +67,10 @@ def _summarise(
     } | ({"probe": probe} if probe else {})
     if state.stop_reason is not None:
         summary["stopped"] = state.stop_reason
-    if state.ranks is not None:
-        summary["distributed"] = _describe_ranks(state.ranks, state.exchanged_bytes_per_step())
+    if ranks is not None:
+        shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": state.exchanged_bytes_per_step()}
+        log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
+        summary["distributed"] = shared
     return summary
 
 
@@ -93,7 +78,14 @@ def _summarise_scores(
     state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
 ) -> dict[str, Any]:
     """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
-    compared = _compare_with_untrained(state, session, rows, evaluations)
+    config, objective, splits = state.config, session.objective, rows.splits()
+    before: Mapping[str, Evaluation] = {}
+    if config.test_at_start:
+        before = {name: objective.assess(values, splits[name]) for name, values in state.untrained.items()}
+        before = before if config.steps else evaluations
+        if not before:
+            log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
+    compared = compare(objective, before, evaluations, splits, trained=config.steps > 0)
     intervals, test = compared.pop("intervals"), evaluations.get("test")
     # The scores that chose the best step: those of the same weights restored may differ in the last bits.
     dev = state.dev[state.best_step]
@@ -103,33 +95,3 @@ def _summarise_scores(
         "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
         **compared,
     }
-
-
-def _compare_with_untrained(
-    state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation]
-) -> dict[str, Any]:
-    """Return what `compare` says of the best step's evaluations beside those before training."""
-    config, objective, splits = state.config, session.objective, rows.splits()
-    before: Mapping[str, Evaluation] = {}
-    if config.test_at_start:
-        stored = state.untrained
-        before = (
-            {name: objective.assess(stored[name], splits[name]) for name in stored} if config.steps else evaluations
-        )
-        if not before:
-            log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
-    return compare(objective, before, evaluations, splits, trained=config.steps > 0)
-
-
-def _describe_ranks(ranks: Ranks, bytes_per_step: float) -> dict[str, Any]:
-    """Return what the ranks of this process shared, and how many bytes all of them exchanged per step."""
-    log.info(
-        "ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it",
-        *(ranks.size, ranks.split, bytes_per_step),
-    )
-    return {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": bytes_per_step}
-
-
-def _write_predictions(session: Session, run: Run, texts: list[Example], evaluation: Evaluation) -> None:
-    describe = session.objective.describe_row
-    run.write_predictions({**describe(row), **record} for row, record in zip(texts, evaluation.records, strict=True))

@@ -11,17 +11,19 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.ranks import current
+from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
 from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
+from mezo_cli.system import is_device_error
 from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.session import Session
-from mezo_cli.training.start_checks import ScoreCheck, refusing_unsupported
 
 log = logging.getLogger("mezo")
 
@@ -81,38 +83,39 @@ def load_session(
         if checkpoint is not None and not full:
             loaded.adapter.load(checkpoint)
         encoder = objective_class.encoder_class(config.task, loaded.tokenizer)
-        optimizer = _make_optimizer(config, loaded)
-        with refusing_unsupported(config, loaded):
-            return _build_session(config, loaded, encoder, optimizer, trains)
-
-
-def _make_optimizer(config: Config, loaded: models.LoadedModel) -> Optimizer:
-    if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
-        set_rate(loaded.model, config.optimizer.dropout)
-    return optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+        if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
+            set_rate(loaded.model, config.optimizer.dropout)
+        optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+        name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
+        try:
+            return _build_session(config, loaded, encoder, optimizer, trains, name)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # of a family's own code
+            if is_device_error(error):
+                raise
+            family = f"is a model family that objective={config.objective.name} does not support"
+            raise UserError(f"{name} {family}: {first_line(error)}") from error
 
 
 @torch.no_grad()
 def _build_session(
-    config: Config,
-    loaded: models.LoadedModel,
-    encoder: ClassificationEncoder,
-    optimizer: Optimizer,
-    trains: bool,
+    config: Config, loaded: models.LoadedModel, encoder: Any, optimizer: Optimizer, trains: bool, model: str
 ) -> Session:
-    """Patch the model's forwards, and check the scores against the unpatched model's."""
+    """Patch the model's forwards, and check its outputs against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
     params.nonnegative = list(row_factors(loaded.model))
+    objective_class = OBJECTIVES.load(config.objective.name)
     perturbed = trains and config.steps > 0 and not optimizer.needs_backward
-    check = ScoreCheck(config, loaded, encoder, params, perturbed=perturbed)
+    check = PlainCheck(objective_class, loaded, encoder, params, perturbed, model)
     forward = PerturbedForward(loaded.model, params)
     if config.model.paired_tokens is not None:
         forward.paired_tokens = config.model.paired_tokens
-    objective = OBJECTIVES.load(config.objective.name)(config, loaded, forward, encoder)
+    objective = objective_class(config, loaded, forward, encoder)
+    check.compare(objective)
+    forward.set_compute_dtype(loaded.compute_dtype)
+    torch.set_float32_matmul_precision(config.model.matmul_precision)
+    objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
     ranks = current()
-    session = Session(config, loaded, forward, objective, optimizer, encoder, ranks)
-    check.compare(session)
     forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
-    return session
+    return Session(config, loaded, forward, objective, optimizer, encoder, ranks)

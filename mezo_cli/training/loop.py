@@ -19,14 +19,13 @@ from mezo_cli.errors import RunFailed
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe
 from mezo_cli.runs import Run
-from mezo_cli.training import agreement, precision, restore
+from mezo_cli.training import agreement, precision, recovery, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
-from mezo_cli.training.finish import TrainingResult, finish
+from mezo_cli.training.finish import finish
 from mezo_cli.training.forgetting import Forgetting, read_kept_rows
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.load import EncodedRows, encode_rows, load_session
 from mezo_cli.training.session import Session
-from mezo_cli.training.start_checks import check_data_unchanged, file_sha256
 from mezo_cli.training.training_run import TrainingRun
 from mezo_cli.training.verdict import Evaluations
 from mezo_cli.training.with_engine import attach, running_engine
@@ -38,8 +37,8 @@ TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model an
 
 def train(
     config: Config, run: Run, console: Console, prunes: Callable[[Evaluations], bool] | None = None
-) -> TrainingResult:
-    """Train and evaluate, write the run directory, and return the result. An interrupted run is resumed.
+) -> TrainingRun:
+    """Train and evaluate, write the run directory, and return the run's end. An interrupted run is resumed.
 
     Args:
         config: of the run.
@@ -57,7 +56,7 @@ def train(
     splits = data.load_splits(config)
     if ranks is not None:
         agreement.check_rows(config, splits, ranks)
-    check_data_unchanged(config, run, splits)
+    recovery.check_data_unchanged(config, run, splits)
     resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
     if resume_step is None:
         session = load_session(config, trains=True)
@@ -119,7 +118,8 @@ def train(
             session = restore.load_step(config, run, state.best_step)
             if engine is not None:
                 attach(engine, session, rows.train)
-        return finish(state, session, evaluated, seconds, console)
+        finish(state, session, evaluated, seconds, console)
+    return state
 
 
 def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, *, is_new: bool) -> None:
@@ -127,7 +127,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
     sizes = {"train": len(rows.train), "dev": len(rows.dev), "test": None if rows.test is None else len(rows.test)}
     run.update(
         data_fingerprint=splits.fingerprint,
-        keep_sha256=file_sha256(session.config.data.keep),
+        keep_sha256=recovery.file_sha256(session.config.data.keep),
         rows=sizes,
         prompt=session.encoder.decode(rows.train[0]),
         **session.objective.describe(),

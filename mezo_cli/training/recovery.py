@@ -1,14 +1,16 @@
-"""Find the step that an interrupted run resumes at, after a crash or a power cut; damage is refused.
+"""Find the step that an interrupted run resumes at, after a crash or a power cut; damage and other data are refused.
 
 Training syncs the files at each evaluation and at least every 30 s, in this order: trajectory and lines before the
 checkpoints, checkpoints before the evaluation's line. So a power cut can lose only what follows the last evaluation;
 more than that is damage.
 """
 
+import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
@@ -101,3 +103,28 @@ def _refuse_unexplained(config: Config, run: Run, lines: list[dict[str, Any]], p
     missing = [at for at in range(step, len(past)) if config.evaluates_at(at) and at not in evaluated]
     if len(missing) > 1:
         raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {missing[0]}")
+
+
+def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
+    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`.
+
+    Raises:
+        UserError: when their fingerprint differs.
+    """
+    before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
+    if before.get("data_fingerprint") not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have {why}")
+    if before.get("keep_sha256") not in (None, file_sha256(keep)):
+        raise UserError(f"{run.path}: data.keep={keep} has {why}")
+
+
+def file_sha256(file: str | None) -> str | None:
+    """Return the sha256 of a file's content; None for no file.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    try:
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"data.keep={file}: {error.strerror}") from error

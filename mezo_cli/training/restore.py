@@ -20,9 +20,9 @@ from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, checkpoints, completeness, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
-from mezo_cli.training.evaluation import best_step, dev_evaluations
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
+from mezo_cli.training.verdict import best_step, dev_evaluations
 
 log = logging.getLogger("mezo")
 
@@ -36,15 +36,9 @@ def load_checkpoint(config: Config, run: Run, name: str) -> Session:
     Raises:
         UserError: for another name, a step that the run has not reached, or a damaged run.
     """
-    if name.isdecimal():
-        return load_step(config, run, int(name))
-    _check_name(name)
-    if (run.checkpoints / name).is_dir():
+    if name in checkpoints.NAMES and (run.checkpoints / name).is_dir():
         return load_verified(config, run, name)
-    _require_trajectory(config, run, name)
-    past = _read_trajectory(run)
-    step = _last_step(config, run, past) if name == "last" else _best_step(config, run, past)
-    return _load_step(config, run, past, step)
+    return load_step(config, run, find_step(config, run, name))
 
 
 def find_step(config: Config, run: Run, name: str) -> int:
@@ -55,13 +49,22 @@ def find_step(config: Config, run: Run, name: str) -> int:
     """
     if name.isdecimal():
         return int(name)
-    _check_name(name)
+    if name not in checkpoints.NAMES:
+        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
     stored = run.checkpoint_step(name)
     if stored is not None:
         return stored
     _require_trajectory(config, run, name)
-    past = trajectory.read(run.trajectory)
-    return _last_step(config, run, past) if name == "last" else _best_step(config, run, past)
+    last, finished = len(completeness.read_trajectory(run, lambda text: None)), run.status() == "finished"
+    steps = run.steps_at_end(config.steps)
+    if finished and last != steps:
+        raise UserError(f"{run.trajectory} is damaged: it holds {last} of the run's {steps} steps")
+    if name == "last":
+        return last
+    evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)
+    if not evaluations:
+        raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
+    return best_step(config, evaluations)
 
 
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:
@@ -76,17 +79,10 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     if not optimizer_class(config.optimizer).replayable and step in saved.values():
         return load_verified(config, run, next(name for name, at in saved.items() if at == step))
-    _require_trajectory(config, run, f"step {step}")
-    past = trajectory.read(run.trajectory) if for_resume else _read_trajectory(run)
-    return _load_step(config, run, past, step, for_resume)
-
-
-def _load_step(config: Config, run: Run, past: Trajectory, step: int, for_resume: bool = False) -> Session:
-    _check_reached(run, past, step)
-    saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
+    past = _read_trajectory(config, run, step, warns=not for_resume)
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
-        return _replay_from_base(config, run, past, step)
+        return _replay(load_start(config, run, past), run, past, 0, step)
     at, name = max(usable)
     state, state_step = run.checkpoints / "last" / OPTIMIZER_STATE, saved["last"]
     if not state.is_file() or state_step is None or state_step > step or (at == step and not for_resume):
@@ -109,7 +105,7 @@ def rebuild(session: Session, run: Run, step: int) -> None:
             p.copy_(valid)
         if optimizer.replayable:
             past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
-            optimizer.keep_start(lambda: _load_start(config, run, past).params)
+            optimizer.keep_start(lambda: load_start(config, run, past).params)
             _rebuild_deferred(session, past, step)
             _in_parts(past, 0, step, work, "rebuilding the optimizer's state")
     session.optimizer = optimizer
@@ -137,32 +133,22 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
     Raises:
         UserError: when the run has not reached the step, or the base model is not the one that the run began with.
     """
-    _require_trajectory(config, run, f"step {step}")
-    return _replay_from_base(config, run, _read_trajectory(run), step)
+    past = _read_trajectory(config, run, step)
+    return _replay(load_start(config, run, past), run, past, 0, step)
 
 
-def _replay_from_base(config: Config, run: Run, past: Trajectory, step: int) -> Session:
-    _check_reached(run, past, step)
-    return _replay(_load_start(config, run, past), run, past, 0, step)
-
-
-def _load_start(config: Config, run: Run, past: Trajectory) -> Session:
-    """Return a session at the weights that the run began with."""
-    session = load_session(config, restores=True)
-    models.load_initial_state(session.loaded.model, run.initial_state_file)
-    models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
-    return session
-
-
-def load_start(config: Config, run: Run) -> Session:
-    """Return a session at the weights that the run began with, also of a method without a trajectory.
+def load_start(config: Config, run: Run, past: Trajectory | None = None) -> Session:
+    """Return a session at the weights that the run began with, also of a method without a trajectory (`past`).
 
     Raises:
         UserError: when model.path, or the run's start.safetensors, has changed.
     """
     session = load_session(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
-    models.check_fingerprint(session.loaded.model, run.info()["weights_fingerprint"], run.path / "run.json")
+    if past is None:
+        models.check_fingerprint(session.loaded.model, run.info()["weights_fingerprint"], run.path / "run.json")
+    else:
+        models.check_fingerprint(session.loaded.model, past.header.fingerprint, run.trajectory)
     return session
 
 
@@ -177,8 +163,7 @@ def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[t
         if session is None:
             session = replay_from_base(config, run, step)
         elif session.optimizer.replayable:
-            past = trajectory.read(run.trajectory)
-            _check_reached(run, past, step)
+            past = _read_trajectory(config, run, step, warns=False)
             update = partial(session.optimizer.apply_updates, session.params)
             with torch.no_grad():
                 _in_parts(past, at, step, update, "replaying the trajectory")
@@ -224,7 +209,7 @@ def _replay(
     if (stop > start or for_resume) and optimizer.replayable:
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
             _rebuild_deferred(session, past, start)
-            optimizer.keep_start(lambda: params if start == 0 else _load_start(session.config, run, past).params)
+            optimizer.keep_start(lambda: params if start == 0 else load_start(session.config, run, past).params)
             if state is not None:
                 optimizer.load_state(state, start)
             else:
@@ -253,13 +238,16 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
         progress.report(first + len(part) - start)
 
 
-def _read_trajectory(run: Run) -> Trajectory:
-    return completeness.read_trajectory(run, lambda text: log.warning("warning: %s", text))
-
-
-def _check_name(name: str) -> None:
-    if name not in checkpoints.NAMES:
-        raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
+def _read_trajectory(config: Config, run: Run, step: int, warns: bool = True) -> Trajectory:
+    """Return the trajectory, which has to reach a step; `warns`: of what it lacks."""
+    _require_trajectory(config, run, f"step {step}")
+    if warns:
+        past = completeness.read_trajectory(run, lambda text: log.warning("warning: %s", text))
+    else:
+        past = trajectory.read(run.trajectory)
+    if not 0 <= step <= len(past):
+        raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
+    return past
 
 
 def _require_trajectory(config: Config, run: Run, what: str) -> None:
@@ -270,24 +258,3 @@ def _require_trajectory(config: Config, run: Run, what: str) -> None:
             f"{what}: optimizer={config.optimizer.name} writes no trajectory to replay; "
             f"{run.checkpoints} holds {join(checkpoints_held) or 'nothing'}"
         )
-
-
-def _check_reached(run: Run, past: Trajectory, step: int) -> None:
-    if not 0 <= step <= len(past):
-        raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
-
-
-def _last_step(config: Config, run: Run, past: Trajectory) -> int:
-    steps = run.steps_at_end(config.steps)
-    if run.status() == "finished" and len(past) != steps:
-        raise UserError(f"{run.trajectory} is damaged: it holds {len(past)} of the run's {steps} steps")
-    return len(past)
-
-
-def _best_step(config: Config, run: Run, past: Trajectory) -> int:
-    """Return the best step according to metrics.jsonl, which must lack no evaluation that was due."""
-    last, finished = _last_step(config, run, past), run.status() == "finished"
-    evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)
-    if not evaluations:
-        raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
-    return best_step(config, evaluations)

@@ -1,18 +1,19 @@
 """A loaded model with all that computes its loss and takes a step: loss, micro-batches, ranks, one step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.prediction import Predicted
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.dropout import dropout
 from mezo_cli.perturb.forward import PerturbedForward
@@ -115,3 +116,21 @@ class Session:
         """Return the `count` of trainable scalars, their `share` of the model's, and the `names` of the tensors."""
         count, names = self.params.count, list(self.params.tensors)
         return {"count": count, "share": count / count_parameters(self.loaded.model), "names": names}
+
+    def predict(
+        self, examples: Sequence[Example], report: Callable[[int], None] = lambda done: None
+    ) -> list[Predicted]:
+        """Predict rows, in order, in batches of `eval_batch_size`. `report` is called with the number of rows done.
+
+        The rows of a split, in their order, give scores bitwise identical to those of its evaluation.
+
+        Raises:
+            UserError: for a row that cannot be encoded, and for scores that are not finite.
+        """
+        if not examples:
+            return []
+        objective, names = self.objective, self.config.data_task.columns
+        rows, cut = self.encoder.encode_to_fit(examples)
+        records = objective.predict(rows, report, self.ranks)
+        texts = (dict(zip(names, row.texts, strict=True)) if row.columns is None else row.columns for row in examples)
+        return [objective.prediction.of(dict(row), *rest) for row, *rest in zip(texts, records, cut, strict=True)]

@@ -24,13 +24,12 @@ from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_or
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
-from mezo_cli.training.evaluation import best_step, dev_evaluations
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.loggers.base import RunEnd, Status
 from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
 from mezo_cli.training.session import Session
-from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations
+from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations, best_step, dev_evaluations
 
 log = logging.getLogger("mezo")
 
@@ -52,7 +51,7 @@ class TrainingRun:
         divergence: whether the run has diverged.
         stop_reason: what ended the run before its last step, see `find_stop_reason`.
         forgetting: compares the weights of each evaluation on dev with those of the start; None: they are not.
-        summary: what the loggers get at the end; empty until the run has finished.
+        summary: the content of summary.json; empty until the run has finished, and on a rank other than 0.
     """
 
     def __init__(
@@ -99,16 +98,11 @@ class TrainingRun:
 
     def _end(self, error: BaseException | None) -> RunEnd:
         """Return how the run ended, for its loggers."""
-        if isinstance(error, KeyboardInterrupt):
-            return RunEnd("interrupted", self.step, "interrupted")
-        if error is not None:
-            status: Status = "interrupted" if isinstance(error, RunStopped) else "failed"
-            return RunEnd(status, self.step, one_line(error))
-        return RunEnd("finished", self.step, summary=final_scalars(self.summary))
-
-    @property
-    def _setting_names(self) -> list[str]:
-        return [name for name in type_hints(type(self.config.optimizer)) if name not in ("name", *CLIP_SETTINGS)]
+        if error is None:
+            return RunEnd("finished", self.step, summary=final_scalars(self.summary))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        status: Status = "interrupted" if interrupted or isinstance(error, RunStopped) else "failed"
+        return RunEnd(status, self.step, "interrupted" if interrupted else one_line(error))
 
     def seconds(self) -> float:
         """Return the training time so far, without the time between an interruption and the resumption."""
@@ -118,7 +112,7 @@ class TrainingRun:
 
     def start(self, session: Session) -> None:
         """Begin a new run: save the initial weights that the base model does not have, and begin the trajectory."""
-        loaded, config = session.loaded, self.config
+        loaded = session.loaded
         self.run.save_initial_state(
             lambda path: models.save_initial_state(loaded.model, loaded.fresh, path, loaded.fresh_rows)
         )
@@ -126,25 +120,7 @@ class TrainingRun:
         self.run.update(weights_fingerprint=fingerprint)
         if session.optimizer.replayable:
             session.optimizer.keep_start(lambda: session.params)
-            drawn = zeroth_order(config.optimizer)
-            header = trajectory.Header(
-                fingerprint=fingerprint,
-                optimizer=config.optimizer.name,
-                noise=drawn.noise,
-                seed=config.seed,
-                samples=drawn.directions,
-                weight_decay=drawn.weight_decay,
-                tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
-                settings={name: getattr(config.optimizer, name) for name in self._setting_names}
-                | {"steps": config.steps},
-                dtype=config.model.dtype,
-                rounding=trajectory.ROUNDINGS[config.model.dtype],
-                decay="float64" if drawn.weight_decay else None,
-                scalars=session.optimizer.scalar,
-                clip=drawn.clip_settings,
-                needs_version=session.optimizer.trajectory_version,
-                nonnegative=[*session.params.nonnegative] or None,
-            )
+            header = _make_header(session, fingerprint)
             session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
@@ -403,6 +379,30 @@ class TrainingRun:
             return 0.0
         exchanged = self.ranks.exchanged["step"] - self._exchanged_before
         return round(exchanged / max(self.step - self._first_step, 1), 3)
+
+
+def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
+    """Return the header of the trajectory that starts from the session's weights."""
+    config, optimizer, params = session.config, session.optimizer, session.params
+    drawn = zeroth_order(config.optimizer)
+    names = [name for name in type_hints(type(config.optimizer)) if name not in ("name", *CLIP_SETTINGS)]
+    return trajectory.Header(
+        fingerprint=fingerprint,
+        optimizer=config.optimizer.name,
+        noise=drawn.noise,
+        seed=config.seed,
+        samples=drawn.directions,
+        weight_decay=drawn.weight_decay,
+        tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
+        settings={name: getattr(config.optimizer, name) for name in names} | {"steps": config.steps},
+        dtype=config.model.dtype,
+        rounding=trajectory.ROUNDINGS[config.model.dtype],
+        decay="float64" if drawn.weight_decay else None,
+        scalars=optimizer.scalar,
+        clip=drawn.clip_settings,
+        needs_version=optimizer.trajectory_version,
+        nonnegative=[*params.nonnegative] or None,
+    )
 
 
 def not_finite_at_start(config: Config) -> UserError:

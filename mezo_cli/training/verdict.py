@@ -1,4 +1,4 @@
-"""Judge from a run's recorded values whether training has helped, or diverged.
+"""Judge from a run's recorded values which evaluation is the best, and whether training has helped, or diverged.
 
 Only lines of metrics.jsonl count, so a resumed run is judged at the same steps as one that was never stopped. Which
 training losses there are depends on `log_every`.
@@ -6,8 +6,12 @@ training losses there are depends on `log_every`.
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run
 
 WINDOW = 10  # losses at each end of the run that are compared
 FACTOR, FLOOR = 3.0, 0.1  # the mean may rise by FACTOR * max(|mean|, std, FLOOR) of the first losses
@@ -15,6 +19,7 @@ EARLY_FLOOR = 1.0  # in place of FLOOR while the windows are smaller: the loss o
 
 Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
 
+TIE = 1e-7  # of equal scores the one with the lower loss is higher by less than two of these
 IMPROVED, NOT_IMPROVED, DIVERGED = "improved", "not_improved", "diverged"
 
 
@@ -104,3 +109,65 @@ def verdict(diverged: bool, best_step: int, steps: int) -> str | None:
     if diverged:
         return DIVERGED
     return IMPROVED if best_step else NOT_IMPROVED
+
+
+# --- the best evaluation ---
+
+
+def dev_evaluations(
+    config: Config, run: Run, lines: Sequence[Mapping[str, Any]], stop: int
+) -> dict[int, Mapping[str, Any]]:
+    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl.
+
+    Raises:
+        UserError: when an evaluation that was due before step `stop` is missing.
+    """
+    evaluations = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}
+    for step in range(stop):
+        if config.evaluates_at(step) and step not in evaluations:
+            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
+    return evaluations
+
+
+def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
+    """Return the step with the best value of the metric that the run is judged by; of equal ones the earliest."""
+    metric = config.chosen_metric
+    return max(evaluations, key=lambda step: (config.order_of(metric) * evaluations[step][metric], -step))
+
+
+# --- the trials of a search: for `mezo tune`, and for its page ---
+
+
+def trained_evaluations(run: Run, steps: int) -> Evaluations:
+    """Return step -> the evaluation on dev of weights that the trial has trained: those after step 0.
+
+    Args:
+        run: the trial's run.
+        steps: of its config; 0 for a linear probe alone, which is trained at step 0.
+    """
+    return {line["step"]: line for line in run.evaluations("dev") if line["step"] or not steps}
+
+
+def value_of(line: Mapping[str, Any], metric: str, goal: str) -> float:
+    """Return the one number by which evaluations are ordered; for the goal `score` the loss decides between equal ones.
+
+    TIE is below the step of any score that is a fraction of fewer than 5 million rows: the loss decides only ties.
+    """
+    loss = float(line["loss"])
+    return loss if goal == "loss" else float(line[metric]) - TIE * loss / (1 + abs(loss))
+
+
+def best_evaluation(run: Run, steps: int, metric: str, goal: str) -> Mapping[str, Any] | None:
+    """Return the best evaluation of trained weights, of equal ones the first; None if there is none yet."""
+    sign = -1 if goal == "loss" else 1
+    evaluations = trained_evaluations(run, steps).values()
+    return max(evaluations, key=lambda line: sign * value_of(line, metric, goal), default=None)
+
+
+def end_of(run: Run) -> str:
+    """Return `diverged`, `pruned`, or else the run's status: `finished`, `failed`, `interrupted`, `running`."""
+    status = run.status()
+    files = run.read_summary() if status == "finished" else run.info()
+    if status in ("finished", "failed") and files.get("verdict") == DIVERGED:
+        return DIVERGED
+    return "pruned" if status == "finished" and files.get("stopped") == "pruned" else status

@@ -11,7 +11,7 @@ import pytest
 from mezo_cli import runs
 from mezo_cli.commands import tune
 from mezo_cli.training import loop
-from mezo_cli.training.trials import best_evaluation
+from mezo_cli.training.verdict import best_evaluation
 from tests.command_line import Result, error_line, mezo, small
 
 optuna = pytest.importorskip("optuna")

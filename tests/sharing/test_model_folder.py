@@ -26,7 +26,6 @@ from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.model_folder import write_model_folder
 from mezo_cli.sharing.snippet import EXAMPLE, pipeline_task
 from mezo_cli.training.load import load_session
-from mezo_cli.training.prediction import predict
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import environment, error_line, mezo
@@ -86,7 +85,7 @@ def exported(folder: Path, base: str, *words: str) -> Session:
 
 
 def probabilities(session: Session) -> dict[str, float]:
-    (one,) = predict(session, [Example((EXAMPLE,) * len(session.config.task.columns), 0)])
+    (one,) = session.predict([Example((EXAMPLE,) * len(session.config.task.columns), 0)])
     return one.probabilities
 
 

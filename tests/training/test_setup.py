@@ -15,8 +15,8 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import fingerprint
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training import start_checks
 from mezo_cli.training.load import load_session
 from tests import tiny
 
@@ -63,11 +63,11 @@ def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_t
     roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    check = start_checks.check_against_plain
+    compare = PlainCheck.compare
     monkeypatch.setattr(
-        start_checks,
-        "check_against_plain",
-        lambda *args: (seen.append(torch.get_float32_matmul_precision()), check(*args)),
+        PlainCheck,
+        "compare",
+        lambda *args: (seen.append(torch.get_float32_matmul_precision()), compare(*args)),
     )
     for wanted in ("high", "highest"):
         load_session(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
