@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from mezo_cli.config.own_code import check_server_given
 from mezo_cli.config.schema import Config
 from mezo_cli.system import import_torch
 
@@ -12,8 +13,10 @@ def check_new_run(config: Config) -> None:
 
     Raises:
         UserError: for a reward that is missing, cannot be imported or takes other arguments; for an encoder, and for a
-            completion that leaves no room for a prompt; for a file `data.keep` that cannot be read.
+            completion that leaves no room for a prompt; for a file `data.keep` that cannot be read; for a server
+            that is not named.
     """
+    check_server_given(config)
     config.objective.check_new_run(config)
     if not config.objective.needs_labels:
         encoder = load_encoder(config)
@@ -24,8 +27,11 @@ def check_new_run(config: Config) -> None:
 
 
 def check_new_runs(configs: Iterable[Config]) -> None:
-    """Check the jobs of a sweep: each objective once, with the first job that has it."""
-    by_need = {repr((config.objective, config.model, config.task, config.data.keep)): config for config in configs}
+    """Check the jobs of a sweep: each objective and engine once, with the first job that has it."""
+    by_need = {
+        repr((config.objective, config.model, config.task, config.data.keep, config.engine)): config
+        for config in configs
+    }
     for config in by_need.values():
         check_new_run(config)
 

@@ -13,6 +13,7 @@ from mezo_cli.config.own_code import (
     PYTHON,
     REWARD,
     REWARD_NOT_STORED,
+    check_server_given,
     has_own_python,
     has_own_reward,
     split_own_code,
@@ -110,6 +111,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
         raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
     if info.get("own_reward") and not has_own_reward(new):
         raise UserError(f"{path} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
+    check_server_given(new)
     new.objective.check_resumed(new, info, new_reward)
     new.objective.check_new_run(new)
     run.claim()

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.rules import check_rules
-from mezo_cli.config.schema import Config, SettingError, VllmConfig
+from mezo_cli.config.schema import Config, OpenAiConfig, SettingError, VllmConfig
 from mezo_cli.errors import UserError
 
 PYTHON = "engine.python"
 VARIABLE = "MEZO_ENGINE_PYTHON"  # what engine.python=PATH says, for this process and those that it starts
-VARIABLES = {PYTHON: VARIABLE, "engine.url": "MEZO_ENGINE_URL", "engine.adapter_dir": "MEZO_ENGINE_ADAPTER_DIR"}
+URL, ADAPTER_DIR = "engine.url", "engine.adapter_dir"
+VARIABLES = {PYTHON: VARIABLE, URL: "MEZO_ENGINE_URL", ADAPTER_DIR: "MEZO_ENGINE_ADAPTER_DIR"}
 NOT_STORED = f"which is not stored: give it again, {PYTHON}=PATH or {VARIABLE}"
 
 REWARD = "objective.reward"
@@ -91,7 +92,7 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
             what, variable = ("value", VARIABLES[key]) if key in VARIABLES else ("function", REWARD_VARIABLE)
             raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {variable}")
         if key in VARIABLES:
-            text = value if key == "engine.url" else str(Path(value).expanduser().absolute())
+            text = value if key == URL else str(Path(value).expanduser().absolute())
             own = dataclasses.replace(own, **{field_of(key): None if value == "null" else text})
         else:
             own = dataclasses.replace(own, reward=_absolute(value))
@@ -139,6 +140,29 @@ def from_user(key: str) -> str:
 def has_own_python(config: Config) -> bool:
     """Return whether the engine of a run is started by a program that the user has given to this process."""
     return isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(VARIABLE))
+
+
+def of_server(engine: OpenAiConfig, key: str) -> str:
+    """Return what the user has given to this process for a key of engine=openai.
+
+    Raises:
+        UserError: when it is missing.
+    """
+    value = getattr(engine, field_of(key)) or os.environ.get(VARIABLES[key])
+    if not value:
+        raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
+    return str(value)
+
+
+def check_server_given(config: Config) -> None:
+    """Check that an engine=openai knows its server, before anything is written.
+
+    Raises:
+        UserError: with the first key that is missing.
+    """
+    if isinstance(config.engine, OpenAiConfig):
+        for key in (URL, ADAPTER_DIR):
+            of_server(config.engine, key)
 
 
 def has_own_reward(config: Config) -> bool:

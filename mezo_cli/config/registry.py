@@ -161,7 +161,11 @@ ENGINES = Registry(
 )
 ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an objective
     "engine",
-    {"lm": "mezo_cli.engine.scores:EngineScores", "generate": "mezo_cli.engine.answers:EngineAnswers"},
+    {
+        "lm": "mezo_cli.engine.scores:EngineScores",
+        "choice": "mezo_cli.engine.choices:EngineChoices",
+        "generate": "mezo_cli.engine.answers:EngineAnswers",
+    },
 )
 ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get padded batches
     "model_type",

@@ -394,8 +394,8 @@ class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md).
 
     Attributes:
-        name: none: the model's own forwards; vllm: vLLM's, openai: a server's, for objectives lm and generate;
-            chosen by `engine=`.
+        name: none: the model's own forwards; vllm: vLLM's, openai: a server's, for objectives lm, choice and
+            generate; chosen by `engine=`.
     """
 
     name: Text = "none"

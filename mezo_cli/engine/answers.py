@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
+from mezo_cli.engine.token_scores import token_scores
 from mezo_cli.models.completion_text import CompletionText
 from mezo_cli.models.decoding import Completion, Sampling
 from mezo_cli.objectives.generation import Generation, PromptBatch
@@ -87,16 +88,9 @@ class EngineAnswers:
         return Completion(ids, text.of(ids), len(ids) >= limit)
 
     def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
-        """Return the log-probability of each token of each row's answer: float64 [tokens] per row.
-
-        Each token is scored after a prompt of all before it, of which the engine keeps the keys and values. vLLM's own
-        log-probabilities of a prompt's tokens fail on a CPU where it has adapters.
-        """
-        texts = [[*row.input_ids, *row.answer_ids] for row in rows]
-        places = [(i, n) for i, row in enumerate(rows) for n in range(len(row.input_ids), len(texts[i]))]
-        prompts, tokens = [texts[i][:n] for i, n in places], [[texts[i][n]] for i, n in places]
-        (scores,) = self._members.ask("score", prompts=prompts, tokens=tokens)
-        of_all = torch.tensor([score for (score,) in scores], dtype=torch.float64)
+        """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
+        texts = [([*row.input_ids, *row.answer_ids], len(row.answer_ids)) for row in rows]
+        (of_all,) = token_scores(self._members, texts).double()
         return list(of_all.split([len(row.answer_ids) for row in rows]))
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mezo_cli.config.own_code import VARIABLES, field_of
+from mezo_cli.config.own_code import ADAPTER_DIR, URL, of_server
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.environment import find_python
@@ -316,7 +316,7 @@ def _open(settings: VllmConfig | OpenAiConfig) -> EngineProcess | EngineServer:
         variables = variables_of_rank(settings.tensor_parallel)
         return EngineProcess(find_python(settings.python), settings.timeout, variables)
     _adapter_dir(settings)
-    return EngineServer(settings, _given(settings, "engine.url"))
+    return EngineServer(settings, of_server(settings, URL))
 
 
 def _process_params(settings: VllmConfig | OpenAiConfig) -> dict[str, Any]:
@@ -329,14 +329,7 @@ def _process_params(settings: VllmConfig | OpenAiConfig) -> dict[str, Any]:
 def _adapter_dir(settings: VllmConfig | OpenAiConfig) -> Path | None:
     if isinstance(settings, VllmConfig):
         return None
-    folder = Path(_given(settings, "engine.adapter_dir")).expanduser()
+    folder = Path(of_server(settings, ADAPTER_DIR)).expanduser()
     if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
         raise UserError(f"engine.adapter_dir={folder}: give the absolute path of a folder that can be written to")
     return folder
-
-
-def _given(settings: OpenAiConfig, key: str) -> str:
-    value = getattr(settings, field_of(key)) or os.environ.get(VARIABLES[key])
-    if not value:
-        raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
-    return str(value)

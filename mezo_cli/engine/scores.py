@@ -9,6 +9,7 @@ from torch import Tensor
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
+from mezo_cli.engine.token_scores import token_scores
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
@@ -17,8 +18,6 @@ from mezo_cli.tasks import LmEncoder
 
 class EngineScores(Classification):
     """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
-
-    After each prompt, and after each start of a word behind it, the engine scores the tokens that continue some word.
 
     Args:
         own: the run's objective, whose model computes nothing here; its `forward` says with which weights to compute.
@@ -32,12 +31,6 @@ class EngineScores(Classification):
     def __init__(self, own: Classification, members: Members) -> None:
         super().__init__(own.config, own.loaded, own.forward, own.encoder)
         self._members = members
-        self._words = [tuple(word) for word in self.label_ids]
-        self._starts = sorted({word[:n] for word in self._words for n in range(len(word))}, key=lambda p: (len(p), p))
-        self._next = [
-            sorted({word[len(start)] for word in self._words if word[: len(start)] == start and word != start})
-            for start in self._starts
-        ]
 
     @staticmethod
     def longest(own: Classification, rows: Sequence[TokenizedExample]) -> int:
@@ -67,21 +60,11 @@ class EngineScores(Classification):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
-        prompts = [[*row.input_ids, *start] for row in batch.rows for start in self._starts]
-        of_signs = self._members.ask("score", prompts=prompts, tokens=self._next * len(batch.rows))
-        count = len(self._starts)
-        scores = torch.tensor(
-            [[self._of_row(rows[i : i + count]) for i in range(0, len(rows), count)] for rows in of_signs]
-        ).to(batch.device)
+        texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in self.label_ids]
+        of_words = token_scores(self._members, texts).split([count for _, count in texts], dim=1)
+        scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1)
+        scores = scores.view(-1, len(batch.rows), len(self.label_ids)).to(batch.device)
         return scores if self.forward.num_signs == 2 else scores[0]
-
-    def _of_row(self, scores: list[list[float]]) -> list[float]:
-        """Return the score of each label of a row: the sum over its word's tokens."""
-        by_start = {
-            start: dict(zip(tokens, of_start, strict=True))
-            for start, tokens, of_start in zip(self._starts, self._next, scores, strict=True)
-        }
-        return [sum(by_start[word[:n]][word[n]] for n in range(len(word))) for word in self._words]
 
 
 def _log_probs(objective: Classification, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ A prompt is computed once for all of its candidates (packed_choices.py).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,11 @@ VALUES = ("cross_entropy", "right", "lm_loss", "tokens")
 
 
 class Choice(Objective):
-    """Scores the candidates of each row."""
+    """Scores the candidates of each row.
+
+    Attributes:
+        engine: what computes `log_probs` instead of the model: an inference engine; None: the model.
+    """
 
     model_kind = CAUSAL_LM
     encoder_class = ChoiceEncoder
@@ -57,6 +61,7 @@ class Choice(Objective):
         if head is None:
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=choice needs one")
         self._head = VocabularyHead(head, forward)
+        self.engine: Callable[[Batch], Tensor] | None = None
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
         self.supports_paired_forward = find_decoder_family(model) is not None
@@ -89,12 +94,14 @@ class Choice(Objective):
 
     # --- scores ---
 
-    def _log_probs(self, batch: Batch) -> Tensor:
+    def log_probs(self, batch: Batch) -> Tensor:
         """Return the sum of the log-probabilities of each candidate's tokens, 0 where a row has fewer candidates.
 
         Returns:
             float64 [signs, rows, most candidates].
         """
+        if self.engine is not None:
+            return self.engine(batch)
         if self.frozen is not None:
             return packed_logits(self.model, self.forward, self.frozen, batch, self._inputs_of)
         log_probs: Tensor = self.model(**self._inputs_of(batch)).logits
@@ -102,7 +109,7 @@ class Choice(Objective):
 
     def scores(self, batch: Batch) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
-        return self._scores_of(self._log_probs(batch), batch)
+        return self._scores_of(self.log_probs(batch), batch)
 
     def _scores_of(self, log_probs: Tensor, batch: Batch) -> Tensor:
         counts = batch.layout["counts"]
@@ -121,19 +128,16 @@ class Choice(Objective):
         return {**self._inputs, "use_cache": False}
 
     def _score_tokens(self, states: Tensor) -> Tensor:
-        """Replace the head's forward: hidden states of all tokens -> `_log_probs`."""
+        """Replace the head's forward: hidden states of all tokens -> `log_probs`."""
         assert self._batch is not None
         layout = self._batch.layout
         states = states if self.supports_paired_forward else states.flatten(0, 1).unsqueeze(0)
         hidden = states[:, layout["read"]].float()
-        read_of, counts = layout["read_of"], layout["counts"]
+        read_of = layout["read_of"]
         logits = self._head.token_logits(hidden, read_of, layout["token_of"], layout["head_rows"])
         normalizer = self._head.log_normalizer(hidden.unsqueeze(1)).squeeze(1)
         # In float64 the normalizer cancels where candidates are single tokens.
-        log_probs = in_float64(logits) - in_float64(normalizer)[:, read_of]
-        slots = layout["slots"]
-        is_token = torch.arange(slots.shape[-1], device=slots.device) < counts.unsqueeze(-1)
-        return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
+        return sum_of_candidates(in_float64(logits) - in_float64(normalizer)[:, read_of], layout)
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return the mean log-probability of the candidate that is trained, and the mean of all candidates'.
@@ -142,7 +146,7 @@ class Choice(Objective):
             float32 [rows, 2], or [2, rows, 2] under both signs of a perturbation.
         """
         counts = batch.layout["counts"]
-        means = self._log_probs(batch) / counts.clamp(min=1)
+        means = self.log_probs(batch) / counts.clamp(min=1)
         of_all = means.sum(-1) / (counts > 0).sum(-1)
         return torch.stack([_of_trained(means, batch), of_all], dim=-1).float().squeeze(0)
 
@@ -167,7 +171,7 @@ class Choice(Objective):
 
     def counts(self, batch: Batch) -> Tensor:
         """Return minus the log-probabilities of the tokens of all right candidates, and their number: [signs, 2]."""
-        trained = _of_trained(self._log_probs(batch), batch)
+        trained = _of_trained(self.log_probs(batch), batch)
         tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
         return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
 
@@ -183,7 +187,7 @@ class Choice(Objective):
         The record's probabilities are the softmax of the scores.
         """
         assert cross_entropy.of_rows is not None
-        log_probs = self._log_probs(batch)
+        log_probs = self.log_probs(batch)
         scores = self._scores_of(log_probs, batch)
         tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
         values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
@@ -229,6 +233,18 @@ class Choice(Objective):
             right={"accuracy": right == 1.0},
             text=f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}",
         )
+
+
+def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of the log-probabilities of each candidate's tokens: `Choice.log_probs`.
+
+    Args:
+        log_probs: of all tokens that are scored, float64 [signs, tokens], in the order of the rows and candidates.
+        layout: of the batch.
+    """
+    slots = layout["slots"]
+    is_token = torch.arange(slots.shape[-1], device=slots.device) < layout["counts"].unsqueeze(-1)
+    return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
 
 
 def _of_trained(values: Tensor, batch: Batch) -> Tensor:

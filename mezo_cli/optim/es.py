@@ -131,7 +131,11 @@ class EsResult:
 
     def scalars(self) -> dict[str, float]:
         """Return the fields of the step's line in metrics.jsonl."""
-        spread = {"loss_std": std(self.losses), "loss_min": min(self.losses), "loss_max": max(self.losses)}
+        spread = {
+            "loss_std": math.sqrt(variance(self.losses)),
+            "loss_min": min(self.losses),
+            "loss_max": max(self.losses),
+        }
         at_theta = {} if self.loss_theta is None else {"loss_theta": self.loss_theta}
         return {"loss": self.loss, **spread, **at_theta, "ties": self.ties, "lr": self.lr}
 
@@ -188,13 +192,14 @@ class Es(DirectionalOptimizer):
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> EsResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
-        of_rows = self._measure(forward, loss_fn, step).tolist()  # [points, signs, rows]
-        members = [rows for point in of_rows[: self.config.directions] for rows in point]
-        losses = [mean(rows) for rows in members]
-        loss_theta = mean(of_rows[-1][0]) if self.config.baseline == "theta" else None
+        of_points = self._measure(forward, loss_fn, step)
+        members = [moments for of_signs in of_points[: self.config.directions] for moments in of_signs]
+        losses = [moments[0] for moments in members]
+        loss_theta = of_points[-1][0][0] if self.config.baseline == "theta" else None
         measured = losses if loss_theta is None else [*losses, loss_theta]
         is_finite = all(map(math.isfinite, measured))  # else theta is left as it was, and the loop ends the run
-        spread = std([loss for rows in members for loss in rows])  # with one value per member, that of the rewards
+        within = mean([moments[1] for moments in members]) if self.config.shaping_std == "rows" else 0.0
+        spread = math.sqrt(within + variance(losses))  # of all rows, of which every member has as many
         shaped = self._shape(losses, loss_theta, spread) if is_finite else [0.0] * len(losses)
         if self.config.antithetic:
             shaped = [plus - minus for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
@@ -204,11 +209,14 @@ class Es(DirectionalOptimizer):
             self.apply_updates(forward.params, [(step, result.coefficients, result.lr)])
         return result
 
-    def _measure(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> "Tensor":
-        """Return the losses of the directions and, where it is the baseline, of theta: float64 [points, signs, rows].
+    def _measure(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> list[list[list[float]]]:
+        """Return the losses of the directions and, where it is the baseline, of theta.
 
-        There is one row, the batch, unless `shaping_std` needs them all. The losses are read at once: this is where the
-        host waits for the device, once per step. Ranks that share the directions compute those of their own.
+        The losses are read at once: this is where the host waits for the device, once per step. Ranks that share the
+        directions compute those of their own, and exchange what is returned.
+
+        Returns:
+            [points][signs][loss], or with `shaping_std=rows` [points][signs][mean, variance] of the losses of the rows.
         """
         import torch
 
@@ -217,13 +225,17 @@ class Es(DirectionalOptimizer):
         points: list[Direction | None] = [Direction(self.seed, step, k) for k in range(config.directions)]
         points += [None] * (config.baseline == "theta")
 
+        by_rows = config.shaping_std == "rows"
+
         def losses_of_point() -> "Tensor":
-            return _rows_of(loss_fn) if config.shaping_std == "rows" else loss_fn().reshape(-1, 1)
+            return _rows_of(loss_fn) if by_rows else loss_fn().reshape(-1, 1)
 
         losses = forward.losses_of(points if ranks is None else ranks.own(points), config.eps, losses_of_point, signs)
-        of_points = torch.stack([values.expand(len(signs), -1) for values in losses])
+        of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
+        of_points = [[[mean(rows), variance(rows)][: 1 + by_rows] for rows in of_signs] for of_signs in of_rows]
         if ranks is not None:
-            of_points = ranks.gather_parts(of_points.cpu().double(), split_sizes(len(points), ranks.size), "step")
+            own = torch.tensor(of_points, dtype=torch.float64)
+            of_points = ranks.gather_parts(own, split_sizes(len(points), ranks.size), "step").tolist()
         return of_points
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
@@ -324,10 +336,10 @@ def mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def std(values: list[float]) -> float:
-    """Return the standard deviation with ddof 0; nan if a value is not finite."""
+def variance(values: list[float]) -> float:
+    """Return the variance with ddof 0; nan if a value is not finite."""
     centre = mean(values)
-    return math.sqrt(mean([(value - centre) ** 2 for value in values]))
+    return mean([(value - centre) ** 2 for value in values])
 
 
 def _rows_of(loss_fn: LossFn) -> "Tensor":

@@ -1,5 +1,7 @@
-"""Compare an engine's scores with the model's own before every step of a run, that is after every update."""
+"""Compare a run by an engine with one by the model: scores before every step, that is after every update; losses."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,12 @@ import torch
 from mezo_cli.engine.answers import own_log_probs, with_last_tokens_scored
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
+
+
+def losses_and_metrics(run: Path) -> list[dict[str, float]]:
+    """Return the losses and the accuracies of the lines of a run's metrics.jsonl."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: line[key] for key in line if key.startswith("loss") or key == "accuracy"} for line in lines]
 
 
 def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[float]:

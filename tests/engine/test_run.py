@@ -19,9 +19,11 @@ from mezo_cli.runs import sweep_record
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.engine.fakes import fake_python
+from tests.engine.step_checks import losses_and_metrics
 from tests.live_models import count_live
 
 ENGINE = ("engine=vllm", "engine.memory=100000000")
+ES = ("optimizer=es", "optimizer.members=4", "optimizer.eps=0.1")
 
 pytestmark = pytest.mark.usefixtures("eager")
 
@@ -37,7 +39,8 @@ class Setting:
     def train(self, name: str, *more: str, mode: str | None = None) -> Any:
         """Train a run, by the fake engine if a mode is given."""
         python = () if mode is None else (*ENGINE, f"engine.python={fake_python(self.folder / 'bin', mode)}")
-        words = small(self.model, self.data, self.folder / name, "objective=lm", "model=gpt2", "optimizer.lr=1e-4")
+        objective = () if "objective=choice" in more else ("objective=lm",)
+        words = small(self.model, self.data, self.folder / name, *objective, "model=gpt2", "optimizer.lr=1e-4")
         return mezo("train", *words, "log_every=1", *python, *more)
 
     def grads(self, name: str) -> list[float]:
@@ -94,6 +97,30 @@ def test_a_lora_goes_to_the_engine_with_every_request(setting: Setting) -> None:
     summaries = [json.loads((setting.folder / name / "summary.json").read_text()) for name in ("lora", "own-lora")]
     scores = [summary["test"]["loss"] for summary in summaries]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+CHOICE = ("objective=choice", "task.choice.candidates=[' bad okay film', ' good']", "steps=2", "eval_every=1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("peft=lora",),
+        pytest.param(("objective.loss=lm",), marks=pytest.mark.slow),
+        pytest.param(("objective.loss=accuracy", "objective.normalize=sum", *ES, "peft=lora"), marks=pytest.mark.slow),
+    ],
+    ids=["cross_entropy", "lm", "accuracy"],
+)
+def test_candidates_are_scored_as_the_model_scores_them(
+    setting: Setting, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    runs = [tmp_path / "by-engine", tmp_path / "own"]
+    for run, mode in zip(runs, ("", None), strict=True):
+        result = setting.train(str(run), *CHOICE, *words, mode=mode)
+        assert result.code == 0, result.err
+    by_engine, own = map(losses_and_metrics, runs)
+    assert len(own) > 6
+    assert by_engine == [pytest.approx(line, abs=1e-4) for line in own]
 
 
 @pytest.mark.slow
@@ -206,7 +233,10 @@ def test_an_environment_without_vllm_is_refused_with_the_command(setting: Settin
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["engine=vllm"], "objective=mlm has no engine, only objective=lm, objective=generate have one"),
+        (
+            ["engine=vllm"],
+            "objective=mlm has no engine, only objective=lm, objective=choice, objective=generate have one",
+        ),
         (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
         (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
         (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),

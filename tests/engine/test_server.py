@@ -13,7 +13,8 @@ from mezo_cli.engine.process import EngineFailed
 from mezo_cli.engine.server import DIALECTS, EngineServer
 from mezo_cli.errors import UserError
 from mezo_cli.models.download import fetch
-from tests.command_line import mezo
+from mezo_cli.runs import Run
+from tests.command_line import error_line, mezo
 from tests.engine import test_generation as generation
 from tests.engine.fake_server import FakeServer, serving
 from tests.engine.step_checks import compare_scores
@@ -94,6 +95,13 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = mezo("train", *words, f"engine.adapter_dir={tmp_path}")
     assert result.code == 2
     assert "engine=openai needs engine.url (or MEZO_ENGINE_URL)" in result.err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+    config = build_config([*words[:-1], f"engine.adapter_dir={tmp_path}", "engine.url=http://127.0.0.1:1"])
+    run = Run.create(tmp_path / "stopped", to_yaml(config), ["mezo"])
+    before = {path.name: path.read_bytes() for path in run.path.iterdir()}
+    resumed = error_line(mezo("resume", run.path, f"engine.adapter_dir={tmp_path}"))
+    assert "engine=openai needs engine.url (or MEZO_ENGINE_URL)" in resumed
+    assert {path.name: path.read_bytes() for path in run.path.iterdir()} == before
 
 
 def test_sglang_gets_its_own_request() -> None:

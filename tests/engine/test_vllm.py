@@ -21,7 +21,7 @@ from mezo_cli.perturb.noise import Direction, make_noise
 from tests import tiny
 from tests.command_line import environment as process_environment
 from tests.command_line import mezo, small
-from tests.engine.step_checks import compare_scores
+from tests.engine.step_checks import compare_scores, losses_and_metrics
 from tests.ranks import free_port, run_ranks
 
 pytestmark = [
@@ -75,11 +75,11 @@ def own_grads(models: dict[str, Path], data: Path, tmp_path_factory: pytest.Temp
     return found
 
 
-def words(model: Path, data: Path, run: Path, peft: str, steps: int = 50) -> list[str]:
+def words(model: Path, data: Path, run: Path, peft: str, steps: int = 50, objective: str = "lm") -> list[str]:
     """Train with two evaluations. With a larger lr the model would amplify differences of the last bits."""
     lr = "1e-4" if peft == "lora" else "1e-5"
     more = (f"steps={steps}", f"eval_every={steps // 2}", f"peft={peft}", f"optimizer.lr={lr}", "log_every=1")
-    return small(model, data, run, "objective=lm", "model=gpt2", *more)
+    return small(model, data, run, f"objective={objective}", "model=gpt2", *more)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -100,6 +100,22 @@ def test_independent_runs_agree_and_replay_without_the_engine(
     assert result.code == 0, result.err
     assert largest_difference(own_grads[kind, peft], grads(run)) <= 1e-3
     check_replay(run, 50, peft)
+
+
+@pytest.mark.parametrize(
+    ("peft", "more"), [("none", ["objective.loss=lm"]), ("lora", ["optimizer=es", "optimizer.members=3"])]
+)
+def test_candidates_are_scored_as_the_model_scores_them(
+    peft: str, more: list[str], models: dict[str, Path], data: Path, python: Path, tmp_path: Path
+) -> None:
+    runs = [tmp_path / "run", tmp_path / "own"]
+    for run, engine in zip(runs, (by_vllm(python), []), strict=True):
+        own = [*words(models["llama"], data, run, peft, 10, "choice"), *more, "optimizer.eps=1e-2"]
+        result = mezo("train", *own, "task.choice.candidates=[' bad okay film', ' good']", *engine)
+        assert result.code == 0, result.err
+    by_engine, own_lines = map(losses_and_metrics, runs)
+    assert by_engine == [pytest.approx(line, abs=1e-4) for line in own_lines]
+    check_replay(runs[0], 10, peft)
 
 
 @pytest.mark.parametrize("peft", ["none", "lora"])
