@@ -61,8 +61,8 @@ class EngineScores(Classification):
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
         texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in self.label_ids]
-        of_words = token_scores(self._members, texts).split([count for _, count in texts], dim=1)
-        scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1)
+        of_words = token_scores(self._members, texts).double().split([count for _, count in texts], dim=1)
+        scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1).float()
         scores = scores.view(-1, len(batch.rows), len(self.label_ids)).to(batch.device)
         return scores if self.forward.num_signs == 2 else scores[0]
 
