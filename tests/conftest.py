@@ -1,11 +1,13 @@
 """Fixtures that the tests of all packages share."""
 
+import functools
 import gc
 import importlib.util
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 # Before torch is imported anywhere: parallel tests on few cores must not each take all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,8 +15,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network; the hub tests start subprocesses against a loopback server
 
 import pytest
-
-from tests import tiny
 
 MISSING = [name for name in ("tensorboard", "wandb", "trackio") if importlib.util.find_spec(name) is None]
 collect_ignore = ["training/test_loggers.py"] if MISSING else []
@@ -83,27 +83,67 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def composing_once() -> Iterator[None]:
+    """Let Hydra compose the files of the same choices once."""
+    from mezo_cli.config import compose
+    from tests import compositions
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "compose_node", compositions.composing_once())
+        yield
+
+
+@pytest.fixture
+def composing_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Hydra compose everything each time."""
+    from mezo_cli.config import compose
+    from tests import compositions
+
+    monkeypatch.setattr(compose, "compose_node", compositions.whole)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_look_at_the_checkout() -> Iterator[None]:
+    """Ask git and the installed packages once for what every run.json has: each question starts a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        from mezo_cli import system
+        from mezo_cli.runs import run_json
+
+        facts = {name: functools.cache(getattr(system, name)) for name in ("versions", "git_commit", "git_dirty")}
+        patch.setattr(run_json, "system", SimpleNamespace(**facts))
+        yield
+
+
 @pytest.fixture(scope="session")
 def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random RoBERTa with a tied decoder."""
+    from tests import tiny
+
     return tiny.roberta(tmp_path_factory.mktemp("roberta"))
 
 
 @pytest.fixture(scope="session")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a decoder of its own."""
+    from tests import tiny
+
     return tiny.roberta(tmp_path_factory.mktemp("untied"), tied=False)
 
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random BERT."""
+    from tests import tiny
+
     return tiny.bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
 def movies(tmp_path: Path) -> Path:
     """A folder of small train, dev and test files."""
+    from tests import tiny
+
     return tiny.movie_folder(tmp_path / "movies")
 
 

@@ -1,6 +1,10 @@
 """Make tiny random checkpoints and small data files for tests, without a network."""
 
+import functools
 import json
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,7 +38,23 @@ WORDS = [
     "It",
     "was",
 ]
+MADE = tempfile.TemporaryDirectory(prefix="tiny")  # removed when the process ends
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+
+
+def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
+    """Let a function that saves a model into a folder make each model once per process, and copy it from then on."""
+    made: dict[str, Path] = {}
+
+    @functools.wraps(make)
+    def copy(folder: Path, *words: object, **named: object) -> Path:
+        key = repr((words, sorted(named.items())))
+        if key not in made:
+            made[key] = make(Path(tempfile.mkdtemp(dir=MADE.name)), *words, **named)
+        shutil.copytree(made[key], folder, dirs_exist_ok=True)
+        return folder
+
+    return copy
 
 
 def bpe(folder: Path) -> PreTrainedTokenizerFast:
@@ -50,9 +70,9 @@ def bpe(folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
+@made_once
 def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0, **shape: int) -> Path:
     """Save a random RoBERTa with its tokenizer; `head` is mlm, cls, or none (a body alone)."""
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = bpe(folder)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **shape}
     config = RobertaConfig(
@@ -77,9 +97,9 @@ def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0
     return folder
 
 
+@made_once
 def bert(folder: Path, **shape: int) -> Path:
     """Save a random BERT with a WordPiece vocabulary."""
-    folder.mkdir(parents=True, exist_ok=True)
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!':")
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
     vocab += [word.lower() for word in WORDS]
@@ -112,9 +132,9 @@ DECODERS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
+@made_once
 def decoder(folder: Path, kind: str = "gpt2", *, tied: bool = True, seed: int = 0, **shape: int) -> Path:
     """Save a random decoder with a tokenizer like its family's: OPT's starts with </s>, Llama's with <s>."""
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = metaspace() if kind == "llama" else decoder_bpe(folder, kind)
     name, size = DECODERS[kind][0], DECODERS[kind][1] | shape
     config = getattr(transformers, f"{name}Config")(

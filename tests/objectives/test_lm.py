@@ -167,9 +167,8 @@ def test_bfloat16_scores_are_close(kind: str, tmp_path: Path) -> None:
     assert not torch.equal(rough, exact)
 
 
-def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(tiny.DECODERS, "mistral", ("Mistral", tiny.GATED | {"sliding_window": 4}))
-    folder = tiny.decoder(tmp_path, "mistral")
+def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path, "mistral", sliding_window=4)
     ours = ready(folder)
     assert find_decoder_family(ours.loaded.model) is None
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.keys import type_hints
-from mezo_cli.config.schema import StepRecord
+from mezo_cli.config.schema import StepRecord, to_dict
+from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config, optimizer_class
 from mezo_cli.optim.base import learning_rate
@@ -29,7 +30,7 @@ from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
 STEPS = 8
-SAMPLES = {"one": [], "three": ["optimizer.samples=3", "optimizer.sample_schedule=linear"]}
+SAMPLES: dict[str, dict[str, Any]] = {"one": {}, "three": {"samples": 3, "sample_schedule": "linear"}}
 COMMON = ["optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.schedule=linear", f"steps={STEPS}"]
 
 
@@ -37,19 +38,28 @@ def cases() -> Iterator[Any]:
     """Every method with every noise, with one and with more samples, with a window and without."""
     found = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in if name != "linear_probe"}
     methods = [name for name, kind in found.items() if kind.replayable]
+    defaults = to_dict(build_config([]))
     for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):
-        if window is None or "window" in type_hints(found[name].settings):
-            words = [f"optimizer={name}", f"optimizer.noise={noise}", *SAMPLES[samples]]
-            words += ["optimizer.members=4"] if "members" in type_hints(found[name].settings) else []
-            words += [f"optimizer.window={window}"] if window else []
+        known = type_hints(found[name].settings)
+        if window is None or "window" in known:
+            values = {"name": name, "noise": noise, **SAMPLES[samples]}
+            values |= {"members": 4} if "members" in known else {}
+            values |= {"window": window} if window else {}
+            if values.keys() - known.keys():  # it has no samples
+                continue
             try:
-                build_config(words)
+                build(defaults | {"optimizer": values})
             except UserError:  # refused: another test says which
                 continue
+            words = [
+                f"optimizer={name}",
+                *(f"optimizer.{key}={value}" for key, value in values.items() if key != "name"),
+            ]
             yield pytest.param(words, id=f"{name}-{noise}-{samples}" + (f"-window {window}" if window else ""))
 
 
-every_case = pytest.mark.parametrize("words", list(cases()))
+CASES = list(cases())
+every_case = pytest.mark.parametrize("words", CASES)
 _READY: dict[Path, tuple[Session, dict[str, Tensor]]] = {}  # the model is loaded once, and put back for each test
 
 
@@ -173,7 +183,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 
 with_formula = [
     case
-    for case in cases()
+    for case in CASES
     if (name := case.values[0][0].removeprefix("optimizer=")) in FORMULAS
     and (name != "null_signs" or len(case.values[0]) == 2)  # each sample has its sign
 ]
@@ -222,7 +232,7 @@ def test_it_is_torchs_own_fed_with_g_z(name: str, make: Any, noise: str, roberta
 
 
 def test_samples_grow_from_one_to_n(roberta: Path) -> None:
-    ours = tuned(roberta, SAMPLES["three"])
+    ours = tuned(roberta, ["optimizer.samples=3", "optimizer.sample_schedule=linear"])
     assert ours.optimizer.replayable
     assert [ours.optimizer.samples(step) for step in range(STEPS)] == [1, 1, 1, 2, 2, 2, 3, 3]
 
