@@ -102,23 +102,31 @@ def test_a_library_is_known_only_where_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "heavy"),
-    [
-        ("import mezo_cli.api, mezo_cli.commands.show, mezo_cli.commands.runs", "torch transformers pandas matplotlib"),
-        ("import mezo_cli.training.loop", "peft sklearn.linear_model mezo_cli.engine mezo_cli.engine.process"),
-        (  # what runs inside an engine's own environment
+    "imports",
+    [  # in one process, each line allowed more than those before it
+        {
+            # what runs in the worker of rewards
+            "import mezo_cli.rewards.worker, mezo_cli.rewards.functions": (
+                "torch numpy pydantic transformers hydra multiprocessing"
+            ),
+            "import mezo_cli.rewards.built_in": "torch numpy transformers hydra",
+            "import mezo_cli.api, mezo_cli.commands.show, mezo_cli.commands.runs": (
+                "torch transformers pandas matplotlib"
+            ),
+        },
+        {
+            # what runs inside an engine's own environment
             "import mezo_cli.engine.worker, mezo_cli.engine.layout; "
-            "from mezo_cli.perturb.noise import make_noise; make_noise('gaussian')",
-            "transformers datasets peft typer rich hydra omegaconf sklearn matplotlib",
-        ),
-        (  # what runs in the worker of rewards
-            "import mezo_cli.rewards.worker, mezo_cli.rewards.functions",
-            "torch numpy pydantic transformers hydra multiprocessing",
-        ),
-        ("import mezo_cli.rewards.built_in", "torch numpy transformers hydra"),
+            "from mezo_cli.perturb.noise import make_noise; make_noise('gaussian')": (
+                "transformers datasets peft typer rich hydra omegaconf sklearn matplotlib"
+            ),
+            "import mezo_cli.training.loop": "peft sklearn.linear_model mezo_cli.engine.process",
+        },
     ],
+    ids=["light", "with torch"],
 )
-def test_what_is_imported_only_when_needed(statement: str, heavy: str, tmp_path: Path) -> None:
-    code = f"import sys; {statement}; print(*sorted(set({heavy.split()!r}) & set(sys.modules)))"
+def test_what_is_imported_only_when_needed(imports: dict[str, str], tmp_path: Path) -> None:
+    checks = [f"{line}; print(*set({heavy.split()!r}) & set(sys.modules))" for line, heavy in imports.items()]
+    code = "\n".join(["import sys", *checks])
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -464,18 +464,28 @@ class Conformance:
         return NOISES.names if "noise" in type_hints(self.optimizer_class.settings) else NOISES.names[:1]
 
     def configs(self) -> Iterator[OptimizerConfig]:
-        """Return configs to try: every noise, with one sample and a growing number, few members, and the variants."""
-        declared, base = type_hints(self.optimizer_class.settings), self.few_members()
-        samples = [{}, {"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else [{}]
+        """Return configs to try: every noise; a growing number of samples, a bound and the variants with one noise."""
+        declared, base, noises = type_hints(self.optimizer_class.settings), self.few_members(), self.noises()
+        samples = [{"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else []
         clipped = [CLIPPED] if "clip_g" in declared else []
-        for noise, more in itertools.product(self.noises(), [*samples, *clipped, *self.variants]):
-            values = {"lr": self.lr, "noise": noise, "weight_decay": 0.1, "schedule": "linear", **more}
-            config = replace(base, **{k: v for k, v in values.items() if k in declared})
-            try:
-                self.optimizer_class.check(config)
-            except SettingError:
-                continue
-            yield config
+        others = [noise for noise in noises if noise != "torch"] or noises  # in half precision torch's is refused
+        cases: list[list[dict[str, Any]]] = [[{"noise": noise}] for noise in noises]
+        for number, more in enumerate([*samples, *clipped, *self.variants]):
+            first = number % len(others)  # of those that it may have
+            cases.append([{"noise": noise, **more} for noise in others[first:] + others[:first]])
+        for case in cases:
+            yield from itertools.islice(filter(self._is_allowed, (self._changed(base, one) for one in case)), 1)
+
+    def _changed(self, base: OptimizerConfig, changes: dict[str, Any]) -> OptimizerConfig:
+        """Return a config with those of the changes that the optimizer reads."""
+        values = {"lr": self.lr, "weight_decay": 0.1, "schedule": "linear", **changes}
+        return replace(base, **{key: value for key, value in values.items() if key in type_hints(type(base))})
+
+    def _is_allowed(self, config: OptimizerConfig) -> bool:
+        with suppress(SettingError):
+            self.optimizer_class.check(config)
+            return True
+        return False
 
 
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:

@@ -55,13 +55,12 @@ def test_a_sweep_gives_each_job_a_directory(done: tuple[Path, list[str], Result]
 def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result]) -> None:
     folder, words, _ = done
     before = files(folder)
-    assert mezo("train", "-q", *words) == Result(0, f"{folder}\n", "")
     same = [word.replace("seed=13,42", "seed=range(13,43,29)") for word in words]
-    for again in (["train", *same], ["resume", folder]):
-        said = mezo(*again)
-        assert said.code == 0, said
-        assert said.out.count("finished before: skipped") == 4
-        assert "4 of 4 jobs finished" in said.out
+    assert mezo("train", "-q", *same) == Result(0, f"{folder}\n", "")
+    said = mezo("resume", folder)
+    assert said.code == 0, said
+    assert said.out.count("finished before: skipped") == 4
+    assert "4 of 4 jobs finished" in said.out
     for grid in ("seed=13,43", "seed=13"):
         line = error_line(mezo("train", grid, *words[1:]))
         assert f"{folder} contains a sweep over another grid" in line

@@ -1,11 +1,11 @@
 """The script that rebuilds a model like the demo's: small, on a text made here."""
 
+import contextlib
+import io
 import json
 import lzma
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.scripts.load import load_script
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model" / "pretrain_demo_model.py"
 SMALL = ["--vocab-size", "512", "--layers", "1", "--width", "32", "--heads", "2", "--positions", "34", "--length", "16"]
 SMALL += ["--long-length", "32", "--steps", "60", "--warmup", "5", "--batch-tokens", "512", "--log-every", "20"]
 
@@ -36,10 +35,6 @@ def text(documents: int = 300) -> str:
     return "\n".join(" ".join(sentence() for _ in range(rng.randint(1, 6))) for _ in range(documents)) + "\n\n"
 
 
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, args)], capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return load_script("pretrain_demo_model")
@@ -51,13 +46,13 @@ def texts() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def made(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A model trained from an .xz file, and what the script printed."""
     folder = tmp_path_factory.mktemp("pretrain")
     (folder / "text.xz").write_bytes(lzma.compress(text().encode()))
-    done = run(folder / "text.xz", "--out", folder / "model", *SMALL)
-    assert done.returncode == 0, done.stderr
-    return folder / "model", done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        script.main([str(folder / "text.xz"), "--out", str(folder / "model"), *SMALL])
+    return folder / "model", printed.getvalue()
 
 
 @pytest.mark.slow
