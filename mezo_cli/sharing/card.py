@@ -5,7 +5,7 @@ Its text is in card.md.jinja. Names and labels in it are somebody else's: none i
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -58,24 +58,34 @@ class Card:
     pipeline: str | None = None
 
 
-def write_card(card: Card, sections: Iterable[tuple[str, str]]) -> str:
+def write_card(card: Card, use: str = "", encoder: InputEncoder[Any] | None = None) -> str:
     """Return the text of README.md.
 
     Args:
         card: the facts.
-        sections: (heading, text) of how to use it, which stand before the results.
+        use: how to use it, in Markdown.
+        encoder: of the model's rows, whose prompt and label words are told.
     """
+    prompt, settings = "", asdict(card.config.optimizer).items()
+    if isinstance(encoder, ClassificationEncoder):
+        columns = tuple(f"[{column}]" for column in encoder.task.columns)
+        prompt = encoder.decode(encoder.encode(Example(columns, 0)))
     text = ModelCard.from_template(
         _metadata(card),
         template_str=files("mezo_cli.sharing").joinpath("card.md.jinja").read_text(encoding="utf-8"),
         card=card,
+        config=card.config,
         task=card.config.task,
         optimizer=optimizer_class(card.config.optimizer),
-        sections=sections,
+        settings=", ".join(f"{name} {value}" for name, value in settings if name != "name"),
+        use=use,
+        encoder=encoder,
+        prompt=prompt,
         metrics=_metrics(card),
-        training=_training(card),
+        duration=format_duration,
         plain=plain,
         code=code,
+        cell=lambda text: code(text).replace("|", "\\|"),
     )
     return printable(str(text)).rstrip() + "\n"
 
@@ -90,29 +100,6 @@ def code(text: str) -> str:
     text = " ".join(text.split())
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
-
-
-def _cell(text: str) -> str:
-    """Return such a text as code in a cell of a table."""
-    return code(text).replace("|", "\\|")
-
-
-def prompt_section(encoder: InputEncoder[Any]) -> str:
-    """Return a table of labels and label words, under the prompt as the model sees it; or the templates of rows."""
-    if not isinstance(encoder, ClassificationEncoder):
-        rows = [f"| {name} | {_cell(repr(text))} |" for name, text in encoder.templates().items()]
-        given = f"The model is given at most {encoder.max_length} tokens, made by these templates."
-        return "\n".join([given, "", "| part | template |", "| --- | --- |", *rows])
-    task = encoder.task
-    row = encoder.encode(Example(tuple(f"[{column}]" for column in task.columns), 0))
-    lines = [f"The model is given {code(encoder.decode(row))}, at most {encoder.max_length} tokens.", ""]
-    if encoder.label_words:
-        lines += ["| label | word |", "| --- | --- |"]
-        pairs = zip(task.labels, encoder.label_words, strict=True)
-        lines += [f"| {plain(label)} | {_cell(word)} |" for label, word in pairs]
-    else:
-        lines += ["| label |", "| --- |", *(f"| {plain(label)} |" for label in task.labels)]
-    return "\n".join(lines)
 
 
 def read_terms(folder: Path) -> str:
@@ -170,31 +157,3 @@ def _split_name(config: Config, split: str) -> str:
     """Return the data set's own name of a split where it is taken whole, else mezo's."""
     own = config.task.hub.test if split == "test" else config.task.hub.dev
     return str(own) if config.data.name == "hub" and own else split
-
-
-def _training(card: Card) -> list[tuple[str, str]]:
-    """Return the rows of the table of settings and cost."""
-    config, summary, info = card.config, card.summary, card.info
-    settings = ", ".join(f"{name} {value}" for name, value in asdict(config.optimizer).items() if name != "name")
-    trainable, hub, source = info.get("trainable") or {}, config.task.hub, config.data.name
-    if source == "hub":
-        source = f"{_cell(str(hub.path))} ({plain(str(hub.name))})"
-    shots = "" if config.data.shots is None else f", {config.data.shots} rows per class"
-    rows = {
-        "base model": _cell(card.base) + (f" at commit {code(card.base_revision)}" if card.base_revision else ""),
-        "task": f"{plain(config.task.name)}, version {config.task.version}",
-        "objective": f"{config.objective.name}, {config.objective.loss}",
-        "optimizer": f"{config.optimizer.name}: {plain(settings)}" if settings else config.optimizer.name,
-        "trained": f"{trainable.get('count', 0):,} parameters ({100 * trainable.get('share', 0):.3g}%)",
-        "adapter": config.peft.name if config.peft.name != "none" else "none: all parameters",
-        "data": f"{source}{shots}, drawn with seed {config.data_seed}",
-        "steps, batch size, seed": f"{config.steps}, {config.batch_size}, {config.seed}",
-        "dtype": f"{config.model.dtype}, computed in {config.model.compute_dtype}",
-    }
-    if config.model.quantize != "none":
-        rows["base stored in"] = f"{config.model.quantize}; on a float base the scores differ by the quantisation"
-    if summary:
-        time = f"{format_duration(summary['seconds'])} on {plain(info.get('device', 'an unknown device'))}"
-        rows |= {"cost": f"{summary['forwards']:,} forwards, {summary['backwards']:,} backwards", "time": time}
-        rows["peak memory"] = f"{summary['peak_memory_bytes'] / 1e9:.2f} GB"
-    return list(rows.items())

@@ -12,7 +12,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.files import write_atomically
-from mezo_cli.sharing.card import Card, prompt_section, read_terms, write_card
+from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.snippet import pipeline_task, write_pipeline, write_snippet
 from mezo_cli.training.session import Session
 
@@ -47,10 +47,7 @@ def write_model_folder(folder: Path, session: Session, card: Card, repo: str | N
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
-    sections = [("Prompt and labels", prompt_section(session.encoder))]
-    if use := _use(session, repo, base_id):
-        sections.insert(0, ("Use", use))
-    write_atomically(folder / CARD, write_card(card, sections))
+    write_atomically(folder / CARD, write_card(card, _use(session, repo, base_id), session.encoder))
     for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
         file.chmod(0o644)
 

@@ -117,7 +117,7 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
     }
     write_atomically(folder / MANIFEST, json.dumps(add_checksum(manifest), indent=2) + "\n")
     card = dataclasses.replace(make_card(run, last, steps["best"], repo), adapter=False, library="mezo", pipeline=None)
-    write_atomically(folder / CARD, write_card(card, [("Use", _use(config, repo, weights))]))
+    write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))
 
 
 def _portable(config: Config, run: Run, revision: str | None) -> Config:

@@ -255,12 +255,12 @@ def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
         assert read_terms(tmp_path) == licence
     task = dataclasses.replace(config.task, name="<b>`x`", labels=["a\n# b", "<script>"])
     odd = dataclasses.replace(config, task=task)
-    text = write_card(Card("t\n# <i>", odd, 0, "demo", False, None, {}, [], {}), [])
+    text = write_card(Card("t\n# <i>", odd, 0, "demo", False, None, {}, [], {}))
     assert "\n# t \\# &lt;i&gt;\n" in text
     assert "the task `` <b>`x` `` (a \\# b, &lt;script&gt;)" in text
     assert "| task | &lt;b&gt;\\`x\\`, version 1 |" in text
     assert "<script>" not in text
     card = Card("x", config, 0, "demo", False, None, {}, [], {}, base_terms="mit", base_card="BASE_MODEL.md")
-    text = write_card(card, [])
+    text = write_card(card)
     assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
     assert "Its card names the licence `mit`. Its own card is in BASE_MODEL.md." in text
