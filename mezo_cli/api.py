@@ -83,7 +83,8 @@ def finetune(
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.runs import Run
 
-    folder = (Path(output_dir).expanduser() if output_dir is not None else _fresh_folder(task)).absolute()
+    fresh = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"
+    folder = Path(fresh if output_dir is None else output_dir).expanduser().absolute()
     further = None if config_dir is None else str(config_dir)
     chosen = model in find_choices(further)["model"]
     words = [f"task={task}", f"objective={objective}", f"model={model}" if chosen else f"model.path={quote(model)}"]
@@ -183,11 +184,6 @@ def load(
     with console_logging(make_error_console()), system.keeping_matmul_precision():
         opened = open_run(Path(run).expanduser(), wanted, None if base is None else Path(base).expanduser())
         return LoadedRun(opened.load())
-
-
-def _fresh_folder(task: str) -> Path:
-    now = datetime.now()
-    return Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"
 
 
 def _lines(name: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -49,6 +49,11 @@ def print_line(text: str = "", file: IO[str] | None = None) -> None:
     print(printable(text), file=file)
 
 
+def print_warning(text: str) -> None:
+    """Print a warning on standard error."""
+    print_line(f"warning: {text}", sys.stderr)
+
+
 def plain_text(text: str) -> Text:
     """Return text for rich to print as it is: without markup, emoji codes and control characters."""
     return Text(printable(text))
@@ -205,16 +210,6 @@ def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[
     with Progress(*columns, console=console, expand=True, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def status_line(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that is called with what is done now: on a terminal one line that changes, else plain lines."""
-    if not console.is_terminal:
-        yield lambda now: print_line(f"{what}: {now}", sys.stderr)
-        return
-    with console.status(what) as line:
-        yield lambda now: line.update(plain_text(f"{what}: {now}"))
 
 
 # --- console, tables, log ---

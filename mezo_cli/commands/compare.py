@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
-from mezo_cli.console import make_console, print_line
+from mezo_cli.console import make_console, print_line, print_warning
 from mezo_cli.errors import UserError
 from mezo_cli.report import output
 from mezo_cli.report.paper import TABLE, paper
@@ -42,7 +41,7 @@ def compare(
     only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
-    warn = (lambda text: None) if quiet else _warn
+    warn = (lambda text: None) if quiet else print_warning
     runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, warn, table or TABLE)
     if as_json:
         print_line(json.dumps(runs.document, indent=2, allow_nan=False))
@@ -56,7 +55,3 @@ def compare(
 def show_folder(folder: Path, console: Console) -> None:
     """Show the comparison of the runs under a folder, at the end of a sweep or a search."""
     output.show(comparison([folder], "groups", console.width, log.warning), console)
-
-
-def _warn(text: str) -> None:
-    print_line(f"warning: {text}", sys.stderr)

@@ -1,6 +1,5 @@
 """`mezo data`: show the data as the model sees it, or write the splits that are drawn."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mezo_cli.commands.new_run import load_encoder
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Splits
-from mezo_cli.console import TextTable, make_console, make_table, print_line
+from mezo_cli.console import TextTable, make_console, make_table, print_line, print_warning
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, InputEncoder
@@ -22,21 +21,17 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
 
     config = build_config(overrides, config_dir)
     if export is not None:
-        for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=_warn):
+        for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=print_warning):
             print_line(f"wrote {path}")
         return
     splits = sources.load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
-        _warn(note)
+        print_warning(note)
     if not config.objective.needs_labels:
         _show_rows(load_encoder(config), splits)
         return
     _print(_tables(sources.describe(splits, config.task)))
     _print_prompts(load_encoder(config), splits)
-
-
-def _warn(note: str) -> None:
-    print_line(f"warning: {note}", sys.stderr)
 
 
 def _print(tables: Sequence[TextTable]) -> None:

@@ -1,6 +1,8 @@
 """`mezo engine install`: make the environment of the inference engine."""
 
-from mezo_cli.console import make_error_console, print_line, status_line
+import sys
+
+from mezo_cli.console import print_line
 from mezo_cli.engine import environment
 from mezo_cli.errors import UserError
 
@@ -13,6 +15,5 @@ def engine(action: str) -> None:
     """
     if action != "install":
         raise UserError(f"mezo engine {action}: allowed is mezo engine install")
-    with status_line(make_error_console(), "engine vllm") as report:
-        folder = environment.install(report)
+    folder = environment.install(lambda now: print_line(f"engine vllm: {now}", sys.stderr))
     print_line(f"engine vllm is installed in {folder}")

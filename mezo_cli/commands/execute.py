@@ -139,7 +139,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
     best, test = summary["best"]["step"], summary["test"]
     rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
     rows += [("test before training", summary.get("test_before"), 0)]
-    rows += [(baseline.name, baseline.scores, 0) for baseline in untrained.baselines(summary)]
+    rows += [(name, scores, 0) for name, scores in untrained.baselines(summary).items()]
     rows += [("test at best", test, best)]
     others = [name for name in ("accuracy", "loss") if name in first and name != metric]
     width = max(len(name) for name, scores, _ in rows if scores is not None)

@@ -5,12 +5,12 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.open_run import Opened, open_run
+from mezo_cli.commands.open_run import open_run
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # it imports torch
     from mezo_cli.training.session import Session
 
 STDIN = "standard input"
+NO_TEXT = f"{STDIN}: no text; give --text, --file, or one text per line"
+FORMATS = (".jsonl", ".json", ".csv")  # of --out
 
 
 def predict(
@@ -46,7 +48,7 @@ def predict(
     if words and file is not None:
         raise UserError("--text and --file: give one of them")
     if out is not None:
-        check_output(out, _FORMATS)
+        check_output(out, FORMATS)
     with joined() as ranks, console_logging(make_error_console(), quiet):
         if ranks is not None and not words and file is None:
             raise UserError(
@@ -71,18 +73,27 @@ def predict(
             check_same_weights(session, ranks)
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
-            predictions = [] if stream else _predict(session, rows or _read_lines(task))
+            rows = rows or ([] if stream else list(texts.from_lines(sys.stdin.buffer, STDIN, task)))
+            if not rows and not stream:
+                raise UserError(NO_TEXT)
+            predictions = [] if stream else _predict(session, rows)
             cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
     if ranks is not None and not ranks.is_first:
         return
     _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:
         try:
-            write_file(out, _FORMATS[out.suffix](predictions, task))
+            write_file(out, _text_of(predictions, task, out.suffix))
         except OSError as error:
             raise write_error(out, error) from error
     if as_json:
-        print_line(json.dumps(_document(opened, predictions), indent=2))
+        document = {
+            "run": str(opened.run.path) if opened.published is None else opened.published.name,
+            "checkpoint": opened.checkpoint,
+            "cut": cut[True],
+            "rows": _numbered(predictions),
+        }
+        print_line(json.dumps(document, indent=2))
     elif out is not None:
         if not quiet:
             print_line(f"wrote {len(predictions)} rows to {out}")
@@ -91,13 +102,6 @@ def predict(
 
 
 # --- rows ---
-
-
-def _read_lines(task: TaskConfig) -> list[Example]:
-    rows = list(texts.from_lines(sys.stdin.buffer, STDIN, task))
-    if not rows:
-        raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
-    return rows
 
 
 def _predict(session: "Session", rows: list[Example]) -> Sequence["Predicted"]:
@@ -122,7 +126,7 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
         sys.stdout.flush()
         cut[predictions[0].cut] += 1
     if not cut:
-        raise UserError(f"{STDIN}: no text; give --text, --file, or one text per line")
+        raise UserError(NO_TEXT)
     return cut
 
 
@@ -151,39 +155,19 @@ def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
         print_line(text, sys.stderr)
 
 
-def _document(opened: Opened, predictions: Sequence["Predicted"]) -> dict[str, Any]:
-    return {
-        "run": str(opened.run.path) if opened.published is None else opened.published.name,
-        "checkpoint": opened.checkpoint,
-        "cut": sum(prediction.cut for prediction in predictions),
-        "rows": _numbered(predictions),
-    }
-
-
 def _numbered(predictions: Iterable["Predicted"]) -> list[dict[str, Any]]:
     return [{"row": number, **asdict(one)} for number, one in enumerate(predictions)]
 
 
-def _to_jsonl(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
-
-
-def _to_json(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
-    return json.dumps(_numbered(predictions), ensure_ascii=False, indent=2) + "\n"
-
-
-def _to_csv(predictions: Sequence["Predicted"], task: TaskConfig) -> str:
-    out = io.StringIO()
+def _text_of(predictions: Sequence["Predicted"], task: TaskConfig, suffix: str) -> str:
+    """Return the content of a file of one of the `FORMATS`."""
+    if suffix == ".json":
+        return json.dumps(_numbered(predictions), ensure_ascii=False, indent=2) + "\n"
+    if suffix == ".jsonl":
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
+    out, columns = io.StringIO(), texts.read_columns(task)
     writer = csv.writer(out, lineterminator="\n")
-    columns = texts.read_columns(task)
     writer.writerow([*columns, *predictions[0].figures()])
     for one in predictions:
         writer.writerow([*(one.columns[column] for column in columns), *one.figures().values()])
     return out.getvalue()
-
-
-_FORMATS: dict[str, Callable[[Sequence["Predicted"], TaskConfig], str]] = {
-    ".jsonl": _to_jsonl,
-    ".json": _to_json,
-    ".csv": _to_csv,
-}

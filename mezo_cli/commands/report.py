@@ -1,13 +1,12 @@
 """`mezo report`: write a page about runs, or one figure for a paper."""
 
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from mezo_cli.commands.open_run import folders_or_outputs
-from mezo_cli.console import make_console, print_line, progress_bar
+from mezo_cli.console import make_console, print_line, print_warning, progress_bar
 from mezo_cli.errors import UserError
 from mezo_cli.report.group_figures import FORMATS, paper_figure
 from mezo_cli.report.output import check_output, write_output
@@ -42,7 +41,7 @@ def _write(folders: Sequence[Path], out: Path | None, figure: Path | None, watch
     runs = read_report(folders_or_outputs(folders), progress)
     running = sum(run.entry.status == "running" for run in runs.runs)
     for text in runs.warnings:
-        print_line(f"warning: {text}", sys.stderr)
+        print_warning(text)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written
         paper_figure(runs.runs, runs.panels, figure)
         print_line(f"wrote {figure}")

@@ -125,11 +125,7 @@ def setting(settings: Mapping[str, Any], key: str) -> Any:
 
 
 _MISSING = object()
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return defaults()
+_defaults = cache(defaults)
 
 
 def _equal(value: Any, text: str) -> bool:

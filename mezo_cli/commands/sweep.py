@@ -67,13 +67,6 @@ def sweep(
 ) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed.
 
-    Args:
-        overrides: of the command line.
-        config_dir: the user's config folder.
-        retry_failed: run the jobs again that failed before.
-        quiet: print the sweep's directory, warnings and errors, and nothing else.
-        gpus_per_job: the GPUs that each job sees; None: all.
-
     Raises:
         UserError: when a job is not valid, or the directory contains a sweep over another grid; no job is started then.
     """
@@ -107,7 +100,10 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
         UserError: when the directory contains a sweep over another grid, or a job's run with other settings.
     """
     folder = plan.directory
-    jobs = None if plan.jobs is None else [_recorded(folder, *numbered) for numbered in enumerate(plan.jobs)]
+    jobs = None
+    if plan.jobs is not None:
+        paths = [os.path.relpath(job.directory, folder) for job in plan.jobs]
+        jobs = [SweepJob(number, list(job.overrides), paths[number]) for number, job in enumerate(plan.jobs)]
     record = sweep_record.new(plan.overrides, config_dir, jobs)
     if sweep_record.exists(folder):
         record = _continue(folder, record)
@@ -146,16 +142,15 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
         if record.tune is not None:
-            return _resume_search(folder, record, overrides, retry_failed, quiet)
+            from mezo_cli.commands import tune
+
+            if retry_failed:
+                raise UserError(
+                    f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial"
+                )
+            search = record.tune
+            return tune.tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
         return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
-
-
-def _resume_search(folder: Path, record: SweepRecord, overrides: Sequence[str], retry_failed: bool, quiet: bool) -> int:
-    from mezo_cli.commands import tune
-
-    if retry_failed:
-        raise UserError(f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial")
-    return tune.resume(record, overrides, quiet)
 
 
 def run_job(node: DictConfig) -> float:
@@ -170,13 +165,7 @@ def run_job(node: DictConfig) -> float:
 
 
 def run_submitted_job(folder: Path, number: int, config: str) -> None:
-    """Run one job of a sweep in a process that submitit has started.
-
-    Args:
-        folder: of the sweep.
-        number: of the job.
-        config: as YAML.
-    """
+    """Run one job of the sweep in `folder`, by its config as YAML, in a process that submitit has started."""
     _run_job(folder, number, lambda: from_yaml(config))
 
 
@@ -227,10 +216,6 @@ def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, co
     if run is not None:
         execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
     return float(Run(path).read_summary()["dev"][config.chosen_metric]) if job_status(path) == "finished" else math.nan
-
-
-def _recorded(folder: Path, number: int, job: compose.Job) -> SweepJob:
-    return SweepJob(number, list(job.overrides), os.path.relpath(job.directory, folder))
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
@@ -312,10 +297,8 @@ def _launch_by_submitit(plan: SweepPlan, record: SweepRecord, overrides: Sequenc
         # its results are pickles: none that was there may be read
         settings["submitit_folder"] = str(plan.directory / ".submitit" / uuid.uuid4().hex[:8] / "%j")
     cluster = plan.sweeper.launcher.removeprefix("submitit_")
-    submitted = [
-        sweep_submitit.SubmittedJob(run_submitted_job, plan.directory, number, to_yaml(job.config))
-        for number, job in enumerate(jobs)
-    ]
+    texts = enumerate(to_yaml(job.config) for job in jobs)
+    submitted = [sweep_submitit.SubmittedJob(plan.directory, number, text) for number, text in texts]
     sweep_submitit.launch(plan.directory, cluster, settings, submitted)
 
 

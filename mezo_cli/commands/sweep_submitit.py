@@ -10,7 +10,7 @@ import logging
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +30,20 @@ class SubmittedJob:
     """A job as it is sent to another process. `checkpoint` lets Slurm queue it again after a time limit.
 
     Attributes:
-        train: runs the job.
         folder: of the sweep.
         number: of the job.
         config: its config, as YAML.
     """
 
-    train: Callable[[Path, int, str], None]
     folder: Path
     number: int
     config: str
 
     def __call__(self) -> None:
         """Run the job."""
-        self.train(self.folder, self.number, self.config)
+        from mezo_cli.commands.sweep import run_submitted_job  # imports Hydra
+
+        run_submitted_job(self.folder, self.number, self.config)
 
     def checkpoint(self) -> Any:
         """Return what submitit submits when the time is over: the same job, which resumes its run."""

@@ -88,12 +88,6 @@ def tune(
         return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
 
 
-def resume(record: SweepRecord, overrides: Sequence[str], quiet: bool) -> int:
-    """Continue a search, in its own working directory, by its overrides; return the exit status."""
-    search = record.tune or {}
-    return tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
-
-
 # --- what is searched for ---
 
 

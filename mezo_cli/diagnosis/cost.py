@@ -241,7 +241,6 @@ def judge_disk(section: Section, jobs: Jobs, checkpoint: int, free: int) -> None
     """Compare what all jobs write with the free disk.
 
     Args:
-        section: gets the finding.
         jobs: what will be run.
         checkpoint: bytes of one checkpoint of the first job; those of jobs that differ in it are taken to be like it.
         free: bytes.

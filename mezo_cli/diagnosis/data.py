@@ -176,7 +176,6 @@ def judge_cut(
     """Judge how many prompts are cut, and what they lose.
 
     Args:
-        section: gets the finding.
         figures: split -> rows seen, of how many, prompts cut, prompts that lose text of a sentence.
         lengths: tokens of every prompt before the cut, one or more.
         encoder: gives the limit, and says what a row that is cut loses.

@@ -1,10 +1,11 @@
 """What a check reports: findings, each with a verdict, a sentence with its figures, and advice. And its time limit."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 OK, NOTE, DOUBT, UNKNOWN = "ok", "note", "doubt", "unknown"
 
@@ -29,12 +30,6 @@ class Finding:
     figures: dict[str, Any] = field(default_factory=dict)
     advice: str = ""
     table: Sequence[Sequence[str]] = ()
-
-    def __post_init__(self) -> None:
-        if self.verdict not in (OK, NOTE, DOUBT, UNKNOWN):
-            raise ValueError(f"a verdict is {OK}, {NOTE}, {DOUBT} or {UNKNOWN}, not {self.verdict}")
-        if self.verdict == DOUBT and not self.advice:
-            raise ValueError(f"{self.name}: a doubt needs advice")
 
 
 @dataclass
@@ -63,17 +58,9 @@ class Section:
 
     def record(self) -> dict[str, Any]:
         """Return the section as plain values; tables are for people, their numbers are in the figures."""
-        findings = [{k: _finite(v) for k, v in asdict(finding).items() if k != "table"} for finding in self.findings]
-        return {"check": self.title, "findings": findings, "cut": self.cut}
-
-
-def _finite(value: Any) -> Any:
-    """Return a value with None for every number that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        findings = [{k: v for k, v in asdict(finding).items() if k != "table"} for finding in self.findings]
+        record = {"check": self.title, "findings": findings, "cut": self.cut}
+        return dict(to_jsonable_python(record, inf_nan_mode="null"))
 
 
 class Deadline:

@@ -164,7 +164,6 @@ def judge_rare_words(section: Section, names: list[str], words: list[str], proba
     """Doubt a label word that is a hundred times less probable than the median of the others.
 
     Args:
-        section: gets the finding.
         names: of the labels.
         words: of the labels, as they are shown.
         probabilities: of the words, in the untrained model.
@@ -197,7 +196,6 @@ def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bo
     """Judge the balance of the predictions, and whether the scores tell the labels apart.
 
     Args:
-        section: gets the findings.
         names: of the labels.
         seen: the scores of dev rows.
         untrained: the scores are those of a part that is new, so nothing is expected of them.

@@ -119,7 +119,6 @@ def judge(section: Section, estimated: Estimate | None, config: Config, beside: 
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
     Args:
-        section: gets the finding.
         estimated: the estimate; None with too few directions.
         config: of the run.
         beside: the paper's grid in words, from `beside_paper`.

@@ -71,7 +71,6 @@ def judge_spread(section: Section, figures: dict[str, Any], eps: float, samples:
     """Report the rewards of the members; doubt equal ones.
 
     Args:
-        section: gets the finding.
         figures: of a step, as in metrics.jsonl, with the numbers of `members` and `rows`, and their `seconds`.
         eps: the run's.
         samples: completions per row and member.

@@ -106,7 +106,6 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
     """Judge the error of g at the run's eps and dtype; return the eps that is named as the best one.
 
     Args:
-        section: gets the finding.
         rows: from `compare`.
         eps, dtype: the run's.
         noise: from `rounding`, at this eps.

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from mezo_cli import system
 from mezo_cli.config.rules import check_quantizer
-from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.cost import format_bytes
 from mezo_cli.diagnosis.findings import DOUBT, OK, Deadline, Section
 from mezo_cli.errors import UserError
@@ -110,14 +109,10 @@ def weight_bytes(model: nn.Module, matrices: dict[str, nn.Linear]) -> dict[str, 
     }
 
 
-def own_kind(config: Config) -> str:
-    """Return how the run would store its frozen weights."""
-    return config.model.dtype if config.model.quantize == "none" else config.model.quantize
-
-
 def _judge(section: Section, seconds: dict[str, float], sizes: dict[str, int], session: Session, missing: str) -> None:
     """Say which kind is the fastest, the smallest, `missing` for want of a package, and which fit in free memory."""
-    own = own_kind(session.config)
+    model = session.config.model
+    own = model.dtype if model.quantize == "none" else model.quantize
     parts = [f"{kind} {format_bytes(size)}" for kind, size in sizes.items()]
     parts = [
         f"{part}, {seconds[kind]:.2g} s" if kind in seconds else part for kind, part in zip(sizes, parts, strict=True)

@@ -209,9 +209,8 @@ class RunDetails:
             results.append(self._result(f"dev best{mark}" if self.entry.finished else "dev best so far", self.best))
         if "test_before" in last:
             results.append(self._result("test before training", last["test_before"]))
-        for one in untrained.baselines(self.entry.summary):
-            interval = untrained.interval(one.scores, self.metric)
-            results.append(Result(one.name, metrics_of(one.scores), 0, interval))
+        for name, scores in untrained.baselines(self.entry.summary).items():
+            results.append(Result(name, metrics_of(scores), 0, untrained.interval(scores, self.metric)))
         return results + ([self._result(f"test at best{mark}", last["test"])] if "test" in last else [])
 
     def _result(self, name: str, line: Mapping[str, Any]) -> Result:

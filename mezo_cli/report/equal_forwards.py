@@ -182,7 +182,10 @@ def forwards_view(entries: Sequence[Entry]) -> Comparison:
         tables.append(make_table(bench.title, [_untrained_row(bench), *rows]))
         notes += _bench_notes(bench)
         document.append({"bench": bench.title, "gain": bench.gain, "methods": records})
-    runs = [record for bench in benches for one in bench.methods for record in _run_records(bench, one)]
+    methods = [(bench, one) for bench in benches for one in bench.methods]
+    runs = [
+        _run_record(bench, one, run.entry, run.point) for bench, one in methods for run in one.group.runs.itertuples()
+    ]
     return Comparison(tables, notes, runs, {"benches": document, "runs": runs})
 
 
@@ -285,31 +288,26 @@ def _bench_notes(bench: Bench) -> list[str]:
     return notes
 
 
-def _run_records(bench: Bench, method: Method) -> list[dict[str, Any]]:
-    """Return a record of each run of a method."""
-    metric, records = method.group.metric, []
-    for entry, point in zip(method.group.runs.entry, method.group.runs.point, strict=True):
-        tunes = entry.data_seed in method.tuning_seeds
-        last = RunDetails(entry).dev[-1:]
-        records.append(
-            {
-                "bench": bench.title,
-                "method": method.group.label,
-                "phase": "tune" if tunes else "test" if point == method.point else "other",
-                "seed": entry.data_seed,
-                "point": format_points(method.group.grid)[point],
-                "status": entry.status,
-                "calls": calls(entry.config, entry.steps_done),
-                "best_step": (entry.summary.get("best") or {}).get("step"),
-                "dev_best": shown_value(metric, entry.score("dev")),
-                "dev_last": shown_value(metric, last[0][metric] if last else None),
-                "dev_loss": entry.score("dev", "loss"),
-                "test": shown_value(metric, entry.score("test")),
-                "seconds": entry.summary.get("seconds"),
-                "run": entry.location,
-            }
-        )
-    return records
+def _run_record(bench: Bench, method: Method, entry: Entry, point: int) -> dict[str, Any]:
+    """Return the record of a run of a method at a point of the grid."""
+    metric, last = method.group.metric, RunDetails(entry).dev[-1:]
+    phase = "tune" if entry.data_seed in method.tuning_seeds else "test" if point == method.point else "other"
+    return {
+        "bench": bench.title,
+        "method": method.group.label,
+        "phase": phase,
+        "seed": entry.data_seed,
+        "point": format_points(method.group.grid)[point],
+        "status": entry.status,
+        "calls": calls(entry.config, entry.steps_done),
+        "best_step": (entry.summary.get("best") or {}).get("step"),
+        "dev_best": shown_value(metric, entry.score("dev")),
+        "dev_last": shown_value(metric, last[0][metric] if last else None),
+        "dev_loss": entry.score("dev", "loss"),
+        "test": shown_value(metric, entry.score("test")),
+        "seconds": entry.summary.get("seconds"),
+        "run": entry.location,
+    }
 
 
 # --- over seeds ---

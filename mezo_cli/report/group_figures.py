@@ -221,18 +221,13 @@ def heat_table(
         small: counts below the numbers, whose best one is outlined then.
     """
     low, high = values.min().min(), values.max().max()
-
-    def cell(row: Any, column: Any) -> dict[str, Any] | None:
-        value = values.at[row, column]
-        if pd.isna(value):
-            return None
-        part = (value - low) / (high - low) if high > low else 1.0
-        below = "" if small is None else f"{small.at[row, column]:.0f}"
-        heat = round(HEAT[0] + (HEAT[1] - HEAT[0]) * part)
-        return {"text": f"{value:{form}}", "small": below, "heat": heat, "best": small is not None and value == high}
-
-    rows = [{"name": format_value(row), "cells": [cell(row, column) for column in values]} for row in values.index]
-    return {"title": title, "corner": corner, "columns": list(map(format_value, values)), "rows": rows}
+    spread = high - low if high > low else 1.0
+    heats = (HEAT[1] - (HEAT[1] - HEAT[0]) * (high - values) / spread).round()
+    texts = values.map(lambda value: "" if pd.isna(value) else f"{value:{form}}")
+    cells = {"texts": texts.to_numpy(), "heats": heats.to_numpy(), "small": None if small is None else small.to_numpy()}
+    names = {"columns": list(map(format_value, values)), "rows": list(map(format_value, values.index))}
+    best = "" if small is None else f"{high:{form}}"
+    return {"title": title, "corner": corner, **names, **cells, "best": best}
 
 
 # --- searches ---

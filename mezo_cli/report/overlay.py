@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -10,9 +10,8 @@ from mezo_cli.report.details import RunDetails, thin_indices
 from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys, with_all_keys
 from mezo_cli.report.figures import TABLE_ROWS, Figure, score_axis, smoothed, step_axis
 from mezo_cli.report.output import make_table
-from mezo_cli.report.settings import format_score, format_value, scale
+from mezo_cli.report.settings import format_mean, format_value, scale
 from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes, series_name
-from mezo_cli.runs.picked import MARK
 
 MOST_CURVES = 200  # drawn in one figure
 CURVE_POINTS = 60  # of each
@@ -29,14 +28,6 @@ def run_names(runs: Sequence[RunDetails]) -> list[str]:
 # --- the figures ---
 
 
-class Curve(NamedTuple):
-    """A run in a figure."""
-
-    name: str
-    run: RunDetails
-    values: "pd.Series[float]"  # by step
-
-
 def overlays(runs: Sequence[RunDetails], names: Sequence[str]) -> list[Figure]:
     """Return, for each task and metric of several runs, the figures of the metric on dev and of the training loss."""
     by_title: dict[str, list[tuple[str, RunDetails]]] = defaultdict(list)
@@ -48,8 +39,8 @@ def overlays(runs: Sequence[RunDetails], names: Sequence[str]) -> list[Figure]:
     for title, members in by_title.items():
         if len(members) > 1:
             ordered = sorted(members, key=lambda member: _rank(member[1]))
-            dev = [Curve(name, run, _dev_curve(run)) for name, run in ordered]
-            losses = [Curve(name, run, smoothed(pd.Series(run.losses, run.steps))[0]) for name, run in ordered]
+            dev = {name: scale(run.metric) * pd.Series(run.dev_scores()) for name, run in ordered}
+            losses = {name: smoothed(pd.Series(run.losses, run.steps))[0] for name, run in ordered}
             task, metric = title.partition(":")[0], ordered[0][1].metric
             with drawing():
                 figures.append(_overlay(title, dev, metric, f"o{len(figures)}"))
@@ -63,30 +54,26 @@ def _rank(run: RunDetails) -> tuple[float, float]:
     return -run.entry.order * run.best[run.metric], run.best["loss"]
 
 
-def _dev_curve(run: RunDetails) -> "pd.Series[float]":
-    return scale(run.metric) * pd.Series({line["step"]: line[run.metric] for line in run.dev})
-
-
-def _overlay(title: str, curves: Sequence[Curve], metric: str, name: str) -> Figure:
+def _overlay(title: str, curves: "Mapping[str, pd.Series[float]]", metric: str, name: str) -> Figure:
     """Draw curves, the best run's first: the first few in colours of their own, over the others."""
-    axes, own = new_axes(), len(SERIES)
+    axes, own, names, series = new_axes(), len(SERIES), list(curves), list(curves.values())
     rest = len(curves) - own
     others = own + thin_indices(rest, MOST_CURVES) if rest > 0 else ()
     for number in [*others, *reversed(range(min(own, len(curves))))]:
-        values = curves[number].values
+        values = series[number]
         shade, width = (series_name(number), 1.8) if number < own else ("quiet", 0.6)
         marker = "o" if len(values) == 1 else None
         shown = values.iloc[thin_indices(len(values), CURVE_POINTS)]
         axes.plot(shown, color=colour(shade), linewidth=width, marker=marker, markersize=4)
-    step_axis(axes, int(max((curve.values.index[-1] for curve in curves if len(curve.values)), default=0)))
+    step_axis(axes, int(max((values.index[-1] for values in series if len(values)), default=0)))
     score_axis(axes, metric)
-    legend = [(series_name(number), curve.name) for number, curve in enumerate(curves[:own])]
+    legend = [(series_name(number), name) for number, name in enumerate(names[:own])]
     if rest > 0:
         legend.append(("quiet", f"{rest:,} more{f', {MOST_CURVES} of them drawn' if rest > MOST_CURVES else ''}"))
     rows = [
-        {"run": curve.name, "first": f"{curve.values.iloc[0]:.4g}", "last": f"{curve.values.iloc[-1]:.4g}"}
-        for curve in curves[:TABLE_ROWS]
-        if len(curve.values)
+        {"run": name, "first": f"{curves[name].iloc[0]:.4g}", "last": f"{curves[name].iloc[-1]:.4g}"}
+        for name in names[:TABLE_ROWS]
+        if len(curves[name])
     ]
     svg = inline_svg(axes, name, f"{title}, one line per run")
     note = "One line per run. The best on dev have colours, the best first."
@@ -111,10 +98,12 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
             "status": run.entry.status,
             **{short_name(key): format_value(own[key]) for key in keys},
             "step": f"{run.entry.steps_done:,}",
-            "dev": _best(run),
+            "dev": format_mean(
+                run.metric, None if run.best is None else run.best[run.metric], marked=run.entry.picked_start
+            ),
             "at step": "-" if run.best is None else f"{run.best['step']:,}",
             "dev loss": "-" if run.best is None else f"{run.best['loss']:.4f}",
-            "test": _score(run, run.entry.score("test")),
+            "test": format_mean(run.metric, run.entry.score("test"), marked=run.entry.picked_start),
             "seconds": f"{run.total_seconds:,.0f}",
         }
         for run, own in zip(runs, settings, strict=True)
@@ -124,14 +113,3 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
         "words": 2,
         "rows": [(links.get(row["run"]), row) for row in rows],
     }
-
-
-def _best(run: RunDetails) -> str:
-    return _score(run, None if run.best is None else run.best[run.metric])
-
-
-def _score(run: RunDetails, value: float | None) -> str:
-    if value is None:
-        return "-"
-    mark = f" {MARK}" if run.entry.picked_start else ""
-    return format_score(run.metric, value) + mark

@@ -1,7 +1,7 @@
 """Say how a result stands to the untrained model: lines for tables, and a sentence. Reads summary.json alone."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mezo_cli.report.settings import format_score
 
@@ -12,22 +12,18 @@ BASELINES = {  # name in summary.json (training/baselines.py) -> in tables
 }
 
 
-class Baseline(NamedTuple):
-    """The untrained model with the bias between its labels removed: the scores on one split."""
-
-    name: str
-    scores: Mapping[str, Any]
-
-
 def result_split(summary: Mapping[str, Any]) -> str:
     """Return the split of a run's result: test, or dev where there is no test split."""
     return "test" if summary.get("test") else "dev"
 
 
-def baselines(summary: Mapping[str, Any]) -> list[Baseline]:
-    """Return the baselines on the split of the result; none for runs that have not computed them."""
+def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the scores of the untrained model with the bias between its labels removed, on the split of the result.
+
+    By name; none for runs that have not computed them.
+    """
     split, biases = result_split(summary), summary.get("baselines") or {}
-    return [Baseline(f"{split}, {BASELINES.get(name, name)}", one[split]) for name, one in biases.items()]
+    return {f"{split}, {BASELINES.get(name, name)}": one[split] for name, one in biases.items()}
 
 
 def interval(scores: Mapping[str, Any], metric: str, form: Callable[[str, float], str] = format_score) -> str:
@@ -41,7 +37,7 @@ def sentence(summary: Mapping[str, Any], metric: str) -> str:
     split, known = result_split(summary), baselines(summary)
     if not known or "difference" not in summary:
         return ""
-    best = max(known, key=lambda result: float(result.scores[metric])).scores
+    best = max(known.values(), key=lambda scores: float(scores[metric]))
     beyond = best["difference"]
     more = "it is more than" if beyond["intervals"][metric][0] > 0 else "nothing shows that it is more than"
     return (

@@ -22,15 +22,11 @@ def find_runs(root: Path) -> list[Run]:
         raise UserError(f"{root}: cannot be read: {error.strerror}") from error
     paths = []
     for folder, folders, files in os.walk(root):
-        if _is_run(files):
+        # A run, which may be damaged: a config.yaml alone is none.
+        if "run.json" in files or "trajectory.bin" in files or {"config.yaml", "metrics.jsonl"} <= set(files):
             paths.append(Path(folder))
             folders[:] = [name for name in folders if name != "checkpoints"]
     return sorted((Run(path) for path in paths), key=lambda run: (_start_time(run), str(run.path)))
-
-
-def _is_run(files: list[str]) -> bool:
-    """Return whether a folder with these files is a run, which may be damaged: a config.yaml alone is none."""
-    return "run.json" in files or "trajectory.bin" in files or {"config.yaml", "metrics.jsonl"} <= set(files)
 
 
 def _start_time(run: Run) -> str:

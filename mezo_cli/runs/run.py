@@ -86,11 +86,10 @@ class Run:
             RunFailed: when the disk is full.
         """
         run = cls(path)
-        if path.exists() and not path.is_dir():
-            raise _is_a_file(path)
         try:
+            cls.check_free(path)
             path.mkdir(parents=True, exist_ok=True)
-            if not run._is_free() or not run._acquire():
+            if not run._acquire():
                 raise run._taken()
             run._write_first_files(config_yaml, initial_run_json(config_yaml, argv))
         except OSError as error:
@@ -109,7 +108,7 @@ class Run:
             UserError: in the words of `create`.
         """
         if path.exists() and not path.is_dir():
-            raise _is_a_file(path)
+            raise UserError(f"{path}: the run directory cannot be written: this is a file")
         if not cls(path)._is_free():
             raise cls(path)._taken()
 
@@ -530,7 +529,3 @@ def _why_no_run(path: Path) -> str:
         return f"{path}: no such run directory (did you mean '{listed}'?)"
     near = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return f"{path}: no such run directory{did_you_mean(path.name, near)}"
-
-
-def _is_a_file(path: Path) -> UserError:
-    return UserError(f"{path}: the run directory cannot be written: this is a file")

@@ -203,28 +203,18 @@ def read(path: Path) -> Trajectory:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
-    record = _record(header.samples)
-    size = record.size + 4
-
-    def is_valid(at: int) -> bool:
-        (stored,) = struct.unpack_from("<I", data, at + record.size)
-        return bool(stored == zlib.crc32(data[at : at + record.size], crc))
-
-    grads: list[list[float]] = []
-    lrs: list[float] = []
-    valid = start
-    while valid + size <= len(data):
-        step, lr, *g = record.unpack_from(data, valid)
-        if not is_valid(valid) or step != len(lrs):
-            if any(is_valid(at) for at in range(valid, len(data) - size + 1, size)):
-                raise UserError(f"{path} is damaged: the record of step {len(lrs)} (byte {valid}) fails its checksum")
-            break
-        lrs.append(lr)
-        grads.append(g)
-        valid += size
-    shape = (len(lrs), header.samples)
-    g32, lr32 = np.array(grads, np.float32).reshape(shape), np.array(lrs, np.float32)
-    return Trajectory(header, g32, lr32, valid, crc, len(data) - valid)
+    layout = [("step", "<u4"), ("lr", "<f4"), ("grads", "<f4", (header.samples,)), ("crc", "<u4")]
+    size = np.dtype(layout).itemsize
+    records = np.frombuffer(data, layout, (len(data) - start) // size, start)
+    ends = range(start + size - 4, len(data) - 3, size)
+    is_intact = records["crc"] == np.array([zlib.crc32(data[end + 4 - size : end], crc) for end in ends], np.uint32)
+    is_next = is_intact & (records["step"] == np.arange(len(records)))
+    steps = len(records) if is_next.all() else int(is_next.argmin())
+    valid = start + steps * size
+    if is_intact[steps:].any():
+        raise UserError(f"{path} is damaged: the record of step {steps} (byte {valid}) fails its checksum")
+    grads, lrs = (records[name][:steps].astype(np.float32) for name in ("grads", "lr"))
+    return Trajectory(header, grads, lrs, valid, crc, len(data) - valid)
 
 
 def count_steps(path: Path) -> int:

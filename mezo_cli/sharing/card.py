@@ -122,7 +122,7 @@ def _metadata(card: Card) -> ModelCardData:
             dataset_config=task.hub.name if on_hub else None,
             dataset_split=_split_name(config, line["split"]),
             dataset_revision=card.info.get("data_revision"),
-            metric_type=_hub_name(name),
+            metric_type=(find_metric(name).hub_name if name in METRICS.names else "") or name,
             metric_name=f"{line['split']} {name}",
             metric_value=round(float(line[name]), 6),
         )
@@ -147,10 +147,6 @@ def _metrics(card: Card) -> list[str]:
     """Return the names of the metrics that the evaluations have, the loss last."""
     names = dict.fromkeys(name for line in card.evaluations for name in metrics_of(line))
     return sorted(names, key=lambda name: name == "loss")
-
-
-def _hub_name(metric: str) -> str:
-    return (find_metric(metric).hub_name if metric in METRICS.names else "") or metric
 
 
 def _split_name(config: Config, split: str) -> str:

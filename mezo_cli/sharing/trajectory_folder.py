@@ -109,9 +109,12 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
     compress(run.path / METRICS[1], folder)
     if run.initial_state_file.exists():
         shutil.copyfile(run.initial_state_file, folder / START)
+    base = {"kind": "hub", "path": hub_id(config), "revision": revision}
+    if base["path"] is None:
+        base = {"kind": "demo" if config.model.is_embedded else "folder", "path": base_name(config), "revision": None}
     manifest = {
         "format": FORMAT,
-        "base": _describe_base(config, revision),
+        "base": base,
         "weights": weights,
         "sha256": {path.name: file_sha256(path) for path in sorted(folder.iterdir())},
     }
@@ -135,12 +138,6 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
         data=without_dir(config.data),
         logger=LoggerConfig(),
     )
-
-
-def _describe_base(config: Config, revision: str | None) -> dict[str, Any]:
-    if (base_id := hub_id(config)) is not None:
-        return {"kind": "hub", "path": base_id, "revision": revision}
-    return {"kind": "demo" if config.model.is_embedded else "folder", "path": base_name(config), "revision": None}
 
 
 def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
