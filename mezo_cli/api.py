@@ -78,7 +78,7 @@ def finetune(
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote
-    from mezo_cli.config.own_code import OwnCode, with_own_code
+    from mezo_cli.config.own_code import REWARD, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.runs import Run
@@ -102,7 +102,7 @@ def finetune(
         words.append(f"objective.reward={reward}")
     config = build_config([*words, *overrides], further)
     if reward is not None and not isinstance(reward, str):
-        config = with_own_code(config, OwnCode(reward=reward))
+        config = with_own_code(config, {REWARD: reward})
     rows = {}
     if from_memory:
         rows = {"train": _lines("train_dataset", train_dataset)}  # type: ignore[arg-type]

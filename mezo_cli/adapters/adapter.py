@@ -5,8 +5,7 @@ A classification head is trained and saved with each method. `peft` is imported 
 
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,9 +104,16 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
     if config.name == "none":
         return
     base, before = fingerprint(loaded.model, exclude=loaded.fresh), set(dict(loaded.model.named_parameters()))
-    with _ignore_warnings(), torch.random.fork_rng(devices=[]):
+    # peft warns that a tied output layer is copied, which is intended.
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh adapter {seed}".encode()))
-        wrapped = _insert(loaded, config, f"model.path={model.path}: {type(loaded.model).__name__}")
+        name = f"model.path={model.path}: {type(loaded.model).__name__}"
+        try:
+            wrapped = find_method(config).insert(loaded, name)
+        except ValueError as error:  # the library's: it finds no module of the names that it looks for
+            raise UserError(
+                f"{name} is a model family that peft={config.name} does not support: {first_line(error)}"
+            ) from error
     _set_saved_config(wrapped.peft_config["default"], model)
     for module in loaded.model.modules():
         if hasattr(module, "original_module"):
@@ -121,15 +127,6 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
     loaded.adapter = Adapter(wrapped.eval(), base, describe(loaded.model))
 
 
-def _insert(loaded: LoadedModel, config: PeftConfig, name: str) -> Any:
-    try:
-        return find_method(config).insert(loaded, name)
-    except ValueError as error:  # the library's: it finds no module of the names that it looks for
-        raise UserError(
-            f"{name} is a model family that peft={config.name} does not support: {first_line(error)}"
-        ) from error
-
-
 def _set_saved_config(settings: Any, model: ModelConfig) -> None:
     """Set what `adapter_config.json` says, in an order that does not change from run to run."""
     settings.inference_mode = True  # as in every saved adapter
@@ -139,11 +136,3 @@ def _set_saved_config(settings: Any, model: ModelConfig) -> None:
         settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
     if not model.is_embedded and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
         settings.base_model_name_or_path, settings.revision = model.path, model.revision
-
-
-@contextmanager
-def _ignore_warnings() -> Iterator[None]:
-    """Ignore peft's warnings: that a tied output layer is copied is intended."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

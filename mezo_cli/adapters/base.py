@@ -1,14 +1,18 @@
 """The interface of a method of parameter-efficient fine-tuning, and the modules of a model that each of them trains."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.registry import PEFT
 from mezo_cli.config.schema import Config, PeftConfig
+from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
     from mezo_cli.models import LoadedModel
+else:
+    LoadedModel = Any  # its module imports torch
 
 
 class PeftMethod:
@@ -48,16 +52,12 @@ class PeftMethod:
         """
         return None
 
-    def export(self, loaded: "LoadedModel", folder: Path) -> None:
+    def export(self, loaded: LoadedModel, folder: Path) -> None:
         """Write the adapter as plain `peft` loads it: by default as a checkpoint has it."""
         loaded.adapter.save(folder)
 
-    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
-        """Return the library's config for a model.
-
-        Args:
-            loaded: the model.
-            name: of the model, for error lines.
+    def library_config(self, loaded: LoadedModel, name: str) -> Any:
+        """Return the library's config for a model; `name` is the model's, for error lines.
 
         Raises:
             UserError: for a model family that the method does not support.
@@ -69,15 +69,11 @@ class PeftMethod:
             task_type=loaded.model_kind.task_type, modules_to_save=classifier_modules(loaded), **settings
         )
 
-    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+    def insert(self, loaded: LoadedModel, name: str) -> Any:
         """Insert the tensors into the model, and return it in the library's wrapper.
 
         Trained is what requires a gradient then: new tensors, and what the method leaves or sets so. New tensors may be
-        drawn from torch's generator, which the caller has seeded.
-
-        Args:
-            loaded: the model.
-            name: of the model, for error lines.
+        drawn from torch's generator, which the caller has seeded. `name` is the model's, for error lines.
 
         Raises:
             UserError: for a model family that the method does not support.
@@ -103,7 +99,7 @@ def find_method(config: PeftConfig) -> PeftMethod:
     return method
 
 
-def head_modules(loaded: "LoadedModel") -> list[str]:
+def head_modules(loaded: LoadedModel) -> list[str]:
     """Return the paths of the modules with parameters outside the body."""
     body = loaded.model.base_model_prefix
     return [
@@ -113,10 +109,36 @@ def head_modules(loaded: "LoadedModel") -> list[str]:
     ]
 
 
-def classifier_modules(loaded: "LoadedModel") -> list[str] | None:
+def classifier_modules(loaded: LoadedModel) -> list[str] | None:
     """Return the paths of the classification head and of new poolers; None for a model without such a head."""
     if not loaded.model_kind.has_classifier:
         return None
     body = f"{loaded.model.base_model_prefix}."
     poolers = {".".join(name.split(".")[:2]) for name in loaded.fresh if name.startswith(body)}
     return [*head_modules(loaded), *sorted(poolers)]
+
+
+def without_targets(loaded: LoadedModel, **settings: Any) -> Any:
+    """Return a config that trains biases or whole modules: in `peft`, options of a LoRA, here of one of no matrices."""
+    import peft
+    from peft.utils.constants import DUMMY_TARGET_MODULES
+
+    return peft.LoraConfig(task_type=loaded.model_kind.task_type, target_modules=DUMMY_TARGET_MODULES, **settings)
+
+
+def first_trained_layer(model: Any, layers: int, name: str) -> int:
+    """Return the number of the lowest of the top `layers` layers.
+
+    Raises:
+        UserError: when the model has fewer.
+    """
+    count: int = model.config.num_hidden_layers
+    if layers > count:
+        raise UserError(f"peft.layers={layers}: {name} has {count} layer{'' if count == 1 else 's'}")
+    return count - layers
+
+
+def is_below(parameter: str, layer: int) -> bool:
+    """Return whether a parameter is in a lower layer, or in the embeddings before the layers."""
+    number = re.search(r"\.(\d+)\.", parameter)
+    return int(number[1]) < layer if number else "embed" in parameter

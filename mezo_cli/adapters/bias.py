@@ -1,16 +1,18 @@
 """The bias terms alone (BitFit; Zaken et al. 2022, arXiv 2106.10199)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mezo_cli.adapters.base import PeftMethod, classifier_modules
-from mezo_cli.adapters.head import without_targets
-from mezo_cli.adapters.layers import first_trained_layer, is_below
+from mezo_cli.adapters.base import (
+    LoadedModel,
+    PeftMethod,
+    classifier_modules,
+    first_trained_layer,
+    is_below,
+    without_targets,
+)
 from mezo_cli.config.schema import PeftConfig, Positive
 from mezo_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from mezo_cli.models import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,11 @@ class Bias(PeftMethod):
     settings = BiasConfig
     config: BiasConfig
 
-    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+    def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config."""
         return without_targets(loaded, bias="all", modules_to_save=classifier_modules(loaded))
 
-    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+    def insert(self, loaded: LoadedModel, name: str) -> Any:
         """Let the biases require a gradient, without those below the top layers."""
         if not any(parameter.endswith(".bias") for parameter, _ in loaded.model.named_parameters()):
             raise UserError(f"{name} has no bias terms: peft=bias has nothing to train")

@@ -5,15 +5,11 @@ A LoRA is never merged into the base weights: forwards with perturbed A and B wo
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mezo_cli.adapters.base import PeftMethod, classifier_modules
-from mezo_cli.adapters.layers import first_trained_layer
+from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, first_trained_layer
 from mezo_cli.config.schema import PeftConfig, Positive
 from mezo_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from mezo_cli.models import LoadedModel
 
 # Names of the query and value projections in model families; those of GPT-2 (c_attn) and GPT-NeoX hold the keys too.
 QUERY_VALUE = (
@@ -51,7 +47,7 @@ class Lora(PeftMethod):
     size_setting = "r"
     config: LoraConfig
 
-    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+    def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config, with the matrices that get a LoRA."""
         import peft
         from transformers.pytorch_utils import Conv1D

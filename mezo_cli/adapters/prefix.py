@@ -6,14 +6,11 @@ initial prefix is exactly the model that has read those tokens.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mezo_cli.adapters.base import PeftMethod, classifier_modules
+from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules
 from mezo_cli.config.schema import PeftConfig, Positive
 from mezo_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from mezo_cli.models import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Prefix(PeftMethod):
     merges = False
     config: PrefixConfig
 
-    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+    def insert(self, loaded: LoadedModel, name: str) -> Any:
         """Insert the table of keys and values, which the model's forwards then get as `past_key_values`."""
         import peft
         import torch

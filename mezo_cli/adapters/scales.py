@@ -8,16 +8,12 @@ stays unbiased does not hold under clipping.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mezo_cli.adapters.base import PeftMethod, classifier_modules
-from mezo_cli.adapters.head import without_targets
+from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, without_targets
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.config.schema import Config, PeftConfig, SettingError
 from mezo_cli.config.values import Flag
-
-if TYPE_CHECKING:
-    from mezo_cli.models import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,11 @@ class Scales(PeftMethod):
             why = "after each step a scale that is negative becomes 0, in the update of optimizer=mezo; use that"
             raise SettingError("optimizer", f"optimizer={name}: peft=scales: {why}")
 
-    def library_config(self, loaded: "LoadedModel", name: str) -> Any:
+    def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config: it has no such method."""
         return without_targets(loaded, modules_to_save=classifier_modules(loaded))
 
-    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+    def insert(self, loaded: LoadedModel, name: str) -> Any:
         """Give each quantised layer its factors."""
         from mezo_cli.models.quantized import quantized_layers
 
@@ -67,7 +63,7 @@ class Scales(PeftMethod):
             layer.add_factors(self.config.absolute)
         return wrapped
 
-    def export(self, loaded: "LoadedModel", folder: Path) -> None:
+    def export(self, loaded: LoadedModel, folder: Path) -> None:
         """Write the factors as what plain peft has for them: magnitudes of DoRA, on matrices of rank 1 that are 0.
 
         DoRA (Liu et al. 2024, arXiv 2402.09353) scales row i of W + B A to the norm m_i: with B A = 0 and

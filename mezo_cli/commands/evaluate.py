@@ -58,7 +58,7 @@ def evaluate(
     if is_plain:
         _check_plain(path, overrides, checkpoint, base)
     elif not is_trajectory_folder(path):
-        others = [text for text in overrides if not split_own_code([text])[1].reward]
+        others = [text for text in overrides if REWARD not in split_own_code([text])[1]]
         if others:
             own = f"a run has its own, but for a function as {REWARD}"
             raise UserError(f"'{others[0]}': only a plain model folder takes settings; {own}")

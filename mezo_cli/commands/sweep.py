@@ -137,7 +137,11 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
             )
     kept = _relaunched(record.overrides, launcher) if launcher else record.overrides
     check_record(folder, dataclasses.replace(record, overrides=kept), launcher)
-    overrides = [*kept, *own.overrides, f"hydra.sweep.dir={quote(folder.absolute())}"]
+    overrides = [
+        *kept,
+        *(f"{key}={value}" for key, value in own.items()),
+        f"hydra.sweep.dir={quote(folder.absolute())}",
+    ]
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     with contextlib.chdir(record.cwd):  # relative paths in the overrides start there

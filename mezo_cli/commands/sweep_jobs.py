@@ -125,8 +125,8 @@ def with_own_code_noted(folder: Path, record: SweepRecord, plan: SweepPlan) -> S
         UserError: when it did until now, and is not given again.
     """
     jobs = plan.jobs or ()
-    python = bool(plan.own.python) or any(has_own_python(job.config) for job in jobs)
-    reward = bool(plan.own.reward) or any(has_own_reward(job.config) for job in jobs)
+    python = PYTHON in plan.own or any(has_own_python(job.config) for job in jobs)
+    reward = REWARD in plan.own or any(has_own_reward(job.config) for job in jobs)
     if record.own_engine_python and not python and not os.environ.get(VARIABLE):
         raise UserError(f"{folder} was started with an {PYTHON}, {NOT_STORED}")
     if record.own_reward and not reward and not os.environ.get(REWARD_VARIABLE):

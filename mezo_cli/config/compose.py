@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra, Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, OverrideType
+from hydra.core.override_parser.types import Glob
 from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -57,13 +57,6 @@ from mezo_cli.errors import UserError, did_you_mean, join
 MAIN, VERSION_BASE = "config", "1.3"
 MAX_JOBS = 100_000  # of a sweep
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
-FORMS: dict[OverrideType, Any] = {
-    OverrideType.CHANGE: "set",
-    OverrideType.ADD: "add",
-    OverrideType.FORCE_ADD: "force_add",
-    OverrideType.DEL: "delete",
-}
-
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
 # ${mezo_by:${task},{squad:generate},choice}: a value that depends on another, in the built-in files alone (file_rules)
@@ -141,7 +134,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             name = job.config.task.name
             raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
     job = dataclasses.replace(job, config=with_own_code(job.config, own))  # what it refuses is in no file
-    for key, value in (own.pairs | {"steps": config.steps}).items():
+    for key, value in (own | {"steps": config.steps}).items():
         OmegaConf.update(node, key, value)
     return node, job
 
@@ -184,7 +177,7 @@ def _converted(override: HydraOverride, text: str, choices: Choices) -> Override
         text=text,
         name=override.key_or_group,
         package=override.package,
-        form=FORMS[override.type],
+        form=override.type.name,
         sweeps=sweeps,
         value=None if sweeps else value,
         values=None if values is None else tuple(values),
@@ -195,10 +188,7 @@ def _converted(override: HydraOverride, text: str, choices: Choices) -> Override
 def check_read(config: Config, overrides: Iterable[Override], tolerated: Collection[str] = ()) -> None:
     """Check that the choices that were made have the settings that the command line gives; files may have others.
 
-    Args:
-        config: of the run.
-        overrides: the overrides.
-        tolerated: keys that another job of the sweep reads.
+    `tolerated` are keys that another job of the sweep reads.
 
     Raises:
         SettingError: for a setting that the choice does not have, with the choices that have it.
@@ -381,9 +371,6 @@ def _check_files(choices: Choices, config_dir: str | None) -> None:
     """Check every file of the user and of plug-ins before Hydra composes them: none of them can run code.
 
     A file that cannot be read is left to Hydra, which reads it in the same way and refuses it where it is chosen.
-
-    Raises:
-        UserError: for the first file that contains what it may not.
     """
     if config_dir is not None:
         file_rules.check_folder(config_dirs(config_dir)[-1])
@@ -395,11 +382,7 @@ def _check_files(choices: Choices, config_dir: str | None) -> None:
 
 
 def _load(path: Path) -> Any:
-    """Return the content of a file as Hydra reads it. No interpolation is resolved.
-
-    Raises:
-        UserError: for a file that would become too large to be read.
-    """
+    """Return the content of a file as Hydra reads it. No interpolation is resolved."""
     check_yaml(path.read_text(encoding="utf-8"), path)
     return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
 
@@ -437,11 +420,7 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
 
 
 def _explain_files(error: BaseException, choices: Choices) -> None:
-    """Name the user's file that Hydra could not read or merge, where its own error does not.
-
-    Raises:
-        UserError: when there is one.
-    """
+    """Name the user's file that Hydra could not read or merge, where its own error does not."""
     cause = _innermost(error)
     is_single_value = isinstance(cause, OSError) and cause.errno is None  # what OmegaConf raises for it
     if is_single_value or isinstance(cause, UnicodeDecodeError) or "ConfigTypeError" in str(error):

@@ -105,12 +105,9 @@ def _check_label_lists(path: Path, text: str, content: Mapping[str, Any]) -> Non
 
 
 def explain(path: Path, group: str, load: Callable[[Path], Any]) -> None:
-    """Say why Hydra cannot read or merge a file: its own message has neither the file nor the key.
+    """Say why Hydra cannot read or merge a file of a group: its own message has neither the file nor the key.
 
-    Args:
-        path: the file.
-        group: its config group.
-        load: returns the content of a file as Hydra reads it.
+    `load` returns the content of a file as Hydra reads it.
 
     Raises:
         UserError: for bytes that are not UTF-8, for content that is no mapping, and for the first key that has a list
@@ -215,14 +212,8 @@ def _expected(key: str) -> str | None:
     known = all_keys()
     if any(other.startswith(f"{key}.") for other in known):
         return "mapping of keys to values"
-    container_type = container(key) if key in known else None
-    return (
-        "list, e.g. [one, two]"
-        if container_type is list
-        else "mapping, e.g. {one: two}"
-        if container_type is dict
-        else None
-    )
+    examples: dict[Any, str] = {list: "list, e.g. [one, two]", dict: "mapping, e.g. {one: two}"}
+    return examples.get(container(key)) if key in known else None
 
 
 def _kind(value: Any) -> str:

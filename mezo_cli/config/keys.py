@@ -68,7 +68,10 @@ def check_key(key: str, extra: Iterable[str] = ()) -> None:
             parent = ".".join(parts[:depth])
             known = [f"{parent}.{name}" if parent else name for name in hints] + ([] if parent else list(extra))
             under = f" under {parent}" if parent else ""
-            near = _nearest(key, ".".join(parts[: depth + 1]), known)
+            everywhere = all_keys()
+            alike = [other for other in everywhere if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
+            near = did_you_mean(alike[0], alike) if alike else did_you_mean(".".join(parts[: depth + 1]), known)
+            near = near or did_you_mean(key, everywhere)
             raise SettingError(key, f"unknown key '{key}'{near}; known{under}: {join(known)}")
         node = plain_type(hints[part])
 
@@ -110,10 +113,3 @@ def container(key: str) -> type | None:
     """Return list or dict for a known key that takes one, None for every other."""
     value_type = allowed_values(key).value_type
     return value_type if value_type in (list, dict) else None
-
-
-def _nearest(key: str, upto: str, siblings: list[str]) -> str:
-    """Suggest the one key that ends alike (`optimizer.lr` for `lr`), a sibling, or a similar spelling."""
-    everywhere = all_keys()
-    alike = [known for known in everywhere if known.endswith(f".{key}")]
-    return did_you_mean(alike[0], alike) if alike else did_you_mean(upto, siblings) or did_you_mean(key, everywhere)

@@ -7,7 +7,7 @@ exist, settings that are removed, and Hydra's own settings other than its direct
 import importlib.util
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mezo_cli.config.choices import Choices
 from mezo_cli.config.keys import allowed_values, check_key, container, is_entry
@@ -34,7 +34,7 @@ class Override:
     text: str  # as it was given
     name: str  # the dotted key, or the group of a choice
     package: str | None  # of `task@PACKAGE=...`
-    form: Literal["set", "add", "force_add", "delete"]  # KEY=, +KEY=, ++KEY=, ~KEY
+    form: str  # Hydra's names: CHANGE for KEY=, ADD for +KEY=, FORCE_ADD for ++KEY=, DEL for ~KEY
     sweeps: bool  # it names several values
     value: Any  # None for a sweep
     values: tuple[str, ...] | None  # the value, or those of a sweep, as text; None where they cannot be enumerated
@@ -78,9 +78,9 @@ def quote(value: object) -> str:
 
 def _check_setting(override: Override) -> None:
     text, key, container_type = override.text, override.name, container(override.name)
-    if override.form == "delete":
+    if override.form == "DEL":
         raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
-    if override.form == "add":
+    if override.form == "ADD":
         raise UserError(f"'{text}': {key} exists already; write {key}=...")
     if container_type is dict and allowed_values(key).optional:
         if override.value is not None and not isinstance(override.value, dict):
@@ -95,7 +95,7 @@ def _check_entry(override: Override) -> None:
     whole = override.name.rpartition(".")[0]
     if allowed_values(override.name).optional:
         raise UserError(f"'{override.text}': pairs are given whole: {whole}={{NAME: VALUE}}")
-    if override.form == "set":
+    if override.form == "CHANGE":
         raise UserError(f"'{override.text}': write +{override.text} for a new entry, ++ to change one")
 
 
@@ -108,7 +108,7 @@ def _check_hydra(override: Override) -> None:
         near = did_you_mean(key, HYDRA_KEYS)
         more = "; a folder of configs is given as --config-dir DIR" if key == "hydra.searchpath" else near
         raise UserError(f"'{text}': of Hydra's own keys only {join(HYDRA_KEYS)} can be set{more}")
-    elif override.sweeps or override.form == "delete":
+    elif override.sweeps or override.form == "DEL":
         raise UserError(f"'{text}': {key} takes one value")
     elif key in HYDRA_DIRS and (value in ("", None) or str(value).startswith("~")):
         raise UserError(f"'{text}': {key} needs a folder; ~ is not expanded here, write {key}=$HOME/...")
@@ -123,7 +123,7 @@ def _check_hydra_choice(override: Override) -> None:
     """Check that a launcher or sweeper is one of those that are known, and that its package is installed."""
     text, key = override.text, override.name
     known = HYDRA_CHOICES[key]
-    if override.package is not None or override.form != "set" or override.value not in known:
+    if override.package is not None or override.form != "CHANGE" or override.value not in known:
         near = did_you_mean(str(override.value), known)
         raise UserError(f"'{text}': allowed is {key}= with one of {join(known)}{near}")
     package = known[override.value]
@@ -144,9 +144,9 @@ def _check_choice(override: Override, choices: Choices) -> None:
     allowed = join(sorted(choices[group])) or "none"
     if override.package is not None:
         raise UserError(f"'{text}': a choice cannot be moved to another key; write {group}=...")
-    if override.form == "delete":
+    if override.form == "DEL":
         raise UserError(f"'{text}': a choice cannot be removed, only made: {group}=...; allowed: {allowed}")
-    if override.form != "set":
+    if override.form != "CHANGE":
         raise UserError(f"'{text}': {group} exists already; write {group}=...")
     if isinstance(override.value, list):
         raise UserError(f"'{text}': expected one choice; allowed: {allowed}")

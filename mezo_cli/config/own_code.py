@@ -27,6 +27,7 @@ REWARD = "objective.reward"
 REWARD_VARIABLE = "MEZO_REWARD"  # what objective.reward=FILE.py:function says, as VARIABLE
 REWARD_FROM_USER = f"it names a function, which only the command line, the Python API or {REWARD_VARIABLE} can give"
 REWARD_NOT_STORED = f"which is not stored: give it again, {REWARD}=FILE.py:function or {REWARD_VARIABLE}"
+_NAMES = {**VARIABLES, REWARD: REWARD_VARIABLE}
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
 _OVERRIDE = re.compile(r"(?:\+\+)?(engine\.(?:python|url|adapter_dir)|objective\.reward)\s*=(.*)", re.DOTALL)
@@ -44,31 +45,9 @@ _HARMLESS = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnCode:
-    """What the user has given to this process; None: nothing.
-
-    Attributes:
-        python: `engine.python`, an absolute path.
-        url, adapter_dir: `engine.url` and `engine.adapter_dir`, an absolute path.
-        reward: `objective.reward`, if it names a function; a file's path is absolute. From Python also a callable.
-    """
-
-    python: str | None = None
-    reward: Any = None
-    url: str | None = None
-    adapter_dir: str | None = None
-
-    @property
-    def pairs(self) -> dict[str, Any]:
-        """What is given, by key."""
-        values = {key: getattr(self, field_of(key)) for key in (*VARIABLES, REWARD)}
-        return {key: value for key, value in values.items() if value is not None}
-
-    @property
-    def overrides(self) -> list[str]:
-        """The overrides that give it."""
-        return [f"{key}={value}" for key, value in self.pairs.items()]
+# What the user has given to this process, by key: `engine.python` and `engine.adapter_dir`, absolute paths;
+# `engine.url`; `objective.reward`, if it names a function, of an absolute path, or from Python is a callable.
+OwnCode = dict[str, Any]
 
 
 def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
@@ -82,20 +61,21 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
     own, rest = OwnCode(), []
     for text in overrides:
         match = _OVERRIDE.fullmatch(text)
-        value = _unquoted(match[2]) if match else ""
-        key = match[1] if match else ""
+        key, value = (match[1], _unquoted(match[2])) if match else ("", "")
+        own.pop(key, None)
         if key not in VARIABLES and not names_code(value):
             rest.append(text)
-            own = own if match is None else dataclasses.replace(own, reward=None)
             continue
         if not value or "," in value or "${" in value:
-            what, variable = ("value", VARIABLES[key]) if key in VARIABLES else ("function", REWARD_VARIABLE)
-            raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {variable}")
-        if key in VARIABLES:
-            text = value if key == URL else str(Path(value).expanduser().absolute())
-            own = dataclasses.replace(own, **{field_of(key): None if value == "null" else text})
-        else:
-            own = dataclasses.replace(own, reward=_absolute(value))
+            what = "function" if key == REWARD else "value"
+            raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {_NAMES[key]}")
+        if key == REWARD:
+            name = value.removeprefix(SHUFFLED)
+            place, _, function = name.rpartition(":")
+            is_file, shuffled = place.endswith(".py"), SHUFFLED if name != value else ""
+            own[key] = f"{shuffled}{Path(place).expanduser().absolute()}:{function}" if is_file else value
+        elif value != "null":
+            own[key] = value if key == URL else str(Path(value).expanduser().absolute())
     return rest, own
 
 
@@ -105,25 +85,17 @@ def with_own_code(config: Config, own: OwnCode) -> Config:
     Raises:
         SettingError: when the config has no engine, or its objective no reward.
     """
-    changed = config
-    for key, value in own.pairs.items():
-        if key == REWARD:
-            continue
-        if not hasattr(config.engine, field_of(key)):
-            reader = "vllm" if key == PYTHON else "openai"
-            why = f"engine={config.engine.name} does not read it, only engine={reader}"
+    for key, value in own.items():
+        group, _, name = key.rpartition(".")
+        part: Any = getattr(config, group)
+        if not hasattr(part, name):
+            readers = {PYTHON: "vllm", REWARD: "generate"}
+            why = f"{group}={part.name} does not read it, only {group}={readers.get(key, 'openai')}"
             raise SettingError(key, f"{key}={value}: {why}")
-        engine: Any = changed.engine
-        changed = dataclasses.replace(changed, engine=dataclasses.replace(engine, **{field_of(key): value}))
-    if own.reward is not None:
-        if not hasattr(config.objective, "reward"):
-            why = f"objective={config.objective.name} does not read it, only objective=generate"
-            raise SettingError(REWARD, f"{REWARD}={own.reward}: {why}")
-        objective: Any = config.objective
-        changed = dataclasses.replace(changed, objective=dataclasses.replace(objective, reward=own.reward))
-    if changed is not config:
-        check_rules(changed)
-    return changed
+        config = dataclasses.replace(config, **{group: dataclasses.replace(part, **{name: value})})
+    if own:
+        check_rules(config)
+    return config
 
 
 def field_of(key: str) -> str:
@@ -191,8 +163,7 @@ def for_workers(own: OwnCode) -> Iterator[None]:
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    names = {**VARIABLES, REWARD: REWARD_VARIABLE}
-    variables = {"PYTHONSAFEPATH": "1"} | {names[key]: value for key, value in own.pairs.items()}
+    variables = {"PYTHONSAFEPATH": "1"} | {_NAMES[key]: value for key, value in own.items()}
     before = {key: os.environ.get(key) for key in variables}
     os.environ.update(variables)
     try:
@@ -229,12 +200,3 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
 
 def _unquoted(value: str) -> str:
     return re.sub(r"""^(["'])(.*)\1$""", r"\2", value.strip())
-
-
-def _absolute(reward: str) -> str:
-    """Return `FILE.py:function` with an absolute path, so that it holds in any working directory; else the same."""
-    name = reward.removeprefix(SHUFFLED)
-    place, _, function = name.rpartition(":")
-    if not place.endswith(".py"):
-        return reward
-    return f"{SHUFFLED if name != reward else ''}{Path(place).expanduser().absolute()}:{function}"

@@ -37,11 +37,6 @@ class Registry:
         """List the names, the built-in ones first."""
         return [*self.built_in, *sorted(set(self.targets) - set(self.built_in))]
 
-    @property
-    def plugins(self) -> list[str]:
-        """List the names that other packages add."""
-        return self.names[len(self.built_in) :]
-
     def load(self, name: str) -> Any:
         """Import and return what a name stands for.
 

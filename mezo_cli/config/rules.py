@@ -16,7 +16,7 @@ def check_rules(config: Config) -> None:
     Raises:
         SettingError: for the first combination that is not allowed.
     """
-    _check_addresses(config)
+    _check_values(config)
     _check_task(config)
     _check_objective(config)
     _check_optimizer(config)
@@ -26,8 +26,6 @@ def check_rules(config: Config) -> None:
     _check_quantize(config)
     _check_linear_probe(config)
     _check_demonstrations(config)
-    _check_loggers(config)
-    _check_cuda_graphs(config)
     _check_engine(config)
 
 
@@ -41,13 +39,24 @@ def _noise(config: Config) -> str | None:
     return getattr(config.optimizer, "noise", None)
 
 
-def _check_addresses(config: Config) -> None:
-    """Reject a password in an address: config.yaml and sweep.json would keep it."""
+def _check_values(config: Config) -> None:
+    """Reject values that are never valid.
+
+    config.yaml and sweep.json would keep the password in an address; both loggers of one name would write to one
+    folder; a step keeps shapes and addresses as CUDA graphs need it, but no graph of one has run yet.
+    """
     values = {"model.path": config.model.path, "task.hub.path": config.task.hub.path}
     for key, value in values.items():
         if value is not None and without_credentials(value) != value:
             why = "the address has a user name, a password or a key, which the run would store"
             raise SettingError(key, f"{key}={without_credentials(value)}: {why}; log in by hf auth login or HF_TOKEN")
+    names = config.logger.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SettingError("logger.names", f"logger.names=[{join(names)}]: {twice} is named twice")
+    if config.model.cuda_graphs:
+        why = "CUDA graphs have not been tried on a GPU yet"
+        raise SettingError("model.cuda_graphs", f"model.cuda_graphs=true: {why}; allowed is false")
 
 
 def _check_objective(config: Config) -> None:
@@ -176,21 +185,6 @@ def _check_demonstrations(config: Config) -> None:
     if config.objective.name == "generate" and (config.task.generate.chat or config.task.generate.answer is None):
         why = "task.generate.chat=true" if config.task.generate.chat else "no task.generate.answer to show"
         raise SettingError(key, f"{key}={count}: the task has {why}")
-
-
-def _check_loggers(config: Config) -> None:
-    """Reject a logger that is named twice: both would write to one folder."""
-    names = config.logger.names
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SettingError("logger.names", f"logger.names=[{join(names)}]: {twice} is named twice")
-
-
-def _check_cuda_graphs(config: Config) -> None:
-    """Reject CUDA graphs: a step keeps shapes and addresses, but no graph of one has run yet."""
-    if config.model.cuda_graphs:
-        why = "CUDA graphs have not been tried on a GPU yet"
-        raise SettingError("model.cuda_graphs", f"model.cuda_graphs=true: {why}; allowed is false")
 
 
 def _check_engine(config: Config) -> None:

@@ -32,11 +32,7 @@ class Range:
 
 
 def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
-    """Return the ranges of `--range`, or those of the default keys around their values.
-
-    Args:
-        texts: `KEY=LOW:HIGH` each.
-        base: the config that all trials share.
+    """Return the ranges of `--range`, `KEY=LOW:HIGH` each, or those of the default keys around their values in `base`.
 
     Raises:
         UserError: for a text that is no range of a numeric key.

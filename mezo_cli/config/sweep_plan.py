@@ -59,9 +59,6 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     """Return the overrides behind those of the experiment file's grid, and the sweeper that the files choose.
 
     What the command line names itself, a value or a choice, is not swept over by the file.
-
-    Raises:
-        UserError: for a key or a choice of the grid that does not exist, and for several experiments of unlike grids.
     """
     has_experiment = any(override.name == "experiment" for override in parsed)
     with_grids = ("experiment", "task") if has_experiment else ()  # an experiment's grid may depend on the task
@@ -197,7 +194,9 @@ def _plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
     None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
     """
     plain = {
-        override.text: override.name for override in parsed if override.form == "set" and override.name not in choices
+        override.text: override.name
+        for override in parsed
+        if override.form == "CHANGE" and override.name not in choices
     }
     others = [override.name for override in parsed if override.text not in plain and override.name not in choices]
     related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)

@@ -113,16 +113,12 @@ def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
 
 def defaults(settings_type: Any = Config) -> dict[str, Any]:
     """Return the defaults as plain nested values, `MISSING` where a value has to be given or follows from a choice."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, hint in children(settings_type).items():
-        inner = plain_type(hint)
-        values[name] = (
-            defaults(inner)
-            if is_group(inner)
-            else MISSING
-            if settings_type in CHOICES
-            else default_of(settings_type, name)
-        )
+        if is_group(plain_type(hint)):
+            values[name] = defaults(plain_type(hint))
+        else:
+            values[name] = MISSING if settings_type in CHOICES else default_of(settings_type, name)
     return values
 
 

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Strict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -65,17 +65,11 @@ def _number(value: Any) -> Any:
     return number
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise PydanticCustomError("flag", "neither true nor false")
-    return value
-
-
 Text = Annotated[str, BeforeValidator(_text)]
 Entry = Annotated[str, BeforeValidator(_entry)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[bool, Strict()]
 
 
 @dataclass(frozen=True)

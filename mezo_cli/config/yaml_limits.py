@@ -10,11 +10,7 @@ MAX_VALUES, MAX_DEPTH = 20_000, 32  # of a file, what its aliases stand for incl
 
 
 def check_yaml(text: str, name: object) -> None:
-    """Count what a YAML text stands for, without making it.
-
-    Args:
-        text: of the file.
-        name: of the file, for the error line.
+    """Count what a YAML text stands for, without making it; `name` is the file's, for the error line.
 
     Raises:
         UserError: when it has too many values or levels, or an alias that contains itself.

@@ -5,8 +5,8 @@ batches. A batch size above the number of rows means that number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,24 +14,11 @@ from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, join
 
 
-class Sampler(Protocol):
-    """Chooses the rows of each batch.
+class BatchSampler:
+    """`shuffled`: every epoch is a new uniform shuffle, and a batch may run into the next epoch.
 
     Attributes:
         takes_all_rows: whether each batch is all rows, in some order.
-    """
-
-    takes_all_rows: bool
-
-    def batch(self, step: int) -> list[int]:
-        """Return the row numbers of step `step` (from 0)."""
-
-    def weights(self, batch: Sequence[int]) -> list[float] | None:
-        """Return what the loss of each row of a batch is multiplied by; None for 1 throughout."""
-
-
-class BatchSampler:
-    """`shuffled`: every epoch is a new uniform shuffle, and a batch may run into the next epoch.
 
     Args:
         rows: number of training rows.
@@ -49,8 +36,9 @@ class BatchSampler:
         """Return the row numbers of step `step` (from 0)."""
         return [self.row(position) for position in range(step * self.batch_size, (step + 1) * self.batch_size)]
 
-    def weights(self, batch: Sequence[int]) -> None:
-        """Return None."""
+    def weights(self, batch: Sequence[int]) -> list[float] | None:
+        """Return what the loss of each row of a batch is multiplied by; None for 1 throughout."""
+        return None
 
     def row(self, position: int) -> int:
         """Return the row at a position of all epochs, one after the other."""
@@ -65,28 +53,20 @@ class BatchSampler:
         return self._epochs[number]
 
 
-class ReplacementSampler:
-    """`replacement`: every row of every batch is drawn by itself, uniformly: a control for the shuffles.
-
-    Args:
-        rows, batch_size, seed: as those of `BatchSampler`.
-    """
-
-    takes_all_rows = False
+class ReplacementSampler(BatchSampler):
+    """`replacement`: every row of every batch is drawn by itself, uniformly: a control for the shuffles."""
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
-        self.rows, self.batch_size, self._seed = rows, min(batch_size, rows), seed
+        super().__init__(rows, batch_size, seed)
+        self.takes_all_rows = False
 
     def batch(self, step: int) -> list[int]:
         """Return the row numbers of step `step` (from 0)."""
         drawn = np.random.RandomState([self._seed, step, 0]).randint(self.rows, size=self.batch_size)
         return [int(row) for row in drawn]
 
-    def weights(self, batch: Sequence[int]) -> None:
-        """Return None."""
 
-
-class BalancedSampler:
+class BalancedSampler(BatchSampler):
     """`balanced`: as many rows of each label; where that leaves a remainder, it rotates over the labels.
 
     The p-th of all rows that are drawn has the label p mod C, and is the next of that label's own shuffles. A row of a
@@ -100,20 +80,16 @@ class BalancedSampler:
         weighted: whether `weights` returns these weights; without them the loss is that of equally frequent labels.
     """
 
-    takes_all_rows = False
-
     def __init__(self, labels: Sequence[int], batch_size: int, seed: int, weighted: bool = True) -> None:
-        self._labels, self._weighted, self.batch_size = labels, weighted, min(batch_size, len(labels))
+        super().__init__(len(labels), batch_size, seed)
+        self._labels, self._weighted, self.takes_all_rows = labels, weighted, False
         self._rows: list[list[int]] = [[] for _ in range(max(labels) + 1)]
         for row, label in enumerate(labels):
             self._rows[label].append(row)
         self._streams = [BatchSampler(len(rows), 1, seed, (1 + label,)) for label, rows in enumerate(self._rows)]
 
-    def batch(self, step: int) -> list[int]:
-        """Return the row numbers of step `step` (from 0)."""
-        return [self._row(position) for position in range(step * self.batch_size, (step + 1) * self.batch_size)]
-
-    def _row(self, position: int) -> int:
+    def row(self, position: int) -> int:
+        """Return the row at a position of all that are drawn."""
         turn, label = divmod(position, len(self._streams))
         return self._rows[label][self._streams[label].row(turn)]
 
@@ -127,26 +103,19 @@ class BalancedSampler:
         return [weights[self._labels[row]] for row in batch]
 
 
-def _balanced(config: Config, rows: Sequence[Any]) -> Sampler:
-    names, labels = config.task.labels, [row.label for row in rows]
-    absent = [name for number, name in enumerate(names) if number not in set(labels)]
-    if absent:
-        what = f"label{'s' if len(absent) > 1 else ''} {join(absent)}"
-        raise UserError(f"data.batches=balanced: train has no row of the {what}; use data.batches=shuffled")
-    return BalancedSampler(labels, config.batch_size, config.seed, config.data.weights == "mean")
-
-
-SAMPLERS: Mapping[str, Callable[[Config, Sequence[Any]], Sampler]] = {
-    "shuffled": lambda config, rows: BatchSampler(len(rows), config.batch_size, config.seed),
-    "balanced": _balanced,
-    "replacement": lambda config, rows: ReplacementSampler(len(rows), config.batch_size, config.seed),
-}
-
-
-def make_sampler(config: Config, rows: Sequence[Any]) -> Sampler:
+def make_sampler(config: Config, rows: Sequence[Any]) -> BatchSampler:
     """Return the sampler that `data.batches` names, over tokenized training rows.
 
     Raises:
         UserError: for balanced batches when a label has no row.
     """
-    return SAMPLERS[config.data.batches](config, rows)
+    names, size, seed = config.task.labels, config.batch_size, config.seed
+    if config.data.batches != "balanced":
+        sampler = BatchSampler if config.data.batches == "shuffled" else ReplacementSampler
+        return sampler(len(rows), size, seed)
+    labels = [row.label for row in rows]
+    absent = [name for number, name in enumerate(names) if number not in set(labels)]
+    if absent:
+        what = f"label{'s' if len(absent) > 1 else ''} {join(absent)}"
+        raise UserError(f"data.batches=balanced: train has no row of the {what}; use data.batches=shuffled")
+    return BalancedSampler(labels, size, seed, config.data.weights == "mean")

@@ -38,12 +38,8 @@ def _open(root: Path, task: TaskConfig, data: FilesConfig) -> Source:
         raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is relative to {Path.cwd()}")
     if not root.is_dir():
         raise UserError(f"data.dir={data.dir}: this is neither a folder nor a regular file")
-    return _open_folder(_task_folder(root, task), task, data)
-
-
-def _task_folder(root: Path, task: TaskConfig) -> Path:
-    own = root / task.files.folder if task.files.folder else None
-    return own if own is not None and own.is_dir() and not _find(root, ["train"]) else root
+    own = root / task.files.folder if task.files.folder else root
+    return _open_folder(own if own.is_dir() and not _find(root, ["train"]) else root, task, data)
 
 
 def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
@@ -56,7 +52,9 @@ def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
         there = join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         wanted = join(f"train{suffix}" for suffix in files.SUFFIXES)
         raise UserError(f"{folder}: no training file ({wanted}); there is: {there}")
-    dev_paths = _find(folder, _dev_stems(task))
+    stem = task.files.dev
+    dev_stems = [stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]
+    dev_paths = _find(folder, list(dict.fromkeys(dev_stems)))
     test_paths = _find(folder, list(dict.fromkeys([task.files.test, "test"])))
     train = _open_rows(train_paths, task)
     dev = _open_rows(dev_paths, task) if dev_paths else None
@@ -82,11 +80,6 @@ def open_other_tests(task: TaskConfig, official: TaskRows) -> dict[str, TaskRows
         return {}
     others = [p for p in sorted(path.parent.glob(f"{start}*{path.suffix}")) if p != path]
     return {p.stem.removeprefix(start): _open_rows([p], task) for p in others}
-
-
-def _dev_stems(task: TaskConfig) -> list[str]:
-    stem = task.files.dev
-    return list(dict.fromkeys([stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]))
 
 
 def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> TaskRows | None:

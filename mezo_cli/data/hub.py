@@ -29,7 +29,8 @@ def open_source(task: TaskConfig) -> Source:
         raise UserError(f"task '{task.name}' has no data set on the hub (task.hub.path); use data=files data.dir=PATH")
     cache_only = is_offline() or not (Path(hub.path).is_dir() or is_reachable())
     loaded = {split: _load(task, split, cache_only) for split in (hub.train, hub.dev, hub.test) if split}
-    revision = _find_commit(loaded[hub.train])
+    folders = [Path(file["filename"]).parent.name for file in loaded[hub.train].cache_files]
+    revision = next((name for name in folders if re.fullmatch("[0-9a-f]{40}", name)), None)  # a commit names its folder
     if cache_only and not is_offline():
         log.warning(
             "warning: %s does not answer: data set %s is read from the local cache, at commit %s",
@@ -45,12 +46,6 @@ def cached_files(task: TaskConfig) -> list[Path]:
     """Return the files in the local cache of the splits that `task.hub` names."""
     splits = [split for split in (task.hub.train, task.hub.dev, task.hub.test) if split]
     return [Path(file["filename"]) for split in splits for file in _load(task, split, cache_only=True).cache_files]
-
-
-def _find_commit(dataset: Any) -> str | None:
-    """Return the commit that a loaded data set came from, which names its folder in the cache; None if unknown."""
-    names = [Path(file["filename"]).parent.name for file in dataset.cache_files]
-    return next((name for name in names if re.fullmatch("[0-9a-f]{40}", name)), None)
 
 
 def _rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:

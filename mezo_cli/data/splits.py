@@ -131,11 +131,7 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
 
 
 def _with_demonstrations(rows: list[Example], subset: Subset, pool: Subset, count: int, seed: int) -> list[Example]:
-    """Return rows with their demonstrations; a row of the pool is none of its own.
-
-    Raises:
-        UserError: when the pool has too few rows.
-    """
+    """Return rows with their demonstrations; a row of the pool is none of its own."""
     if len(pool.indices) <= count:
         why = f"needs more than {count} rows of train to draw from, and there are {len(pool.indices)}"
         raise UserError(f"{pool.rows.table.path}: task.demonstrations={count} {why}")
@@ -166,11 +162,7 @@ def _open_source(task: TaskConfig, data: DataConfig) -> Source:
 
 
 def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
-    """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is.
-
-    Raises:
-        UserError: when fewer than 2 rows would be left.
-    """
+    """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is."""
     rows, size, setting = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
     if len(rows) < size + 2:
         raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {setting}: train and dev need one each")

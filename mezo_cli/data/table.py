@@ -237,10 +237,7 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
 def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
     """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text.
 
-    Args:
-        row: the columns.
-        where: its place, for `Example.where`.
-        full: the same with the path, for the error line.
+    `where` is its place, for `Example.where`, and `full` the same with the path, for the error line.
 
     Raises:
         UserError: for a text that UTF-8 cannot represent.

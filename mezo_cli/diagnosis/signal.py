@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.data.batch_sampler import Sampler, make_sampler
+from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
@@ -58,7 +58,7 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     return section
 
 
-def _loss_of(session: Session, train: list[TokenizedExample], sampler: Sampler) -> Callable[[int], LossFn]:
+def _loss_of(session: Session, train: list[TokenizedExample], sampler: BatchSampler) -> Callable[[int], LossFn]:
     """Return a function from a step to the loss of its batch; the last one is kept."""
     last: dict[int, LossFn] = {}
 

@@ -30,11 +30,17 @@ def joined() -> Iterator[Ranks | None]:
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
     system.import_torch()
-    _choose_gpu()
+    import torch
+
+    versions = system.versions()
+    if torch.cuda.is_available():  # `cuda` means the GPU with this rank's number on its host
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+    code = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
+    code.append(f"source files with sha256 {system.source_digest()[:16]}")  # what results depend on
     ranks = Ranks(launch.rank, launch.size, _meet(launch), launch.restarts)
     try:
         with sharing(ranks):
-            ranks.check_same("version", "\n".join(_code()))
+            ranks.check_same("version", "\n".join(code))
             yield ranks
             ranks.leave()
     except BaseException as error:
@@ -92,18 +98,3 @@ def _meet(launch: Launch) -> Any:
         raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
     # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
     return dist.PrefixStore(f"start {launch.restarts}", store)
-
-
-def _choose_gpu() -> None:
-    """Let `cuda` mean the GPU with this rank's number on its host."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
-
-
-def _code() -> list[str]:
-    """Return the versions that results depend on, one per line."""
-    versions = system.versions()
-    shown = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
-    return [*shown, f"source files with sha256 {system.source_digest()[:16]}"]

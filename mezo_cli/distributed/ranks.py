@@ -50,7 +50,6 @@ class Ranks:
         restarts: how often the ranks have been started again.
 
     Attributes:
-        rank, size, restarts: as given.
         split: what the ranks share in a step: `directions` or `rows`; "" until `start`.
         timeout: seconds to wait for another rank.
         exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` for it.

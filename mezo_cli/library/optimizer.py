@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError, join
-from mezo_cli.library.first_step import Closure, loss_with_graph, saying_what_takes_long, to_tensor
+from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, saying_what_takes_long, to_tensor
 from mezo_cli.library.groups import ParamsArgument, to_groups
 from mezo_cli.library.settings import METHOD, StepSettings, check_group, check_settings
 from mezo_cli.library.trajectory import make_header, open_writer
-from mezo_cli.library.uncovered import find_uncovered
 from mezo_cli.library.updates import Updates
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
@@ -246,7 +245,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         self.forward.perturb_whole(self.uncovered)
         self._updates.keep(self.forward.params.tensors)
         if self.unreachable:
-            log.warning("MezoOptimizer: not in the graph of the loss, so not tuned: %s", _in_short(self.unreachable))
+            left = len(self.unreachable) - NAMES_SHOWN
+            shown = join(self.unreachable[:NAMES_SHOWN]) + (f" and {left} more" if left > 0 else "")
+            log.warning("MezoOptimizer: not in the graph of the loss, so not tuned: %s", shown)
         if self.uncovered:
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
@@ -261,11 +262,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         return losses
 
     def _check_addresses(self) -> None:
-        """Refuse to continue where an update would not reach the model: its weights are in other memory now.
-
-        Raises:
-            UserError: naming the first such tensor.
-        """
+        """Refuse to continue where an update would not reach the model: its weights are in other memory now."""
         for name, p in self.forward.params.tensors.items():
             owner, key = self._places[name]
             stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
@@ -323,17 +320,8 @@ def _base_lr(groups: list[dict[str, Any]]) -> float:
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
 
 
-def _in_short(names: list[str]) -> str:
-    """Return a few of the names, and how many more there are."""
-    return join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "")
-
-
 def _check_groups(groups: list[dict[str, Any]]) -> None:
-    """Check the groups' settings, and that their tensors have one dtype, in which they can be tuned.
-
-    Raises:
-        UserError: naming the setting, or the tensor.
-    """
+    """Check the groups' settings, and that their tensors have one dtype, in which they can be tuned."""
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     first = next(iter(tensors))
     for name, p in tensors.items():

@@ -1,10 +1,17 @@
 """Load and save models and tokenizers, add adapters, and save the initial weights that no checkpoint contains."""
 
-from mezo_cli.models.device import pick_device
 from mezo_cli.models.initial_state import check_fingerprint, fingerprint, load_initial_state, save_initial_state
-from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel, load, load_tokenizer, save, with_path
+from mezo_cli.models.loading import (
+    STORAGE_DTYPES,
+    LoadedModel,
+    load,
+    load_tokenizer,
+    pick_device,
+    save,
+    untie,
+    with_path,
+)
 from mezo_cli.models.model_kind import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
-from mezo_cli.models.output_head import untie
 
 __all__ = [
     "CAUSAL_LM",

@@ -7,7 +7,7 @@ stored.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,6 @@ def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`.
 
     Of a quantised layer it is over the bits, the scales and, for nf4, the version of the library.
-
-    Args:
-        model: has the parameters.
-        exclude: names of those that are left out.
     """
     total = hashlib.sha256()
     for name, p in model.named_parameters():
@@ -83,17 +79,15 @@ def save_initial_state(
 
 def _find_copies(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
     """Return, for each named tensor with the bits of one that is not named, the name of the latter."""
-    originals: dict[torch.Size, list[str]] = {}
-    for name in state.keys() - set(names):
-        originals.setdefault(state[name].shape, []).append(name)
-    pairs = {name: _find_equal(state, name, sorted(originals.get(state[name].shape, []))) for name in names}
-    return {name: original for name, original in pairs.items() if original is not None}
-
-
-def _find_equal(state: Mapping[str, Tensor], name: str, originals: Iterable[str]) -> str | None:
-    bits = state[name].contiguous().view(torch.uint8)
-    same = (other for other in originals if torch.equal(bits, state[other].contiguous().view(torch.uint8)))
-    return next(same, None)
+    copies = {}
+    for name in names:
+        bits = state[name].contiguous().view(torch.uint8)
+        for other in sorted(state.keys() - set(names)):
+            same = state[other].shape == state[name].shape
+            if same and torch.equal(bits, state[other].contiguous().view(torch.uint8)):
+                copies[name] = other
+                break
+    return copies
 
 
 def load_initial_state(model: Any, path: Path) -> None:

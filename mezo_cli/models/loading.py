@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from mezo_cli.config.rules import check_quantizer
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.conversion import releasing_file
-from mezo_cli.models.device import pick_device
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.model_kind import ModelKind
 from mezo_cli.models.quantized import quantize_layers
@@ -33,6 +32,7 @@ log = logging.getLogger("mezo")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forwards
 STORAGE_DTYPES = {**DTYPES, "float16": torch.float16}  # of weights
+DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
 
 
 @dataclass
@@ -87,8 +87,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     """
     device = pick_device(config.device)
     folder = fetch(config)
-    with _explain_errors(config.path, folder / "config.json"), _quiet():
-        stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    stored = _load_config(folder, config.path)
     _refuse_quantized(stored, config.path)
     check_quantizer(config.quantize)
     files = weight_files(folder, config.path)
@@ -100,7 +99,17 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         if model_kind.is_decoder:
             _check_decoder(stored, config.path)
-        model, report = _load_model(folder, model_kind, dtype, options)
+        with releasing_file():
+            model, report = getattr(transformers, model_kind.auto_class).from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `_check_missing` reports them
+                **options,
+            )
     mismatched = {
         key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
         for key, in_file, needed in report["mismatched_keys"]
@@ -121,24 +130,6 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
 
 
-def _load_model(
-    folder: Path, model_kind: ModelKind, dtype: torch.dtype, options: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the model and transformers' report on the tensors of the files."""
-    with releasing_file():
-        model, report = getattr(transformers, model_kind.auto_class).from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `_check_missing` reports them
-            **options,
-        )
-    return model, report
-
-
 def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone, with the length that the model's config allows.
 
@@ -148,12 +139,32 @@ def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """
     folder = fetch(config, weights=False)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
-    with _explain_errors(config.path, folder / "config.json"), _quiet():
-        stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    stored = _load_config(folder, config.path)
     if model_kind.is_decoder:
         _check_decoder(stored, config.path)
     tokenizer.model_max_length = min(_length_limits(tokenizer, stored, model_kind))
     return tokenizer
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`; `auto` is cuda where there is one, else cpu.
+
+    Raises:
+        UserError: when the name is not a device, or this machine does not have it.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"model.device={name}: not a device; {DEVICES}") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"model.device={name}: not a device; {DEVICES}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("model.device=mps: this machine has no MPS device")
+    return device
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:
@@ -171,7 +182,35 @@ def with_path(config: ModelConfig, folder: str) -> ModelConfig:
     return dataclasses.replace(config, path=folder, revision=None)
 
 
+def untie(model: Any) -> list[str]:
+    """Give the output layer its own copy of the tied weight, and of a tied bias, and say so in the model's config.
+
+    The input embeddings stay the same tensors. The bias is untied too: with an untied config transformers looks for a
+    bias in the output layer, and initializes a new one where a checkpoint has stored only the head's.
+    Call it before `Params` is made, which reads the parameters' names.
+
+    Args:
+        model: a transformers model; one that is not tied is left as it is.
+
+    Returns:
+        The names of the new parameters, clones that require a gradient.
+    """
+    pairs = model.all_tied_weights_keys.items()
+    tied = [target for target, source in pairs if model.get_parameter(target) is model.get_parameter(source)]
+    for name in tied:
+        owner, _, key = name.rpartition(".")
+        setattr(model.get_submodule(owner), key, nn.Parameter(model.get_parameter(name).detach().clone()))
+    model.all_tied_weights_keys = {}
+    model.config.tie_word_embeddings = False
+    return tied
+
+
 # --- checks of a checkpoint ---
+
+
+def _load_config(folder: Path, path: str) -> Any:
+    with _explain_errors(path, folder / "config.json"), _quiet():
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
@@ -274,13 +313,7 @@ def _length_limits(tokenizer: Any, config: Any, model_kind: ModelKind) -> list[i
 
 @contextmanager
 def _explain_errors(path: str, file: Path, model_kind: ModelKind | None = None) -> Iterator[None]:
-    """Turn what transformers raises while it reads a folder into one line.
-
-    Args:
-        path: of the checkpoint.
-        file: the JSON file that is read first: config.json, or tokenizer.json (which need not exist).
-        model_kind: of the model that is loaded; None for a config or a tokenizer.
-    """
+    """Turn what transformers raises while it reads a folder, first the JSON `file` in it, into one line."""
     try:
         yield
     except UserError:

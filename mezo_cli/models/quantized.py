@@ -115,11 +115,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class RowFactors(nn.Module):
-    """A trained factor per row. A module of its own: a forward with both signs makes one product for both.
-
-    Args:
-        factor: [out], at first.
-    """
+    """A trained factor per row, [out]. A module of its own: a forward with both signs makes one product for both."""
 
     def __init__(self, factor: Tensor) -> None:
         super().__init__()

@@ -17,13 +17,7 @@ BLOCKS = 1 << 14  # Philox blocks per call on a CPU, so that their words stay in
 
 
 class GumbelNoise:
-    """The noise of a batch of completions.
-
-    Args:
-        seed, step: of the run.
-        keys: (row, sample) of each completion.
-        device: of the noise.
-    """
+    """The noise of a batch of completions, given the (row, sample) of each as its key."""
 
     def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:
         self._step, self._device = step, device
@@ -39,12 +33,7 @@ class GumbelNoise:
         self._places = torch.tensor([place[key] for key in self._of_rows]).to(self._device) if shared else None
 
     def draw(self, position: int, words: int) -> Tensor:
-        """Return standard Gumbel numbers, float32 [completions, words], for the token at a position.
-
-        Args:
-            position: of the token, from 0.
-            words: size of the vocabulary.
-        """
+        """Return standard Gumbel numbers, float32 [completions, words], for the token at a position (from 0)."""
         device = self._keys.device
         blocks = torch.arange(-(-words // 4), device=device)
         counter = [blocks, *(torch.full((), number, device=device) for number in (position, self._step, 0))]

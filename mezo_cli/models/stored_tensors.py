@@ -99,11 +99,8 @@ def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
     float32 if they differ, or have more bytes.
     """
     names = {dtype for file in files for _, dtype in _read_dtypes(file) if dtype in FLOATS}
-    return (
-        {"F16": torch.float16, "BF16": torch.bfloat16}.get(names.pop(), torch.float32)
-        if len(names) == 1
-        else torch.float32
-    )
+    halves = {"F16": torch.float16, "BF16": torch.bfloat16}
+    return halves.get(names.pop(), torch.float32) if len(names) == 1 else torch.float32
 
 
 def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:

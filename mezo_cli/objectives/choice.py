@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_choices
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.comparison import Score, sample_mean, sample_ratio
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.objectives.families import find_decoder_family
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.intervals import Score, sample_mean, sample_ratio
 from mezo_cli.objectives.losses import cross_entropy, in_float64
 from mezo_cli.objectives.packing import packed_logits, use_packed_attention
 from mezo_cli.objectives.prediction import ChosenCandidate
@@ -57,10 +55,7 @@ class Choice(Objective):
         assert isinstance(config.objective, ChoiceConfig)
         self._own, model = config.objective, loaded.model
         self.loss_from_counts = self._own.loss == "lm"
-        head = vocabulary_head(model)
-        if head is None:
-            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=choice needs one")
-        self._head = VocabularyHead(head, forward)
+        self._head = VocabularyHead(model, forward, self._score_tokens, "choice")
         self.engine: Callable[[Batch], Tensor] | None = None
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
@@ -68,8 +63,6 @@ class Choice(Objective):
         if self.supports_paired_forward:
             self.frozen = FrozenLayers(model, forward, lambda row: row.tokens, reads=False)
             use_packed_attention(model)
-        forward.unpatch(head)
-        head.forward = self._score_tokens  # type: ignore[method-assign,assignment]
 
     # --- batches ---
 
@@ -95,11 +88,7 @@ class Choice(Objective):
     # --- scores ---
 
     def log_probs(self, batch: Batch) -> Tensor:
-        """Return the sum of the log-probabilities of each candidate's tokens, 0 where a row has fewer candidates.
-
-        Returns:
-            float64 [signs, rows, most candidates].
-        """
+        """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n]."""
         if self.engine is not None:
             return self.engine(batch)
         if self.frozen is not None:
@@ -107,11 +96,9 @@ class Choice(Objective):
         log_probs: Tensor = self.model(**self._inputs_of(batch)).logits
         return log_probs
 
-    def scores(self, batch: Batch) -> Tensor:
+    def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
-        return self._scores_of(self.log_probs(batch), batch)
-
-    def _scores_of(self, log_probs: Tensor, batch: Batch) -> Tensor:
+        log_probs = self.log_probs(batch) if log_probs is None else log_probs
         counts = batch.layout["counts"]
         scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
@@ -188,7 +175,7 @@ class Choice(Objective):
         """
         assert cross_entropy.of_rows is not None
         log_probs = self.log_probs(batch)
-        scores = self._scores_of(log_probs, batch)
+        scores = self.scores(batch, log_probs)
         tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
         values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
         values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]

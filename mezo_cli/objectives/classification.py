@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
-from mezo_cli.objectives import comparison
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.baselines import remove_bias
-from mezo_cli.objectives.collate import Batch, collate
+from mezo_cli.objectives.collate import Arrays, Batch, collate
+from mezo_cli.objectives.comparison import Judged, Score, judge, remove_bias
 from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.objectives.intervals import Score
 from mezo_cli.objectives.losses import Loss, count_predictions, find_loss
 from mezo_cli.objectives.metrics import find_metric
+from mezo_cli.objectives.packed_encoder import PackedEncoder, pack_encoder
 from mezo_cli.objectives.prediction import Prediction
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
@@ -41,8 +40,39 @@ class Classification(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         self.label_ids: Sequence[Any] = encoder.label_ids
+        self._packed: PackedEncoder | None = None  # of an encoder whose family is supported (`_pack`)
         self._loss = find_loss(config.objective.loss)
         self.loss_from_counts = self._loss.of_rows is None
+
+    def _pack(self) -> None:
+        """Let an encoder compute packed batches, if its family is supported."""
+        self._packed = pack_encoder(self.model, self.forward)
+        self.supports_paired_forward = self._packed is not None
+        self.frozen = None if self._packed is None else self._packed.frozen
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
+        """Pack rows, where the model's family is supported."""
+        return None if self._packed is None else self._packed.lay_out(rows)
+
+    def _linear_in_float32(self, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:
+        """Multiply hidden states by some rows of a layer (None: all), whatever the compute dtype is.
+
+        For a few rows this costs nothing.
+
+        Args:
+            layer: the layer, unpatched.
+            rows: of its weight.
+            hidden: [signs * rows, ..., width].
+
+        Returns:
+            float32 [signs, any, rows of the weight].
+        """
+        weight = self.forward.perturbed_weight(layer.weight, rows, torch.float32)
+        signs = len(weight) if weight.dim() == 3 else 1
+        scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
+        if layer.bias is not None:
+            scores = scores + self.forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
+        return scores
 
     # --- label scores ---
 
@@ -147,6 +177,8 @@ class Classification(Objective):
             samples[metric] = partial(own.compute_samples, values.numpy(), labels.numpy())
         by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
         loss = float(self._loss(values, labels)) if is_finite else math.nan
+        fractions = ", ".join(f"{name} {100 * n / len(rows):.0f}%" for name, n in by_label.items())
+        others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
         return Evaluation(
             loss=loss,
             metrics=metrics,
@@ -155,7 +187,7 @@ class Classification(Objective):
             details={"predicted": by_label},
             samples=samples,
             right={"accuracy": right.numpy()},
-            text=_describe(loss, metrics, by_label),
+            text=f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}",
         )
 
     def describe(self) -> dict[str, Any]:
@@ -169,7 +201,7 @@ class Classification(Objective):
     def compare_with_untrained(
         self,
         before: Mapping[str, Evaluation],
-        after: Mapping[str, comparison.Judged],
+        after: Mapping[str, Judged],
         rows: Mapping[str, Sequence[Any]],
     ) -> dict[str, Any]:
         """Return `baselines`: what the untrained scores give when the bias between the labels is removed.
@@ -185,7 +217,7 @@ class Classification(Objective):
                 if split == "train":
                     continue
                 moved = before[split].values.double() + torch.from_numpy(bias)
-                judged = comparison.judge(self.assess(moved, rows[split], with_loss=False))
+                judged = judge(self.assess(moved, rows[split], with_loss=False))
                 baselines[name][split] = judged.summary()
                 if split in after:
                     baselines[name][split]["difference"] = after[split].minus(judged)
@@ -211,10 +243,3 @@ def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, A
         {"predicted": labels[index], "probabilities": dict(zip(labels, row, strict=True))}
         for index, row in zip(logits.argmax(dim=-1).tolist(), logits.double().softmax(dim=-1).tolist(), strict=True)
     ]
-
-
-def _describe(loss: float, metrics: Mapping[str, float], predicted: Mapping[str, int]) -> str:
-    total = sum(predicted.values())
-    fractions = ", ".join(f"{name} {100 * n / total:.0f}%" for name, n in predicted.items())
-    others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
-    return f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}"

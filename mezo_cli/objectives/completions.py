@@ -2,18 +2,16 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from mezo_cli.config.schema import Config
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
-from mezo_cli.rewards.scoring import Reward, open_reward
+from mezo_cli.rewards.scoring import Reward
 from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
@@ -22,29 +20,6 @@ REWARD = "reward"
 # matrices. In larger batches a member more spares no time (scripts/bench/bench_generation.py --members).
 MEMBER_TOKENS = 8192
 MEMBER_ELEMENTS = 1 << 25
-
-
-@dataclass(frozen=True)
-class Rewarded:
-    """The rewards of some rows.
-
-    Attributes:
-        values: name -> of each row, float64 [rows], its samples put together; `reward` first.
-        errors: completions whose reward failed and counts 0.
-    """
-
-    values: dict[str, np.ndarray]
-    errors: int
-
-
-class Answers(Protocol):
-    """What completes prompts and scores answers instead of the model: an inference engine."""
-
-    def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """Complete each prompt, with the random numbers of its seed."""
-
-    def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
-        """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
 
 
 class Completer:
@@ -59,7 +34,7 @@ class Completer:
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
         ends: the tokens that end a completion.
-        engine: what completes prompts instead of the model; None: the model.
+        engine: the `EngineAnswers` that complete prompts and score answers instead of the model; None: the model.
     """
 
     def __init__(
@@ -69,7 +44,7 @@ class Completer:
         self._own, self._seed, self._forward, self._encoder = config.objective, config.seed, forward, encoder
         self._decoder = Decoder(loaded.model, loaded.tokenizer)
         self.takes_positions, self.ends = self._decoder.takes_positions, self._decoder.ends
-        self.engine: Answers | None = None
+        self.engine: Any = None
         self._rewards: dict[str, Reward] = {}  # by what they are, once they are open
 
     def complete(
@@ -116,8 +91,10 @@ class Completer:
 
     def reward(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
-    ) -> Rewarded:
-        """Return the rewards of the completions of rows.
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Return the rewards of rows by name, float64 [rows], `reward` first, and of how many completions they failed.
+
+        The samples of a row are put together.
 
         Raises:
             UserError: when the reward cannot be opened.
@@ -133,7 +110,7 @@ class Completer:
         )
         reduce = np.max if self._own.reduce == "max" else np.mean
         values = {REWARD: scored.values, **scored.parts}
-        return Rewarded({name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors)
+        return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
     def check(self, spec: RewardSpec, rows: Sequence[PromptRow]) -> bool:
         """Call a reward twice on some rows; return whether it gave the same numbers.
@@ -150,7 +127,7 @@ class Completer:
         name = spec.describe()
         if name not in self._rewards:
             own = self._own
-            self._rewards[name] = open_reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+            self._rewards[name] = Reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
         return self._rewards[name]
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.objectives.intervals import Score
+from mezo_cli.objectives.comparison import Score
 
 if TYPE_CHECKING:
     from mezo_cli.objectives.base import Objective
@@ -74,9 +74,10 @@ def measure_rows(
     parts: list[Tensor] = []
     records: list[dict[str, Any]] = []
     for number in range(first, len(batches), step):
-        values, of_rows = _measure_batch(objective, rows, batches[number])
-        parts.append(values)
-        records += of_rows
+        collated = (objective.collate([rows[i] for i in part]) for part in micro_batches(objective, batches[number]))
+        measured = [objective.measure(batch) for batch in collated]
+        parts.append(torch.cat([values for values, _ in measured]).cpu())
+        records += [record for _, of_rows in measured for record in of_rows]
         report(number * size + len(batches[number]))
     numbers = [i for batch in batches[first::step] for i in batch]
     if ranks is not None:
@@ -95,16 +96,6 @@ def micro_batches(objective: "Objective", batch: Sequence[int]) -> list[Sequence
     """Return the numbers of the rows of a batch by micro-batch."""
     size = objective.config.micro_batch_size or len(batch)
     return [batch[start : start + size] for start in range(0, len(batch), size)]
-
-
-def _measure_batch(
-    objective: "Objective", rows: Sequence[Any], batch: Sequence[int]
-) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Return the values and records of the rows of one batch, in micro-batches."""
-    parts = micro_batches(objective, batch)
-    measured = [objective.measure(objective.collate([rows[i] for i in part])) for part in parts]
-    values = torch.cat([values for values, _ in measured]).cpu()
-    return values, [record for _, records in measured for record in records]
 
 
 def _gather(

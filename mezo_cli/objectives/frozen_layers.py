@@ -111,11 +111,8 @@ class FrozenLayers:
     def skipped(self, batch: Batch, run: Forward) -> Iterator[None]:
         """Let a forward of `batch` inside begin after the frozen layers, with their output.
 
-        Under autograd nothing is skipped: there layers may have dropout.
-
-        Args:
-            batch: the batch.
-            run: runs the model on a batch, one sign; it is stopped after the frozen layers.
+        Under autograd nothing is skipped: there layers may have dropout. `run` runs the model on a batch, one sign; it
+        is stopped after the frozen layers.
         """
         if not self.count or torch.is_grad_enabled():
             yield

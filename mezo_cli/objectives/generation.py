@@ -29,9 +29,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.completions import REWARD, Completer, Rewarded, figures
+from mezo_cli.objectives.comparison import sample_mean, sample_ratio
+from mezo_cli.objectives.completions import REWARD, Completer, figures
 from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
-from mezo_cli.objectives.intervals import sample_mean, sample_ratio
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
@@ -60,15 +60,6 @@ class PromptBatch:
     answers: Tensor
 
 
-@dataclass(frozen=True)
-class _Member:
-    """What one member of a step said on the rows of one micro-batch."""
-
-    rows: Sequence[PromptRow]
-    completions: list[list[Completion]]
-    rewarded: Rewarded
-
-
 class Generation(Objective):
     """Completes prompts and rewards the completions, or scores the answers.
 
@@ -90,17 +81,14 @@ class Generation(Objective):
         weakref.finalize(self, self.completer.close)
         self.loss_from_counts = self._own.loss == "lm"
         self._reward = reward_spec(config)
-        metric = config.task.metric
-        self._metric = None if metric is None or self._reward_has(metric) else parse(metric)
-        self._step, self._members = 0, list[_Member]()
+        metric, parts = config.task.metric, [] if self._reward is None else self._reward.parts
+        # The reward is named `reward` in the metrics, also where it is this metric alone or has it.
+        self._metric = None if metric is None or metric in [part.name for part in parts] else parse(metric)
+        self._step, self._members = 0, list[dict[str, Any]]()  # figures of members, for `step_scalars`
         self._ahead: dict[tuple[PromptBatch, Perturbation | None], list[list[Completion]]] = {}  # of later members
         self._ahead_of: Sequence[Perturbation | None] = ()  # the points that they were made for
         self._columns: list[str] = []  # the names of an evaluation's values
         encoder.leave_room(self._own.completion_tokens(config))
-
-    def _reward_has(self, metric: str) -> bool:
-        """Return whether the reward, which is named in the metrics as `reward`, is this metric alone or has it."""
-        return self._reward is not None and metric in [part.name for part in self._reward.parts]
 
     @property
     def generates(self) -> bool:
@@ -141,9 +129,17 @@ class Generation(Objective):
         if self._reward is None:
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         completions = self._complete(batch)
-        rewarded = self.completer.reward(self._reward, batch.rows, completions, self._step)
-        self._members.append(_Member(batch.rows, completions, rewarded))
-        return -torch.from_numpy(rewarded.values[REWARD]).unsqueeze(0)
+        values, errors = self.completer.reward(self._reward, batch.rows, completions, self._step)
+        self._members.append(
+            {  # of one member on the rows of one micro-batch, as plain JSON: ranks exchange it
+                "rows": [row.index for row in batch.rows],
+                "values": {name: of_rows.tolist() for name, of_rows in values.items()},
+                "figures": {name: of_rows.tolist() for name, of_rows in figures(completions).items()},
+                "errors": errors,
+                "tokens": sum(len(one.ids) for of_row in completions for one in of_row),
+            }
+        )
+        return -torch.from_numpy(values[REWARD]).unsqueeze(0)
 
     def _complete(self, batch: PromptBatch) -> list[list[Completion]]:
         """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
@@ -170,12 +166,10 @@ class Generation(Objective):
         if self.completer.engine is not None:
             return -torch.stack([of_row.sum() for of_row in self.completer.engine.log_probs(batch.rows)])
         logits = self._answer_logits(batch)
-        return torch.stack(
-            [  # row by row: in float64 the logits of a whole batch are large
-                F.cross_entropy(of_row.double(), answer, reduction="sum", ignore_index=IGNORED)
-                for of_row, answer in zip(logits, batch.answers, strict=True)
-            ]
-        )
+        # Row by row: in float64 the logits of a whole batch are large.
+        loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
+        rows = zip(logits, batch.answers, strict=True)
+        return torch.stack([loss(of_row.double(), answer) for of_row, answer in rows])
 
     def _answer_logits(self, batch: PromptBatch) -> Tensor:
         """Return the logits at the positions of `batch.answers`: [rows, longest answer, words]."""
@@ -208,7 +202,7 @@ class Generation(Objective):
         """
         if self.loss_from_counts:
             return {}
-        members, ranks = [_figures_of(member) for member in self._members], self.forward.ranks
+        members, ranks = self._members, self.forward.ranks
         if ranks is not None:
             members = [member for own in ranks.exchange(json.dumps(members)) for member in json.loads(own)]
         if not members:
@@ -267,7 +261,10 @@ class Generation(Objective):
             completions = self.completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
             for spec in (self._reward, self._metric):
                 columns |= {} if spec is None else self._reward_columns(spec, batch.rows, completions)
-            records = self._records(batch.rows, completions, columns)
+            records = [
+                {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
+                for i, (row, said) in enumerate(zip(batch.rows, self._said(batch.rows, completions), strict=True))
+            ]
             columns |= figures(completions)
         if self.loss_from_counts:
             sums, tokens = self._answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
@@ -282,21 +279,13 @@ class Generation(Objective):
 
         A part with the name of a figure of completions (the reward `length`) is `reward_length`, as in a step's line.
         """
-        values = self.completer.reward(spec, rows, completions, 0).values
+        values, _ = self.completer.reward(spec, rows, completions, 0)
         metric = self.config.task.metric
         if spec is self._metric:
             return {str(metric): values[REWARD]}
         if metric is not None and metric not in values and self._metric is None:  # the reward is this metric alone
             values = {**values, metric: values[REWARD]}
         return {f"{REWARD}_{name}" if name in FIGURES else name: of_rows for name, of_rows in values.items()}
-
-    def _records(
-        self, rows: Sequence[PromptRow], completions: list[list[Completion]], columns: Mapping[str, np.ndarray]
-    ) -> list[dict[str, Any]]:
-        return [
-            {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
-            for i, (row, said) in enumerate(zip(rows, self._said(rows, completions), strict=True))
-        ]
 
     def _said(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> list[dict[str, Any]]:
         """Return the prompt and the completion of each row, and with several samples all of its completions."""
@@ -352,14 +341,3 @@ class Generation(Objective):
                 records |= zip(numbers, self._said(some, completions), strict=True)
             report(len(records))
         return [records[i] for i in range(len(rows))]
-
-
-def _figures_of(member: _Member) -> dict[str, Any]:
-    """Return what `step_scalars` needs of a member, as plain JSON: ranks exchange it."""
-    return {
-        "rows": [row.index for row in member.rows],
-        "values": {name: of_rows.tolist() for name, of_rows in member.rewarded.values.items()},
-        "figures": {name: of_rows.tolist() for name, of_rows in figures(member.completions).items()},
-        "errors": member.rewarded.errors,
-        "tokens": sum(len(one.ids) for of_row in member.completions for one in of_row),
-    }

@@ -20,11 +20,8 @@ from mezo_cli.objectives.packing import PackedLayout, attend_from
 class LastDecoderLayer:
     """The last layer of a decoder, which computes the positions that `PackedLayout.read` names.
 
-    Not under autograd: dropout would draw another mask than in earlier versions.
-
-    Args:
-        layer: its forward is replaced for good, and that of its attention.
-        family: of the model.
+    Not under autograd: dropout would draw another mask than in earlier versions. The forwards of the layer and of its
+    attention are replaced for good.
     """
 
     def __init__(self, layer: nn.Module, family: DecoderFamily) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.models.output_head import vocabulary_head
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
@@ -43,15 +42,13 @@ class CausalLabelScorer(Classification):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         model, label_ids = loaded.model, encoder.label_ids
-        head = vocabulary_head(model)
-        if head is None:
-            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective=lm needs one")
-        self._head = VocabularyHead(head, forward)
+        self._head = VocabularyHead(model, forward, self._score_words, "lm")
+        self._head.head.register_forward_pre_hook(self._select_positions)
         words = [tuple(word) for word in label_ids]
         word_starts = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
         tokens = sorted({token for word in words for token in word})
         starts = [(), *word_starts]
-        device = head.weight.device
+        device = self._head.head.weight.device
         self._word_starts = word_starts
         self._head_rows = torch.tensor(tokens).to(device)
         # Per word and token: the number of the word start before it (0: the prompt alone), and its head row's index.
@@ -72,9 +69,6 @@ class CausalLabelScorer(Classification):
             self.frozen = FrozenLayers(model, forward, lambda row: len(row.input_ids) + len(word_starts))
             use_packed_attention(model)
             LastDecoderLayer(self.frozen.last_layer, family)
-        forward.unpatch(head)
-        head.forward = self._score_words  # type: ignore[method-assign,assignment]
-        head.register_forward_pre_hook(self._select_positions)
 
     @staticmethod
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Sequence[int]]) -> Tensor:

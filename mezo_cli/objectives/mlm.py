@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packed_encoder import pack_encoder
+from mezo_cli.objectives.collate import Batch
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import MlmEncoder
 
@@ -36,9 +35,7 @@ class MaskedLabelScorer(Classification):
         self._label_rows = torch.tensor(list(label_ids)).to(decoder.weight.device)
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         self._positions: Tensor | None = None  # of the masks, while a padded forward is running
-        self._packed = pack_encoder(model, forward)
-        self.supports_paired_forward = self._packed is not None
-        self.frozen = None if self._packed is None else self._packed.frozen
+        self._pack()
         forward.unpatch(decoder)
         decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
         if self._packed is None:
@@ -53,10 +50,6 @@ class MaskedLabelScorer(Classification):
         scores = model(**batch.inputs()).logits
         at_mask = scores[torch.arange(len(batch.positions), device=scores.device), batch.positions]
         return at_mask.index_select(1, torch.tensor(list(label_ids)).to(scores.device))
-
-    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
-        """Pack rows, where the model's family is supported."""
-        return None if self._packed is None else self._packed.lay_out(rows, [row.position for row in rows])
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the label words' logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
@@ -86,13 +79,5 @@ class MaskedLabelScorer(Classification):
         return (args[0][rows, positions].unsqueeze(1), *args[1:])
 
     def _score_label_rows(self, hidden: Tensor) -> Tensor:
-        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels or words].
-
-        Computed in float32 whatever the compute dtype is: for a few rows this costs nothing.
-        """
-        weight = self.forward.perturbed_weight(self._decoder.weight, self._rows, torch.float32)
-        signs = weight.shape[0] if weight.dim() == 3 else 1
-        scores = hidden.float().view(signs, -1, hidden.shape[-1]) @ weight.mT
-        if self._decoder.bias is not None:
-            scores = scores + self.forward.perturbed_weight(self._decoder.bias, self._rows, torch.float32).unsqueeze(-2)
-        return scores
+        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels or words], float32."""
+        return self._linear_in_float32(self._decoder, self._rows, hidden)

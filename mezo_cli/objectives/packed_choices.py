@@ -81,9 +81,7 @@ def pad(rows: Sequence[ChoiceRow]) -> Arrays:
 def _scored(rows: Sequence[ChoiceRow], before: Callable[[int, int, int], int]) -> Arrays:
     """Return which tokens are scored, from which positions, and what they belong to.
 
-    Args:
-        rows: the rows.
-        before: the position before a token, of (row, candidate, token in it).
+    `before` returns the position before a token, of (row, candidate, token in it).
 
     Returns:
         read: the positions that the head reads, [read]; head_rows: the tokens that are scored, each once; read_of and

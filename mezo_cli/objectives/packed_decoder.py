@@ -31,10 +31,6 @@ WordStarts = Sequence[tuple[int, ...]]  # of label words, without the empty one;
 def pack(prompts: Prompts, word_starts: WordStarts) -> Arrays:
     """Lay prompts end to end: first all prompts, then the word starts of each row.
 
-    Args:
-        prompts: the tokens of each row.
-        word_starts: what follows each prompt.
-
     Returns:
         The arrays that `packed_inputs` reads: input_ids and position_ids; rows and positions, the place of each token
         in the padded batch, [tokens]; lengths of the prompts, [rows]; starts_with, bool [word starts, word starts]:

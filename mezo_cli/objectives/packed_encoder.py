@@ -22,13 +22,7 @@ from mezo_cli.perturb.forward import PerturbedForward
 
 
 class PackedEncoder:
-    """An encoder whose forwards compute packed batches.
-
-    Args:
-        model: with a head. Its attention is replaced for good.
-        forward: runs it with perturbed weights.
-        family: of the model.
-    """
+    """An encoder with a head whose forwards compute packed batches. Its attention is replaced for good."""
 
     def __init__(self, model: Any, forward: PerturbedForward, family: EncoderFamily) -> None:
         self._model, self._forward = model, forward
@@ -41,12 +35,8 @@ class PackedEncoder:
         attention.self.forward = partial(self._attend, attention.self, attention.self.forward)
         attention.output.register_forward_pre_hook(self._select_residual)
 
-    def lay_out(self, rows: Sequence[TokenizedExample], read: Sequence[int]) -> Arrays:
-        """Pack rows.
-
-        Args:
-            rows: the rows.
-            read: the position in each row that the head reads.
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
+        """Pack rows. The head reads the position of each that is scored, or its first one.
 
         Returns:
             The arrays that `logits` finds in `batch.layout`: input_ids, position_ids, token_type_ids, rows and
@@ -60,7 +50,7 @@ class PackedEncoder:
             "rows": packed["rows"],
             "positions": packed["positions"],
             "is_token": np.arange(packed["lengths"].max()) < packed["lengths"][:, None],
-            "scored_positions": packed["starts"] + read,
+            "scored_positions": packed["starts"] + [max(row.position, 0) for row in rows],
         }
 
     def logits(self, batch: Batch) -> Tensor:

@@ -33,15 +33,7 @@ FLIPPED_BITS = {
 class PlainCheck:
     """The outputs for two short rows by the model's own forward, to compare those of the patched model with.
 
-    It is made before the model is patched.
-
-    Args:
-        objective: of the run.
-        loaded: the model.
-        encoder: encodes the rows.
-        params: the trainable tensors.
-        perturbed: compare with perturbed weights, too.
-        name: of the model, for error lines.
+    It is made before the model is patched; `perturbed`: to compare with perturbed weights, too.
     """
 
     def __init__(

@@ -176,11 +176,11 @@ class GenerateConfig(ObjectiveConfig):
         Raises:
             UserError: when there is none and the loss needs one, and when it cannot be opened.
         """
-        from mezo_cli.rewards.scoring import open_reward  # numpy, which composing a config does not need
+        from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         reward = reward_spec(config)
         if reward is not None:
-            open_reward(reward).close()
+            Reward(reward).close()
         elif self.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
 

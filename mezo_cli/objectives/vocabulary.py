@@ -4,10 +4,14 @@ Computed in float32 whatever the compute dtype is: scores differ by little again
 whole vocabulary is computed in parts, so that no [positions, vocabulary] is ever in memory.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mezo_cli.errors import UserError
 from mezo_cli.perturb.forward import PerturbedForward
 
 _ROWS = 8192  # of the head that are perturbed and multiplied at a time
@@ -18,12 +22,28 @@ class VocabularyHead:
     """The head of a decoder, with the weights that are active in `forward`.
 
     Args:
-        head: the linear layer over the vocabulary, unpatched.
+        model: the decoder.
         forward: perturbs its weights.
+        score: replaces the head's forward.
+        objective: for the error line.
+
+    Attributes:
+        head: the linear layer over the vocabulary. Where `peft` trains a copy of it, that copy: it computes.
+
+    Raises:
+        UserError: for a model without one.
     """
 
-    def __init__(self, head: nn.Linear, forward: PerturbedForward) -> None:
+    def __init__(
+        self, model: Any, forward: PerturbedForward, score: Callable[[Tensor], Tensor], objective: str
+    ) -> None:
+        head = model.get_output_embeddings()
+        head = head.modules_to_save["default"] if hasattr(head, "original_module") else head
+        if not isinstance(head, nn.Linear):
+            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective={objective} needs one")
         self.head, self._forward = head, forward
+        forward.unpatch(head)
+        head.forward = score  # type: ignore[method-assign,assignment]
 
     @property
     def words(self) -> int:

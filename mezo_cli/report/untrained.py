@@ -5,7 +5,7 @@ from typing import Any
 
 from mezo_cli.report.settings import format_score
 
-BASELINES = {  # name in summary.json (training/baselines.py) -> in tables
+BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
     "fitted_bias": "bias fitted on train",

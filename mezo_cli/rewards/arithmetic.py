@@ -1,9 +1,18 @@
 """Expressions of whole numbers, + - * / and parentheses: found in a text, and computed exactly without `eval`."""
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 MAX_CHARACTERS = 200  # of an expression: longer ones are no answer, and could nest deeper than Python does
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _EXPRESSION = re.compile(r"[0-9+\-*/()\s]+")
 
 
@@ -23,49 +32,21 @@ def find_expression(text: str, tag: str | None) -> str | None:
     return expression if len(expression) <= MAX_CHARACTERS and _EXPRESSION.fullmatch(expression) else None
 
 
-def numbers_in(expression: str) -> list[int]:
-    """Return the numbers of an expression in ascending order."""
-    return sorted(int(digits) for digits in re.findall("[0-9]+", expression))
-
-
 def value(expression: str) -> Fraction | None:
-    """Return the exact value of an expression; None for one that is malformed or divides by zero.
-
-    By precedence: sum = product (+|- product)*, product = factor (*|/ factor)*, factor = number | ( sum ) | -|+ factor.
-    """
-    tokens = [*re.findall(r"[0-9]+|\S", expression), ""]
-    place = 0
-
-    def take() -> str:
-        nonlocal place
-        place += 1
-        return tokens[place - 1]
-
-    def total() -> Fraction:
-        result = product()
-        while tokens[place] in ("+", "-"):
-            result = result + product() if take() == "+" else result - product()
-        return result
-
-    def product() -> Fraction:
-        result = factor()
-        while tokens[place] in ("*", "/"):
-            result = result * factor() if take() == "*" else result / factor()
-        return result
-
-    def factor() -> Fraction:
-        token = take()
-        if token == "(":
-            inner = total()
-            if take() != ")":
-                raise ValueError("a parenthesis is not closed")
-            return inner
-        if token in ("+", "-"):
-            return factor() if token == "+" else -factor()
-        return Fraction(int(token))  # ValueError for whatever else stands here
-
+    """Return the exact value of an expression; None for one that is malformed or divides by zero."""
     try:
-        result = total()
-    except (ValueError, ZeroDivisionError):
+        # One line, and numbers without leading zeros: Python reads neither otherwise.
+        tree = ast.parse(re.sub(r"\b0+(?=[0-9])", "", " ".join(expression.split())), mode="eval")
+        return _evaluate(tree.body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
         return None
-    return result if place == len(tokens) - 1 else None
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return Fraction(node.value)
+    raise ValueError("a call, a power or the like")

@@ -129,7 +129,7 @@ class Countdown(Settings):
         numbers = sorted(int(entry) for entry in _column(row, self.numbers))
         target = Fraction(str(_column(row, self.target)))
         expression = arithmetic.find_expression(text, self.tag)
-        if expression is None or arithmetic.numbers_in(expression) != numbers:
+        if expression is None or sorted(map(int, re.findall("[0-9]+", expression))) != numbers:
             return 0.0
         value = arithmetic.value(expression)
         if value is None:

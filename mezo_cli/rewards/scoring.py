@@ -35,9 +35,18 @@ class RewardBatch:
 
 
 class Reward:
-    """A reward that is open. It is closed at the end of a `with` block, which kills its worker."""
+    """A reward that is open: its worker runs. It is closed at the end of a `with` block, which kills its worker.
 
-    def __init__(self, spec: RewardSpec, timeout: float, on_error: Literal["stop", "zero"]) -> None:
+    Args:
+        spec: what it is.
+        timeout: seconds for a batch (`objective.reward_timeout`); a callable has none.
+        on_error: `stop` ends the run where the reward of a row fails, `zero` counts 0 (`objective.reward_errors`).
+
+    Raises:
+        UserError: when it cannot be imported within 60 s, or takes other arguments.
+    """
+
+    def __init__(self, spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> None:
         self.spec, self._on_error = spec, on_error
         self._worker: Worker | None = None
         try:
@@ -140,12 +149,7 @@ class Reward:
         return all_scores
 
     def _call(self, batch: Batch) -> list[Scores]:
-        """Call the reward on a batch.
-
-        Raises:
-            RewardError: when the call fails.
-            RunFailed: when the worker cannot be started again.
-        """
+        """Call the reward on a batch."""
         if self._worker is None:
             by_part = functions.score(self._functions, *batch)
         else:
@@ -170,20 +174,6 @@ class Reward:
 
     def _line(self, place: str, failure: str) -> str:
         return f"{place}: {KEY}={self.spec.describe()}: {failure}"
-
-
-def open_reward(spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> Reward:
-    """Return a reward that is ready to score: its worker runs, or its callable has the right parameters.
-
-    Args:
-        spec: what it is.
-        timeout: seconds for a batch (`objective.reward_timeout`); a callable has none.
-        on_error: `stop` ends the run where the reward of a row fails, `zero` counts 0 (`objective.reward_errors`).
-
-    Raises:
-        UserError: when it cannot be imported within 60 s, or takes other arguments.
-    """
-    return Reward(spec, timeout, on_error)
 
 
 def _other_rows(seeds: Sequence[int], locations: Sequence[str]) -> list[int]:

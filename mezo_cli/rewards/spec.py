@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward that can be opened (`scoring.open_reward`).
+    """A reward that can be opened (`scoring.Reward`).
 
     Attributes:
         parts: the rewards that are summed; a function of the user's own is the only one.
@@ -56,11 +56,6 @@ class RewardSpec:
     def in_process(self) -> bool:
         """Whether it is a callable, which runs in this process and without a timeout."""
         return callable(self.parts[0].target)
-
-    @property
-    def is_own_code(self) -> bool:
-        """Whether it runs a function that comes from the user alone, never from a file."""
-        return self.in_process or names_code(self.parts[0].name)
 
     def describe(self) -> str:
         """Return it as one text: `countdown + 0.1 format`."""

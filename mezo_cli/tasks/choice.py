@@ -9,19 +9,15 @@
   have the same prompt: the one that leaves room for the longest.
 """
 
-import copy
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError, join
-from mezo_cli.tasks.encoder import UNBOUNDED, InputEncoder, describe_row, max_row_length, start_ids, tokenize
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_row, start_ids, tokenize
 from mezo_cli.tasks.row_text import CANDIDATE, ChoiceTexts, describe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class ChoiceRow:
         return self.right[0] if self.right else 0
 
 
-class ChoiceEncoder(InputEncoder[ChoiceRow]):
+class ChoiceEncoder(PromptEncoder[ChoiceRow]):
     """A task's prompts and candidates for a decoder.
 
     Attributes:
@@ -74,23 +70,18 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         UserError: for a template that cannot be parsed.
     """
 
-    demonstrates = True
-    when_cut = "{lost} lose the start of their prompt"
     limit_key = "task.choice.max_length"
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
-        super().__init__(task, tokenizer)
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(task, tokenizer, task.choice)
         self._texts = ChoiceTexts(task)
-        self._cuts, self._has_answers = task.choice.too_long == "cut" or task.demonstrations > 0, True
         self._start = start_ids(tokenizer, task.bos_token_id)
-        self.max_length = max_row_length(tokenizer, task.choice.max_length or UNBOUNDED)
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[ChoiceRow]:
         """Tokenize prompts alone, and together with each of their candidates."""
         read = [self._read(example) for example in examples]
-        prompts = [
-            (self.lead(example) + self._prompt(*row)).lstrip() for example, row in zip(examples, read, strict=True)
-        ]
+        pairs = zip(examples, read, strict=True)
+        prompts = [(self.lead(example) + self._prompt(*row)).lstrip() for example, row in pairs]
         candidates = [self._candidates(*row) for row in read]
         texts = [(prompt + text).lstrip() for prompt, row in zip(prompts, candidates, strict=True) for text in row]
         all_prompt_ids, all_ids = tokenize(prompts, self.tokenizer), iter(tokenize(texts, self.tokenizer))
@@ -98,21 +89,10 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
             right = self._right(example, *row) if self._has_answers else ()
             yield self._fit(prompt_ids, [next(all_ids) for _ in of_row], of_row, right, row[1])
 
-    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[ChoiceRow], list[bool]]:
-        """Encode rows to predict, without the right candidates, and return for each whether it was cut to fit."""
-        other = copy.copy(self)
-        other._has_answers, other._cuts = False, True
-        rows = other.encode_all(examples)
-        return rows, [row.cut for row in rows]
-
     def demonstration(self, example: Example) -> str:
         """Return the prompt of a row with the candidate that is trained."""
         row = self._read(example)
         return self._prompt(*row) + self._candidates(*row)[self._right(example, *row)[0]]
-
-    def decode(self, row: ChoiceRow) -> str:
-        """Return the prompt as the model sees it, special tokens included."""
-        return self.decode_ids(row.input_ids)
 
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and of the candidates."""
@@ -144,11 +124,7 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         return self._texts.prompt.render(columns, where).lstrip().rstrip(" ")
 
     def _items(self, columns: Mapping[str, Any], where: str) -> list[str]:
-        """Return the texts of `task.choice.each`.
-
-        Raises:
-            UserError: for anything but a list of texts, and for an empty one.
-        """
+        """Return the texts of `task.choice.each`."""
         assert self._texts.each is not None
         value = self._texts.each.find(columns, where)
         if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
@@ -157,11 +133,7 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         return value
 
     def _candidates(self, columns: Mapping[str, Any], where: str) -> list[str]:
-        """Return the texts of a row's candidates.
-
-        Raises:
-            UserError: for one that is empty.
-        """
+        """Return the texts of a row's candidates."""
         if self._texts.each is None:
             texts = [template.render(columns, where) for template in self._texts.candidates]
         else:
@@ -173,11 +145,7 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
         return [text.rstrip(" ") for text in texts]
 
     def _right(self, example: Example, columns: Mapping[str, Any], where: str) -> tuple[int, ...]:
-        """Return the numbers of the right candidates.
-
-        Raises:
-            UserError: when there is none.
-        """
+        """Return the numbers of the right candidates."""
         if self._texts.right is None:
             return (example.label,)
         value, items = self._texts.right.find(columns, where), self._items(columns, where)
@@ -193,11 +161,7 @@ class ChoiceEncoder(InputEncoder[ChoiceRow]):
     def _fit(
         self, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str], right: tuple[int, ...], where: str
     ) -> ChoiceRow:
-        """Return the row, given the tokens of its prompt and those of the prompt with each candidate, cut to the limit.
-
-        Raises:
-            UserError: for a row that is too long, if it may not be cut, and for a candidate without tokens or room.
-        """
+        """Return the row, given the tokens of its prompt and of the prompt with each candidate, cut to the limit."""
         scored = [len(ids) - len(prompt_ids) for ids in all_ids]
         if min(scored) < 1:
             shown = texts[scored.index(min(scored))]

@@ -1,15 +1,11 @@
 """Encode a task's texts for a classification head (objective cls): one text or a pair, no template."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import ClassificationEncoder, restored_options
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
+from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, restored_options
 
 
 class ClsEncoder(ClassificationEncoder):
@@ -23,7 +19,7 @@ class ClsEncoder(ClassificationEncoder):
 
     scored_by = "a classification head"
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         if not 1 <= len(task.columns) <= 2:
             raise UserError(

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
+from mezo_cli.config.schema import ChoicePrompt, Example, GeneratePrompt, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
+else:
+    Tokenizer = Any  # transformers takes long to import
 
 _CHUNK = 16_384  # rows tokenized at a time; bounds the memory of the tokenizer's own records
 UNBOUNDED = 1 << 30  # tokens: no row is as long
@@ -42,7 +44,7 @@ class InputEncoder(Generic[Row]):
     demonstrates: ClassVar[bool] = False
     limit_key: ClassVar[str] = "task.max_length"
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         if not tokenizer.is_fast:
             raise UserError(
                 f"{describe_tokenizer(tokenizer)} is not a fast tokenizer (it has no tokenizer.json), and only these"
@@ -130,6 +132,32 @@ class InputEncoder(Generic[Row]):
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+class PromptEncoder(InputEncoder[Row]):
+    """The base of the encoders of prompts with what may follow them. Rows have `input_ids`, the prompt, and `cut`.
+
+    A row that is too long is refused, or loses the start of its prompt.
+    """
+
+    when_cut = "{lost} lose the start of their prompt"
+    demonstrates = True
+
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer, prompt: GeneratePrompt | ChoicePrompt) -> None:
+        super().__init__(task, tokenizer)
+        self._has_answers, self._cuts = True, prompt.too_long == "cut" or task.demonstrations > 0
+        self.max_length = max_row_length(tokenizer, prompt.max_length or UNBOUNDED)
+
+    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[Row], list[bool]]:
+        """Encode prompts without what rightly follows them, and return for each whether it was cut to fit."""
+        other = copy.copy(self)
+        other._has_answers, other._cuts = False, True
+        rows: list[Any] = other.encode_all(examples)
+        return rows, [row.cut for row in rows]
+
+    def decode(self, row: Any) -> str:
+        """Return the prompt as the model sees it, special tokens included."""
+        return self.decode_ids(row.input_ids)
+
+
 class ClassificationEncoder(InputEncoder[TokenizedExample]):
     """The base of the encoders of rows with labels. A subclass defines `encode_chunk`.
 
@@ -147,7 +175,7 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
 
     scored_by: ClassVar[str] = ""
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         labels = list(task.labels)
         if len(labels) < 2 or len(set(labels)) != len(labels):
@@ -197,13 +225,13 @@ def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> Non
         )
 
 
-def max_row_length(tokenizer: "Tokenizer", wanted: int) -> int:
+def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:
     """Return `wanted`, or the most tokens that the model takes when that is known and less."""
     known = 0 < tokenizer.model_max_length < _NO_LIMIT
     return min(wanted, tokenizer.model_max_length) if known else wanted
 
 
-def start_ids(tokenizer: "Tokenizer", bos_token_id: int | None) -> list[int]:
+def start_ids(tokenizer: Tokenizer, bos_token_id: int | None) -> list[int]:
     """Return a token, or the special tokens that the tokenizer itself puts before a text.
 
     Raises:
@@ -218,7 +246,7 @@ def start_ids(tokenizer: "Tokenizer", bos_token_id: int | None) -> list[int]:
     return encoding.ids[: encoding.special_tokens_mask.index(0)]
 
 
-def tokenize(texts: list[str], tokenizer: "Tokenizer") -> list[list[int]]:
+def tokenize(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Return the token ids of each text. No special token is added, and one spelled out in a text is plain text."""
     # The backend is three times as fast as the tokenizer's own call, which sets these three options itself.
     with plain_backend(tokenizer) as backend:
@@ -229,7 +257,7 @@ def tokenize(texts: list[str], tokenizer: "Tokenizer") -> list[list[int]]:
 
 
 @contextmanager
-def plain_backend(tokenizer: "Tokenizer") -> Iterator[Any]:
+def plain_backend(tokenizer: Tokenizer) -> Iterator[Any]:
     """Yield a tokenizer's backend without truncation and padding, to which a special token in a text is plain text."""
     with restored_options(tokenizer) as backend:
         backend.no_truncation()
@@ -239,7 +267,7 @@ def plain_backend(tokenizer: "Tokenizer") -> Iterator[Any]:
 
 
 @contextmanager
-def restored_options(tokenizer: "Tokenizer") -> Iterator[Any]:
+def restored_options(tokenizer: Tokenizer) -> Iterator[Any]:
     """Yield a tokenizer's backend, and restore its truncation, padding and special tokens after the block.
 
     They are part of tokenizer.json: a checkpoint would save those of the last rows that were encoded.
@@ -260,7 +288,7 @@ def restored_options(tokenizer: "Tokenizer") -> Iterator[Any]:
             backend.enable_padding(**padding)
 
 
-def describe_tokenizer(tokenizer: "Tokenizer") -> str:
+def describe_tokenizer(tokenizer: Tokenizer) -> str:
     """Return a tokenizer's class and where it was loaded from, for error lines."""
     source = tokenizer.name_or_path
     return f"the tokenizer {source} ({type(tokenizer).__name__})" if source else f"the {type(tokenizer).__name__}"

@@ -11,28 +11,16 @@
 - A row that is too long is refused, or loses the start of its prompt, and of its answer if that is longer still.
 """
 
-import copy
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
-from mezo_cli.tasks.encoder import (
-    UNBOUNDED,
-    InputEncoder,
-    describe_row,
-    describe_tokenizer,
-    max_row_length,
-    plain_backend,
-    start_ids,
-    tokenize,
-)
+from mezo_cli.tasks import encoder
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
 from mezo_cli.tasks.row_text import RowTexts, describe, gold_texts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
 
 # Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
 # prompts, so they get the date that Llama's templates fall back to.
@@ -67,7 +55,7 @@ class PromptRow:
         object.__setattr__(self, "answer_ids", array("i", self.answer_ids))
 
 
-class GenerateEncoder(InputEncoder[PromptRow]):
+class GenerateEncoder(PromptEncoder[PromptRow]):
     """A task's prompts and answers for a decoder.
 
     Attributes:
@@ -79,23 +67,19 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         UserError: for a task without a prompt, a template that cannot be parsed, and a chat without a chat template.
     """
 
-    when_cut = "{lost} lose the start of their prompt"
-    demonstrates = True
     limit_key = "task.generate.max_length"
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
-        super().__init__(task, tokenizer)
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         settings = task.generate
+        super().__init__(task, tokenizer, settings)
         self._texts = RowTexts(task)
-        self._has_answers, self._room = True, 0
-        self._cuts = settings.too_long == "cut" or task.demonstrations > 0
+        self._room = 0
         self.stop = [text.replace("\\n", "\n") for text in settings.stop]
         self.keep_stop = settings.keep_stop
-        self.max_length = max_row_length(tokenizer, settings.max_length or UNBOUNDED)
         if settings.chat and not tokenizer.chat_template:
             why = f"{describe_tokenizer(tokenizer)} has no chat template"
             raise UserError(f"task '{task.name}', task.generate.chat=true: {why}; use a chat model, or chat=false")
-        self._start = [] if settings.chat else start_ids(tokenizer, task.bos_token_id)
+        self._start = [] if settings.chat else encoder.start_ids(tokenizer, task.bos_token_id)
         self._is_plain_text = settings.prompt == ""
         if self._is_plain_text and (settings.chat or settings.answer is None):
             needs = "chat=true needs a prompt" if settings.chat else "and no answer: there is nothing to learn"
@@ -133,13 +117,6 @@ class GenerateEncoder(InputEncoder[PromptRow]):
             answer_ids = [] if answer is None else self._answer_ids(answer, prompt_ids, ids, place)
             yield self._fit(prompt_ids, answer_ids, row, self._golds(row, answer, place), place)
 
-    def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[PromptRow], list[bool]]:
-        """Encode prompts to complete, without answers, and return for each whether it was cut to fit."""
-        other = copy.copy(self)
-        other._has_answers, other._cuts = False, True
-        rows = other.encode_all(examples)
-        return rows, [row.cut for row in rows]
-
     def prompt(self, columns: Mapping[str, Any], where: str) -> str:
         """Return the prompt of a row, with `chat` in the tokenizer's chat template.
 
@@ -175,10 +152,6 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         answer = self._texts.answer
         return self.prompt(columns, where) + ("" if answer is None else answer.render(columns, where))
 
-    def decode(self, row: PromptRow) -> str:
-        """Return the prompt as the model sees it, special tokens included."""
-        return self.decode_ids(row.input_ids)
-
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and the answer."""
         settings = self.task.generate
@@ -198,11 +171,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         return self.decode_ids(row.answer_ids) if self._is_plain_text else self.decode(row)
 
     def _answer(self, columns: Mapping[str, Any], where: str) -> str | None:
-        """Return the answer of a row; None if the task has none, or only prompts are encoded.
-
-        Raises:
-            UserError: for an answer without text.
-        """
+        """Return the answer of a row; None if the task has none, or only prompts are encoded."""
         template = self._texts.answer
         if template is None or not self._has_answers:
             return None
@@ -224,7 +193,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
         """Return the token ids of each text. What the chat template writes has special tokens in it."""
         if not self.task.generate.chat:
             return tokenize(texts, self.tokenizer)
-        with plain_backend(self.tokenizer) as backend:
+        with encoder.plain_backend(self.tokenizer) as backend:
             backend.encode_special_tokens = False
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -241,11 +210,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
     def _fit(
         self, prompt: list[int], answer: list[int], columns: Mapping[str, Any], golds: tuple[str, ...], where: str
     ) -> PromptRow:
-        """Return the row, cut to the limit where it may be.
-
-        Raises:
-            UserError: for a row that is too long, if it may not be cut.
-        """
+        """Return the row, cut to the limit where it may be."""
         length, space = len(prompt) + max(len(answer), self._room), self.max_length - len(self._start)
         is_cut = length > space
         if is_cut and not self._cuts:
@@ -264,11 +229,7 @@ class GenerateEncoder(InputEncoder[PromptRow]):
 
 
 def _check_messages(value: list[Any], where: str, system: str | None) -> list[dict[str, Any]]:
-    """Return a row's messages up to the last that is not the assistant's, which the model is to write.
-
-    Raises:
-        UserError: for anything but records with a role and a content, and for a second system message.
-    """
+    """Return a row's messages up to the last that is not the assistant's, which the model is to write."""
     wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
     if wrong is not None or not value:
         what = describe(value if wrong is None else wrong)

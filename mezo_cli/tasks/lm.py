@@ -10,26 +10,13 @@ The template `task.lm.template` ends in `{mask}`, the place of the label word:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import (
-    UNBOUNDED,
-    ClassificationEncoder,
-    check_one_per_label,
-    describe_row,
-    describe_tokenizer,
-    max_row_length,
-    plain_backend,
-    start_ids,
-    tokenize,
-)
+from mezo_cli.tasks import encoder, snippet
+from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
 from mezo_cli.tasks.template import Literal, Sentence, Special, Template
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
 
 _SHOWN = 1 << 20  # tokens; a longer limit of a prompt is none
 _MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
@@ -50,17 +37,17 @@ class LmEncoder(ClassificationEncoder):
     when_cut = "{lost} lose the start of their text"
     demonstrates = True
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         self._parts = _prompt_parts(task)
         key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-        check_one_per_label(task, self.label_words, key)
+        encoder.check_one_per_label(task, self.label_words, key)
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
         self._check_distinct()
-        self._start = start_ids(tokenizer, task.bos_token_id)
-        self.max_length = max_row_length(tokenizer, task.lm.max_length or UNBOUNDED)
+        self._start = encoder.start_ids(tokenizer, task.bos_token_id)
+        self.max_length = encoder.max_row_length(tokenizer, task.lm.max_length or encoder.UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
             raise UserError(f"task '{task.name}': a limit of {self.max_length} tokens leaves none for the prompt")
@@ -133,7 +120,7 @@ class LmEncoder(ClassificationEncoder):
     def without_limits(self) -> Self:
         """Return an encoder that cuts nothing off."""
         other = super().without_limits()
-        other._max_prompt = UNBOUNDED
+        other._max_prompt = encoder.UNBOUNDED
         return other
 
     def _prompt_code(self, variables: Sequence[str]) -> str:
@@ -147,7 +134,7 @@ class LmEncoder(ClassificationEncoder):
         prompt = self.prompt(["a"] * len(self.task.columns))
         which = f"task '{self.task.name}': the label word '{self.label_words[index]}'"
         which += f" (label '{self.task.labels[index]}')"
-        with plain_backend(self.tokenizer) as backend:
+        with encoder.plain_backend(self.tokenizer) as backend:
             encoding = backend.encode(prompt + self.continuation(index), add_special_tokens=False)
         word = [token for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > len(prompt)]
         if not self.label_words[index].strip() or not word or self.tokenizer.unk_token_id in word:
@@ -161,10 +148,10 @@ class LmEncoder(ClassificationEncoder):
         return word
 
     def _check_distinct(self) -> None:
+        labels, words = self.task.labels, self.label_words
         for index, word in enumerate(self.label_ids):
-            if word in self.label_ids[:index]:
-                first = self.label_ids.index(word)
-                labels, words = self.task.labels, self.label_words
+            first = self.label_ids.index(word)
+            if first < index:
                 raise UserError(
                     f"task '{self.task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
                     f" through their words '{words[first]}' and '{words[index]}'"

@@ -8,23 +8,13 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
-from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import (
-    ClassificationEncoder,
-    check_one_per_label,
-    describe_row,
-    describe_tokenizer,
-    restored_options,
-    tokenize,
-)
+from mezo_cli.tasks import encoder, snippet
+from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
 from mezo_cli.tasks.template import Literal, Part, Sentence, Special, Template
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
 
 _BARE = tuple("<[.,")  # a label word that starts with one of them takes no space
 _PROBES = ("A text of your own.", "so good", "Not bad, is it?")
@@ -60,7 +50,7 @@ class MlmEncoder(ClassificationEncoder):
     scored_by = "label words at the mask"
     when_cut = "all keep their mask; {lost} lose text of a sentence"
 
-    def __init__(self, task: TaskConfig, tokenizer: "Tokenizer") -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         self.template = Template.parse(task.template or "", list(task.columns), task.name)
         mask_id = tokenizer.mask_token_id
@@ -168,7 +158,7 @@ class MlmEncoder(ClassificationEncoder):
     def _is_read_alike(self, parts: Sequence[Part], text: str) -> bool:
         """Return whether the tokenizer's own call on the prompt of a text gives the tokens and segments of its row."""
         row = self.encode(Example((text,) * len(self.task.columns), 0))
-        with restored_options(self.tokenizer):
+        with encoder.restored_options(self.tokenizer):
             whole = self.tokenizer("".join(self._part_text(part, text) for part in parts))
         segments = whole.get("token_type_ids", list(row.token_type_ids))
         return (whole["input_ids"], segments) == (list(row.input_ids), list(row.token_type_ids))
@@ -176,9 +166,9 @@ class MlmEncoder(ClassificationEncoder):
     def _part_text(self, part: Part, text: str) -> str:
         if isinstance(part, Sentence):
             return part.render([text] * len(self.task.columns))
-        return (
-            part.text if isinstance(part, Literal) else str(getattr(self.tokenizer, f"{part.name.rstrip('+')}_token"))
-        )
+        if isinstance(part, Literal):
+            return part.text
+        return str(getattr(self.tokenizer, f"{part.name.rstrip('+')}_token"))
 
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
         if self._keeps_mask:
@@ -215,7 +205,7 @@ class MlmEncoder(ClassificationEncoder):
         )
 
 
-def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
+def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     """Return the token id of each label word, in label order.
 
     A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
@@ -226,7 +216,7 @@ def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
             differs from that of the labels.
     """
     words, labels = list(task.label_words), list(task.labels)
-    check_one_per_label(task, words, "task.label_words")
+    encoder.check_one_per_label(task, words, "task.label_words")
     taken: dict[int, int] = {}
     for index, word in enumerate(words):
         token = _label_word_id(word, labels[index], task, tokenizer)
@@ -240,7 +230,7 @@ def label_word_ids(task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
     return list(taken)
 
 
-def _label_word_id(word: str, label: str, task: TaskConfig, tokenizer: "Tokenizer") -> int:
+def _label_word_id(word: str, label: str, task: TaskConfig, tokenizer: Tokenizer) -> int:
     bare = word[:1] in _BARE
     ids = _lookup(word, tokenizer) if bare else tokenize([" " + word], tokenizer)[0]
     which = f"task '{task.name}': the label word '{word}' (label '{label}')"
@@ -258,7 +248,7 @@ def _label_word_id(word: str, label: str, task: TaskConfig, tokenizer: "Tokenize
     return ids[0]
 
 
-def _pieces(template: Template, task: TaskConfig, tokenizer: "Tokenizer") -> list[_Fixed | _Slot]:
+def _pieces(template: Template, task: TaskConfig, tokenizer: Tokenizer) -> list[_Fixed | _Slot]:
     """Tokenize the fixed parts once, and join adjacent ones of the same segment."""
     has_segments = "token_type_ids" in tokenizer.model_input_names
     pieces: list[_Fixed | _Slot] = []
@@ -282,7 +272,7 @@ def _pieces(template: Template, task: TaskConfig, tokenizer: "Tokenizer") -> lis
     return pieces
 
 
-def _fixed_ids(part: Literal | Special, task: TaskConfig, tokenizer: "Tokenizer") -> list[int]:
+def _fixed_ids(part: Literal | Special, task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     if isinstance(part, Literal):
         # LM-BFF looks up a single character as it is: "." is a token of its own, whatever a tokenizer would add to it.
         return _lookup(part.text, tokenizer) if len(part.text) == 1 else tokenize([part.text], tokenizer)[0]
@@ -295,7 +285,7 @@ def _fixed_ids(part: Literal | Special, task: TaskConfig, tokenizer: "Tokenizer"
     return [token]
 
 
-def _lookup(text: str, tokenizer: "Tokenizer") -> list[int]:
+def _lookup(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the token spelled `text`, or the tokens of the text where the vocabulary has no such token."""
     token = tokenizer.backend_tokenizer.token_to_id(text)
     return tokenize([text], tokenizer)[0] if token is None else [token]

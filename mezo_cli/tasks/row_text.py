@@ -102,6 +102,7 @@ class RowTexts:
         prompt: the prompt's; with `chat` a name without braces is a column.
         answer: the answer's; None: none.
         gold: the right text or texts; None: the answer.
+        prompt_columns, answer_columns: the columns that the prompt reads, and those of the answer and the gold texts.
 
     Raises:
         UserError: for a task without a prompt, and for a template that cannot be parsed.
@@ -115,17 +116,9 @@ class RowTexts:
         self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
         self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
         self.gold = None if settings.gold is None else ColumnPath.parse(settings.gold, f"{where}.gold")
-
-    @property
-    def prompt_columns(self) -> list[str]:
-        """The columns that the prompt reads."""
-        return list(dict.fromkeys(path.column for path in self.prompt.paths))
-
-    @property
-    def answer_columns(self) -> list[str]:
-        """The columns that the answer and the gold texts read."""
-        paths = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
-        return list(dict.fromkeys(path.column for path in paths))
+        answers = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
+        self.prompt_columns = list(dict.fromkeys(path.column for path in self.prompt.paths))
+        self.answer_columns = list(dict.fromkeys(path.column for path in answers))
 
 
 class ChoiceTexts:
@@ -136,6 +129,7 @@ class ChoiceTexts:
         candidates: one per candidate; with `each` one, which is rendered for each text of that list.
         each: the list of texts; None: a row has all of `candidates`.
         right: the right one of them, or several; None without `each`.
+        prompt_columns, answer_columns: the columns that the prompt and the candidates read, and that of the right one.
 
     Raises:
         UserError: for a template that cannot be parsed, and one that reads a column that rows with a label do not have.
@@ -147,26 +141,17 @@ class ChoiceTexts:
         self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
         self.each = None if settings.each is None else ColumnPath.parse(settings.each, f"{where}.each")
         self.right = None if settings.right is None else ColumnPath.parse(settings.right, f"{where}.right")
+        columns = [path.column for template in (self.prompt, *self.candidates) for path in template.paths]
+        if self.each is not None:
+            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
+        self.prompt_columns = list(dict.fromkeys(columns))
+        self.answer_columns = [] if self.right is None else [self.right.column]
         unknown = [name for name in self.prompt_columns if self.each is None and name not in task.columns]
         if unknown:
             near = did_you_mean(unknown[0], task.columns)
             raise UserError(f"{where}: unknown column '{unknown[0]}'{near}; task.columns are {join(task.columns)}")
         if self.each is not None and not any(path.column == CANDIDATE for path in self.candidates[0].paths):
             raise UserError(f"{where}.candidates {settings.candidates[0]!r}: no {{{CANDIDATE}}}: all would be the same")
-
-    @property
-    def prompt_columns(self) -> list[str]:
-        """The columns that the prompt and the candidates read."""
-        templates = (self.prompt, *self.candidates)
-        columns = [path.column for template in templates for path in template.paths]
-        if self.each is not None:
-            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
-        return list(dict.fromkeys(columns))
-
-    @property
-    def answer_columns(self) -> list[str]:
-        """The column that says which candidate is right."""
-        return [] if self.right is None else [self.right.column]
 
 
 def row_texts(task: TaskConfig) -> RowTexts | ChoiceTexts:

@@ -278,7 +278,9 @@ def _readable_part(token: str, number: Callable[[str], int], where: str, positio
         return Special("sep+")
     name, *filters = _split(token[1:-1], "|")
     if name in ("mask", "sep"):
-        return _bare(name, filters, where)
+        if filters:
+            raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
+        return Special("mask" if name == "mask" else "sep+")
     return Sentence(number(name), tuple(_call(text, number, where) for text in filters))
 
 
@@ -297,9 +299,3 @@ def _call(text: str, number: Callable[[str], int], where: str) -> Call:
     if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
         raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
     return Call(name, tuple(word[1:-1] if re.fullmatch(_QUOTED, word) else number(word) for word in words))
-
-
-def _bare(name: str, filters: list[str], where: str) -> Special:
-    if filters:
-        raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
-    return Special("mask" if name == "mask" else "sep+")

@@ -59,6 +59,7 @@ class Regression:
         forward: the model with patched forwards; `forward.params` are its weights.
         calls: the number of forwards so far.
         batch: the points of the batch, all at first.
+        constant: the loss whatever the weights are; None: that of the weights.
     """
 
     def __init__(self, noise: Noise, device: str = "cpu", dtype: torch.dtype = torch.float32, outputs: int = 1) -> None:
@@ -70,6 +71,7 @@ class Regression:
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
         self.forward = PerturbedForward(self.model, Params(self.model, noise))
         self.calls, self.batch = 0, slice(None)
+        self.constant: float | None = None
 
     def __call__(self) -> Tensor:
         """Return the mean squared error: shape [], or [2] with weights perturbed by both signs."""
@@ -83,7 +85,8 @@ class Regression:
         if self.forward.num_signs == 2:
             return self.forward.forward_per_sign(self._errors)
         self.calls += 1
-        return (self.model(self.x[self.batch]) - self.y[self.batch]).square().sum(dim=-1)
+        errors = (self.model(self.x[self.batch]) - self.y[self.batch]).square().sum(dim=-1)
+        return errors if self.constant is None else torch.full_like(errors.detach(), self.constant)
 
     def weights(self) -> list[Tensor]:
         """Return a copy of the weights."""
@@ -93,21 +96,6 @@ class Regression:
         """Overwrite the weights."""
         for p, value in zip(self.forward.params.tensors.values(), values, strict=True):
             p.data.copy_(value)
-
-
-class ConstantLoss:
-    """A loss that is the same whatever the weights."""
-
-    def __init__(self, problem: Regression, value: float) -> None:
-        self._problem, self._value = problem, value
-
-    def __call__(self) -> Tensor:
-        """Return the value, of the shape of the problem's loss."""
-        return torch.full_like(self._problem().detach(), self._value)
-
-    def rows(self) -> Tensor:
-        """Return the value, of the shape of the problem's losses of points."""
-        return torch.full_like(self._problem.rows(), self._value)
 
 
 class Trial:
@@ -393,7 +381,9 @@ class Conformance:
             optimizer, problem = trial.optimizer, trial.problem
             trial.train(0, 2)
             before = problem.weights()
-            result = optimizer.step(problem.forward, ConstantLoss(problem, value), 2)
+            problem.constant = value
+            result = optimizer.step(problem.forward, problem, 2)
+            problem.constant = None
             assert not_finite(result), config
             assert same(problem.weights(), before), config
             assert trial.train(2, 4) == undisturbed.train(0, 4)[2:], config

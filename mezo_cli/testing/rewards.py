@@ -16,7 +16,7 @@ import pytest
 
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import UserError
-from mezo_cli.rewards.scoring import Reward, RewardBatch, open_reward
+from mezo_cli.rewards.scoring import Reward, RewardBatch
 from mezo_cli.rewards.spec import parse
 
 UNUSUAL = (
@@ -48,7 +48,7 @@ class Conformance:
     @pytest.fixture(scope="class")
     def reward(self) -> Iterator[Reward]:
         """Open the reward in a worker, as a run does."""
-        with open_reward(parse({self.name: self.settings})) as reward:
+        with Reward(parse({self.name: self.settings})) as reward:
             yield reward
 
     def test_its_name_is_registered(self) -> None:

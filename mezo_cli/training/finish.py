@@ -21,14 +21,7 @@ log = logging.getLogger("mezo")
 def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: float, console: Console) -> None:
     """Evaluate the best step and write its evaluations, predictions.jsonl and summary.json, which `state` keeps.
 
-    A rank other than 0 helps to evaluate.
-
-    Args:
-        state: of the run, after its last step.
-        session: at the weights of the best step.
-        rows: to evaluate on.
-        seconds: the training time.
-        console: where progress is shown.
+    A rank other than 0 helps to evaluate. `session` is at the weights of the best step, `seconds` the training time.
     """
     splits = rows.splits()
     evaluations = {name: state.evaluate_best(session, name, split, console) for name, split in splits.items()}

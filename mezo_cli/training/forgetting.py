@@ -52,13 +52,9 @@ def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
 
 
 class Forgetting:
-    """Compares weights with those that the run began with.
+    """Compares weights, the tensors of some names, with those that the run began with, at which `start` is.
 
-    Args:
-        config: of the run.
-        start: a session at theta0; it is not kept.
-        names: of the tensors that are trained.
-        rows: of `data.keep`.
+    `rows` are those of `data.keep`. The session `start` is not kept.
     """
 
     def __init__(self, config: Config, start: Session, names: list[str], rows: list[PromptRow]) -> None:

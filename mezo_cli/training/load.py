@@ -1,14 +1,17 @@
-"""Load what a config names: data, model, adapter, objective, optimizer; and build the session."""
+"""Load what a config names: data, model, adapter, objective, optimizer; build the session; start its engine."""
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
+from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import UserError, first_line
@@ -20,12 +23,18 @@ from mezo_cli.optim.dropout import set_rate
 from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
+from mezo_cli.runs import Run
 from mezo_cli.system import is_device_error
 from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.session import Session
 
+if TYPE_CHECKING:  # a run without an engine imports nothing of it
+    from mezo_cli.engine.engine import Engine
+
 log = logging.getLogger("mezo")
+
+CHECKED_ROWS = 2  # whose scores an engine computes at the start, to compare them
 
 
 @dataclass(frozen=True)
@@ -119,3 +128,39 @@ def _build_session(
     ranks = current()
     forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
+
+
+@contextmanager
+def running_engine(config: Config, run: Run, session: Session, *splits: Sequence[Any]) -> Iterator["Engine | None"]:
+    """Yield the run's engine, which computes the session's forwards from then on; None without one.
+
+    Args:
+        config: of the run.
+        run: its directory.
+        session: at the weights that training begins from.
+        splits: the rows of train, and all others that will be scored.
+
+    Raises:
+        UserError: when the engine is not installed, does not start, or does not support the model.
+    """
+    if config.engine.name == "none":
+        del session  # which is replaced at the end of a run: memory may not hold two models
+        yield None
+        return
+    from mezo_cli.engine.engine import Engine
+
+    longest = ENGINE_OBJECTIVES.load(config.objective.name).longest
+    engine = Engine(config, max(longest(session.objective, rows) for rows in splits if rows))
+    try:
+        attach_engine(engine, session, splits[0])
+        run.update(engine=engine.record)
+        del session  # as above
+        yield engine
+    finally:
+        engine.close()
+
+
+def attach_engine(engine: "Engine", session: Session, rows: Sequence[Any]) -> None:
+    """Let a running engine compute a session's forwards, with the session's weights."""
+    by_engine = ENGINE_OBJECTIVES.load(session.config.objective.name)
+    session.objective = by_engine.attach(session.objective, engine, rows[:CHECKED_ROWS])

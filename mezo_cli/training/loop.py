@@ -12,7 +12,7 @@ from mezo_cli import data, system
 from mezo_cli.config.budget import batch_number
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import progress_reporter
-from mezo_cli.data.batch_sampler import Sampler, make_sampler
+from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed
@@ -24,11 +24,10 @@ from mezo_cli.training.device_errors import explain_device_errors, smaller_batch
 from mezo_cli.training.finish import finish
 from mezo_cli.training.forgetting import Forgetting, read_kept_rows
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.load import EncodedRows, encode_rows, load_session
+from mezo_cli.training.load import EncodedRows, attach_engine, encode_rows, load_session, running_engine
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
 from mezo_cli.training.verdict import Evaluations
-from mezo_cli.training.with_engine import attach, running_engine
 
 log = logging.getLogger("mezo")
 
@@ -117,7 +116,7 @@ def train(
             gc.collect()
             session = restore.load_step(config, run, state.best_step)
             if engine is not None:
-                attach(engine, session, rows.train)
+                attach_engine(engine, session, rows.train)
         finish(state, session, evaluated, seconds, console)
     return state
 
@@ -137,7 +136,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
 
 
-def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: Sampler, *, is_new: bool) -> None:
+def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
     config, numbers = session.config, sampler.batch(0)
     first = [rows.train[i] for i in numbers]

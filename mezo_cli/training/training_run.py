@@ -26,8 +26,7 @@ from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement, restore
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.load import EncodedRows
-from mezo_cli.training.loggers.base import RunEnd, Status
-from mezo_cli.training.loggers.run_loggers import RunLoggers, final_scalars
+from mezo_cli.training.loggers.base import RunEnd, RunLoggers, Status, final_scalars
 from mezo_cli.training.session import Session
 from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations, best_step, dev_evaluations
 

@@ -97,13 +97,7 @@ def _only_label(line: Mapping[str, Any]) -> str | None:
 
 
 def verdict(diverged: bool, best_step: int, steps: int) -> str | None:
-    """Return improved, not_improved (step 0 was picked) or diverged; None for a run of no steps.
-
-    Args:
-        diverged: by the run's last lines.
-        best_step: the step of the best evaluation on dev.
-        steps: the steps that the run took.
-    """
+    """Return improved, not_improved (step 0 was picked) or diverged (by its last lines); None for a run of no steps."""
     if not steps:
         return None
     if diverged:

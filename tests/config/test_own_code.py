@@ -18,7 +18,7 @@ from mezo_cli.errors import UserError
 
 def split_reward(overrides: list[str]) -> tuple[list[str], str | None]:
     rest, own = own_code.split_own_code(overrides)
-    return rest, own.reward
+    return rest, own.get(own_code.REWARD)
 
 
 def test_a_function_is_taken_out_of_the_overrides_with_an_absolute_path(
@@ -76,7 +76,7 @@ def test_what_does_not_read_a_function_refuses_it(tmp_path: Path) -> None:
 
 def test_the_jobs_of_a_sweep_get_it_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
-    with own_code.for_workers(own_code.OwnCode(reward="/x/reward.py:score")):
+    with own_code.for_workers({own_code.REWARD: "/x/reward.py:score"}):
         assert os.environ["MEZO_REWARD"] == "/x/reward.py:score"
     assert "MEZO_REWARD" not in os.environ
 

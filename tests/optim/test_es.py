@@ -16,7 +16,7 @@ from mezo_cli.optim.es import EsConfig, EsResult
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.report.settings import method_name
 from mezo_cli.runs import trajectory
-from mezo_cli.testing.optimizers import ConstantLoss, Trial
+from mezo_cli.testing.optimizers import Trial
 from tests.command_line import error_line, mezo, small
 
 EPS, LR = 1e-2, 0.125  # lr is exact in float32
@@ -141,14 +141,16 @@ def test_a_step_without_a_signal_leaves_decay_and_anchor_to_the_next(
     start = theta(ours)
     ours.train(0, 1)
     before = theta(ours)
+    ours.problem.constant = 2.0
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
-            result = ours.optimizer.step(ours.problem.forward, ConstantLoss(ours.problem, 2.0), step)
+            result = ours.optimizer.step(ours.problem.forward, ours.problem, step)
             assert result.recorded == [0.0] * 6
             assert (result.scalars()["ties"], result.scalars()["loss_std"]) == (1.0, 0.0)
             assert all(torch.equal(a, b) for a, b in zip(before, theta(ours), strict=True))
     assert [line for line in caplog.messages if "all 6 members have the loss 2" in line] == caplog.messages
     assert len(caplog.messages) == 1
+    ours.problem.constant = None
     zs = directions(ours, 3)
     ((_, recorded, lr),) = ours.train(3, 4)
     for i, (old, new) in enumerate(zip(before, theta(ours), strict=True)):

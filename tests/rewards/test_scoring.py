@@ -15,7 +15,7 @@ import pytest
 
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import process
-from mezo_cli.rewards.scoring import Reward, RewardBatch, open_reward
+from mezo_cli.rewards.scoring import Reward, RewardBatch
 from mezo_cli.rewards.spec import parse
 from tests.command_line import environment
 
@@ -44,7 +44,7 @@ def score(reward: Reward, completions: Sequence[str], rows: Any = None, samples:
 
 def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
     """The line with which a batch ends a run."""
-    with open_reward(parse(setting), **options) as reward, pytest.raises(RunFailed) as error:
+    with Reward(parse(setting), **options) as reward, pytest.raises(RunFailed) as error:
         score(reward, completions)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -52,7 +52,7 @@ def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
 
 def refusal(setting: Any, **options: Any) -> str:
     """The line with which a reward is refused at the start."""
-    with pytest.raises(UserError) as error, open_reward(parse(setting), **options) as reward:
+    with pytest.raises(UserError) as error, Reward(parse(setting), **options) as reward:
         reward.check([{}, {}], [["a"], ["b"]], [0, 1], ["train.jsonl:1", "train.jsonl:2"])
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -78,7 +78,7 @@ second = {"reward": rows[1]["record"]["x"], "date": golds == [["gold 0"], ["gold
 return [first, second]
 """
     rows = [{"list": [1, 2], "date": datetime.date(2026, 11, 23)}, {"record": {"x": 0.1}}]
-    with open_reward(parse(write(body, "completions, rows, seed, golds"))) as reward:
+    with Reward(parse(write(body, "completions, rows, seed, golds"))) as reward:
         batch = score(reward, ["a", "b"], rows)
     assert batch.values.tolist() == [2.0, 0.1]
     assert {name: part.tolist() for name, part in batch.parts.items()} == {"date": [1, 1], "seed": [1000, 1001]}
@@ -94,7 +94,7 @@ subprocess.run(["echo", "child"])
 return [len(sys.stdin.read())]
 """
     setting = write(body)
-    with open_reward(parse(setting)) as reward:
+    with Reward(parse(setting)) as reward:
         assert score(reward, ["a"]).values.tolist() == [0.0]
         assert score(reward, ["a"]).values.tolist() == [0.0]
     out, err = capfd.readouterr()
@@ -104,7 +104,7 @@ return [len(sys.stdin.read())]
 def test_the_worker_is_a_light_process_of_its_own(write: Write) -> None:
     loaded = "'torch': 'torch' in sys.modules, 'forked': 'multiprocessing' in sys.modules"
     setting = write(f"return [{{'reward': os.getpid(), {loaded}}}]")
-    with open_reward(parse(setting)) as reward:
+    with Reward(parse(setting)) as reward:
         batch = score(reward, ["a"])
     assert (batch.parts["torch"], batch.parts["forked"]) == ([0.0], [0.0])
     assert batch.values[0] != os.getpid()
@@ -115,12 +115,12 @@ def test_a_file_imports_its_neighbours_and_a_module_is_found_by_its_name(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
-    with open_reward(parse(write("import neighbour\nreturn [neighbour.VALUE]"))) as reward:
+    with Reward(parse(write("import neighbour\nreturn [neighbour.VALUE]"))) as reward:
         assert score(reward, ["a"]).values.tolist() == [7.0]
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "package").mkdir()
     write("return [8]", name="package/module.py")
-    with open_reward(parse("package.module:score")) as reward:
+    with Reward(parse("package.module:score")) as reward:
         assert score(reward, ["a"]).values.tolist() == [8.0]
     assert "package" not in sys.modules
 
@@ -147,7 +147,7 @@ def test_a_mistake_ends_the_run_with_the_row_or_counts_zero(write: Write, body: 
     line = failure(setting, ["a", "b", "", "d"])
     assert line.startswith(f"train.jsonl:3: objective.reward={setting}: ")
     assert MISTAKES[body] in line
-    with open_reward(parse(setting), on_error="zero") as reward:
+    with Reward(parse(setting), on_error="zero") as reward:
         batch = score(reward, ["a", "b", "", "d"])
     assert (batch.errors, batch.values.tolist()) == (1, [1.0, 1.0, 0.0, 1.0])
 
@@ -168,7 +168,7 @@ def test_a_timeout_names_its_row_and_kills_what_was_started(write: Write, tmp_pa
     setting = write(f"if '' in completions: {slow}\nreturn [{{'reward': 1, 'pid': os.getpid()}} for _ in completions]")
     line = failure(setting, ["a", ""], timeout=0.5)
     assert line == f"train.jsonl:2: objective.reward={setting}: took longer than 0.5 s (objective.reward_timeout)"
-    with open_reward(parse(setting), timeout=0.5, on_error="zero") as reward:
+    with Reward(parse(setting), timeout=0.5, on_error="zero") as reward:
         before = score(reward, ["a"])
         batch = score(reward, ["a", ""])
         after = score(reward, ["a"])
@@ -186,7 +186,7 @@ def test_a_regular_expression_without_an_end_is_a_timeout() -> None:
 
 def test_a_file_that_changes_during_the_run_is_refused_when_the_worker_starts_again(write: Write) -> None:
     body = "'' in completions and os._exit(3)\nreturn [1] * len(rows)"
-    with open_reward(parse(write(body)), on_error="zero") as reward:
+    with Reward(parse(write(body)), on_error="zero") as reward:
         assert score(reward, [""]).errors == 1
         write(body + " or 0")
         with pytest.raises(RunFailed, match=r"reward\.py has changed since"):
@@ -216,10 +216,10 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
     assert "train.jsonl:1: " in refusal(write("return None"))
     assert "returned a NoneType for 1 completions" in refusal(write("return None"), on_error="zero")
     rows: Any = [{}, {}], [["a"], []], [0, 1], ["1", "2"]
-    with open_reward(parse(write("return [completions == ['a', '']] * len(rows)"))) as reward:
+    with Reward(parse(write("return [completions == ['a', '']] * len(rows)"))) as reward:
         assert reward.check(*rows)
         assert score(reward, ["a", ""]).values.tolist() == [1.0, 1.0]
-    with open_reward(parse(write("return [time.time()] * len(rows)"))) as reward:
+    with Reward(parse(write("return [time.time()] * len(rows)"))) as reward:
         assert not reward.check(*rows)
 
 
@@ -227,9 +227,9 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
 
 PARENT = """
 import sys
-from mezo_cli.rewards.scoring import open_reward
+from mezo_cli.rewards.scoring import Reward
 from mezo_cli.rewards.spec import parse
-with open_reward(parse(sys.argv[1]), timeout=60) as reward:
+with Reward(parse(sys.argv[1]), timeout=60) as reward:
     reward.score(["a"], [{}], [[]], [0], ["row"])
 """
 
@@ -262,7 +262,7 @@ child.wait()
 
 def test_a_mixture_is_the_weighted_sum_and_its_parts() -> None:
     setting = {"exact": 2, "length": {"weight": 0.1}, "contains": 0}
-    with open_reward(parse(setting)) as reward:
+    with Reward(parse(setting)) as reward:
         batch = score(reward, ["gold 0", "gold 1!"])
     assert batch.values.tolist() == [2.0, -0.1]
     assert {name: part.tolist() for name, part in batch.parts.items()} == {
@@ -275,7 +275,7 @@ def test_a_mixture_is_the_weighted_sum_and_its_parts() -> None:
 def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: Write) -> None:
     setting = write("return [{'reward': row['i'], 'seed': s} for row, s in zip(rows, seed)]", "completions, rows, seed")
     rows, numbers = [{"i": i // 2} for i in range(20)], [i // 2 for i in range(20)]
-    with open_reward(parse(f"shuffled:{setting}")) as reward:
+    with Reward(parse(f"shuffled:{setting}")) as reward:
         batch, again = (score(reward, ["x"] * 20, rows, samples=2) for _ in range(2))
         other = reward.score(["x"] * 20, rows, [[]] * 20, range(20), [str(i) for i in numbers])
         single = score(reward, ["x"], [{"i": 5}])
@@ -290,7 +290,7 @@ def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: 
 
 
 def test_shuffled_loses_the_rewards_of_right_answers() -> None:
-    with open_reward(parse("shuffled:exact")) as reward:
+    with Reward(parse("shuffled:exact")) as reward:
         batch = score(reward, ["gold 0", "gold 1", "gold 2"])
     assert (batch.values.tolist(), batch.parts["exact"].tolist()) == ([0.0] * 3, [1.0] * 3)
 
@@ -303,9 +303,8 @@ def test_a_callable_runs_in_this_process_without_a_timeout() -> None:
         return [float(os.getpid()) if row is rows[0] and "x" in row else math.nan for row in rows]
 
     spec = parse(function)
-    with open_reward(spec, timeout=0.1, on_error="zero") as reward:
+    with Reward(spec, timeout=0.1, on_error="zero") as reward:
         batch = score(reward, ["a", "b"], rows)
     assert (batch.values.tolist(), batch.errors) == ([float(os.getpid()), 0.0], 1)
     assert spec.record() | {"sha256": None} == {"name": spec.describe(), "in_process": True, "sha256": None}
-    assert spec.is_own_code
     assert "takes (x)" in refusal(lambda x: [])

@@ -8,7 +8,7 @@ import pytest
 
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import SettingError
-from mezo_cli.rewards.scoring import open_reward
+from mezo_cli.rewards.scoring import Reward
 from mezo_cli.rewards.spec import describe_change, parse
 
 
@@ -24,7 +24,7 @@ from mezo_cli.rewards.spec import describe_change, parse
 def test_names_are_registered_and_have_no_code_of_the_user(setting: Any, text: str) -> None:
     spec = parse(setting)
     assert spec.describe() == text
-    assert (spec.is_own_code, spec.in_process, spec.sha256) == (False, False, None)
+    assert (spec.in_process, spec.sha256) == (False, None)
 
 
 @pytest.mark.parametrize("name", ["reward.py:score", "shuffled:reward.py:score"])
@@ -32,7 +32,6 @@ def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("reward.py").write_text("raise SystemExit\n")  # it is not run here
     spec = parse(name)
-    assert spec.is_own_code
     sha256 = hashlib.sha256(b"raise SystemExit\n").hexdigest()
     assert spec.record() == {"name": name, "sha256": sha256, "in_process": False}
     assert describe_change(spec, sha256) == ""
@@ -106,8 +105,7 @@ def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytes
     vars(REWARDS).pop("targets", None)
     try:
         spec = parse({"scaled": {"column": "x", "weight": 3}, "constant": 1})
-        assert not spec.is_own_code
-        with open_reward(spec) as reward:
+        with Reward(spec) as reward:
             assert reward.score(["a"], [{"x": 4}], [[]], [0], ["row"]).values.tolist() == [24.5]
         with pytest.raises(SettingError, match=r"objective\.reward\.scaled\.column is not set"):
             parse("scaled")

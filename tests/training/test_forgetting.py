@@ -10,7 +10,7 @@ import torch
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
-from mezo_cli.training.loggers.run_loggers import RunLoggers
+from mezo_cli.training.loggers.base import RunLoggers
 from tests import tiny
 from tests.command_line import error_line, mezo
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mezo_cli.objectives.intervals import paired_difference, percentile, resample, wilson
+from mezo_cli.objectives.comparison import paired_difference, percentile, resample, wilson
 
 
 @pytest.mark.parametrize(

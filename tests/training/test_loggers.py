@@ -20,8 +20,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.runs import Run
 from mezo_cli.training import loggers, training_run
-from mezo_cli.training.loggers.base import LoggedRun, RunEnd
-from mezo_cli.training.loggers.run_loggers import RunLoggers
+from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
 from tests.command_line import error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 

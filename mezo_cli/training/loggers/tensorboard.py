@@ -28,7 +28,8 @@ class TensorBoardLogger:
             lines = [f"    {key}: {value}" for key, value in _flat(run.config).items()]
             self._writer.add_text("config", "\n".join(lines))  # four spaces: TensorBoard shows Markdown
             self._writer.add_text("tags", ", ".join(run.tags))
-            for summary in hparams(_hyperparameters(run.config), dict.fromkeys(METRICS, 0.0))[:2]:
+            shown = {key: value for key, value in _flat(run.config).items() if isinstance(value, (str, float, int))}
+            for summary in hparams(shown, dict.fromkeys(METRICS, 0.0))[:2]:
                 self._writer.file_writer.add_summary(summary)
         self._writer.flush()
 
@@ -67,8 +68,3 @@ def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= _flat(value, f"{parent}{key}.") if isinstance(value, dict) else {f"{parent}{key}": value}
     return flat
-
-
-def _hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that TensorBoard can show as hyperparameters: numbers and texts."""
-    return {key: value for key, value in _flat(config).items() if isinstance(value, (str, float, int))}
