@@ -104,6 +104,18 @@ def composing_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_collection_in_each_run() -> Iterator[None]:
+    """Leave the garbage of runs to Python: each collects it for the next one's memory. See `live_models.count_live`."""
+    from mezo_cli import system
+    from mezo_cli.training import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (system, loop):
+            patch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_look_at_the_checkout() -> Iterator[None]:
     """Ask git and the installed packages once for what every run.json has: each question starts a process."""
     with pytest.MonkeyPatch.context() as patch:

@@ -1,10 +1,12 @@
 """Count the models that are in memory each time that a run makes one."""
 
+import gc
 import weakref
 from typing import Any
 
 import pytest
 
+from mezo_cli import system
 from mezo_cli.training import loop, restore
 
 
@@ -23,6 +25,8 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.extend(map(weakref.ref, (session.loaded.model, *session.params.tensors.values())))
         return session
 
+    for module in (system, loop):
+        monkeypatch.setattr(module, "gc", gc)  # which is left out of the runs of most tests
     monkeypatch.setattr(loop, "load_session", counted)
     monkeypatch.setattr(restore, "load_session", counted)
     return alive

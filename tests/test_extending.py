@@ -143,7 +143,7 @@ def test_an_objective(plugins: Path, tmp_path: Path) -> None:
     assert replay(run, tmp_path / "replayed")
     assert "label words at a mask after the text" in " ".join(mezo("show", run).out.split())
     assert "label words at a mask after the text" in page(run, tmp_path / "page.html")
-    checked = mezo("doctor", *DEMO, "objective=null_prompt", "--seconds", "1")
+    checked = mezo("doctor", *DEMO, "objective=null_prompt", "--seconds", "0.1")
     assert "terrible" in checked.out  # the label words are judged
     assert mezo("export", run, "--out", tmp_path / "exported").code == 0
     card = (tmp_path / "exported" / "README.md").read_text()

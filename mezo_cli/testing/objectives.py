@@ -212,7 +212,8 @@ class Conformance:
 
     def test_a_replayed_run_is_bitwise_identical(self, settings: list[str], tmp_path: Path) -> None:
         """Three steps of MeZO, replayed from the trajectory, are bitwise identical to the checkpoint."""
-        words = [*settings, "data=demo", f"model.device={self.device}", "data.eval_limit=8", "log_every=1"]
+        words = [*settings, "data=demo", "data.train_size=16", "data.eval_limit=8", "log_every=1"]
+        words += [f"model.device={self.device}"]
         done = finetune(
             "demo",
             self.task,

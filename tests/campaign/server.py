@@ -75,31 +75,52 @@ def serve() -> None:
     os.dup2(nowhere, 1)
     requests = os.fdopen(os.dup(0))
     os.dup2(nowhere, 0)
-    _warm_up()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    gc.collect()
-    gc.freeze()  # or each child would look through all of torch again
-    for line in requests:
-        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
-
-
-def _warm_up() -> None:
-    """Import what commands import late, by running them."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["model=demo", "data=demo", "steps=1", "batch_size=2"]
-        words += ["data.train_size=8", "data.eval_limit=2", f"hydra.run.dir={folder}/r"]
-        run, page = f"{folder}/r", f"{folder}/page.html"
-        reading = (["runs", folder], ["compare", folder], ["show", run], ["report", run, "--out", page])
-        using = (["eval", run], ["predict", run, "--text", "a film"], ["export", run, "--out", f"{folder}/out"])
-        for command in (["train", *words], *reading, *using):
-            result = mezo(*command)
-            assert result.code == 0, result
-    import peft
-    import safetensors.numpy
-    import safetensors.torch
-    import sklearn.linear_model
+        warm = WarmUp(Path(folder))
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        for line in requests:
+            request = json.loads(line)
+            warm.up(request["commands"])
+            print(json.dumps(_answer(request)), file=answers, flush=True)
 
-    assert all((peft, safetensors, sklearn))
+
+class WarmUp:
+    """Import what commands import late, by running each once before its first fork."""
+
+    def __init__(self, folder: Path) -> None:
+        run = f"{folder}/r"
+        self._commands = {
+            "runs": ["runs", str(folder)],
+            "compare": ["compare", str(folder)],
+            "show": ["show", run],
+            "report": ["report", run, "--out", f"{folder}/page.html"],
+            "eval": ["eval", run],
+            "predict": ["predict", run, "--text", "a film"],
+            "export": ["export", run, "--out", f"{folder}/out"],
+        }
+        words = ["model=demo", "data=demo", "steps=1", "batch_size=2"]
+        self._run("train", *words, "data.train_size=8", "data.eval_limit=2", f"hydra.run.dir={run}")
+
+    def up(self, commands: list[list[str]]) -> None:
+        """Prepare for commands."""
+        words = [word for command in commands for word in command]
+        if any(word.startswith("peft=") for word in words):
+            import peft
+
+            assert peft
+        if any("probe" in word for word in words):
+            import sklearn.linear_model
+
+            assert sklearn
+        for command in commands:
+            if command and command[0] in self._commands:
+                self._run(*self._commands.pop(command[0]))
+
+    def _run(self, *command: str) -> None:
+        result = mezo(*command)
+        assert result.code == 0, result
+        gc.collect()
+        gc.freeze()  # or each child would look through all of torch again
 
 
 def _answer(request: dict[str, Any]) -> list[tuple[int, str, str]]:

@@ -5,19 +5,16 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
-from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import restore
 from tests import tiny
-from tests.command_line import error_line, finished_runs, mezo, small
-from tests.interruption import interrupt_at
+from tests.command_line import error_line, finished_runs, mezo
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint=trajectory"]}
 
@@ -78,37 +75,6 @@ def test_damage_is_reported_or_has_no_effect(mode: str, name: str, runs: Path, t
     assert all(str(tmp_path) in line for line in reported)
 
 
-@pytest.mark.slow
-def test_damage_to_an_interrupted_run_is_reported_or_has_no_effect(runs: Path, roberta: Path, tmp_path: Path) -> None:
-    finished = model_at(runs / "cls", "last")
-    run, reported = tmp_path / "run", 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 6)
-        assert mezo("train", *small(roberta, runs / "movies", run, *MODES["cls"])).code == 130
-    for what in damaged(run, seed=3):
-        hurt = tmp_path / "hurt"
-        shutil.rmtree(hurt, ignore_errors=True)
-        shutil.copytree(run, hurt)
-        said = mezo("resume", hurt)
-        if said.code == 2:
-            reported += 1
-            error_line(said)
-        else:
-            assert said.code == 0, (what, said)
-            assert same(model_at(hurt, "last"), finished), what
-            if (
-                "no untrained.json" in said.out + said.err
-            ):  # lost: there is nothing to compare the result with, and a warning
-                continue
-            assert summary(hurt) == summary(runs / "cls"), what
-    assert reported > 5
-
-
-def summary(run: Path) -> dict[str, Any]:
-    made = Run(run).read_summary()
-    return {key: value for key, value in made.items() if key not in ("seconds", "peak_memory_bytes")}
-
-
 def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "trajectory", run)
@@ -131,16 +97,6 @@ def test_truncated_metrics_do_not_either(kept: int, runs: Path, tmp_path: Path) 
     assert kinds == ["dev", "test_before", "train", "dev", "train", "train", "dev", "train", "test"]
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:kept]))
     assert "lacks the evaluation of step" in error_line(mezo("eval", run))
-
-
-def test_a_truncated_trajectory_is_reported(runs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs / "trajectory", run)
-    path = run / "trajectory.bin"
-    path.write_bytes(path.read_bytes()[:-32])
-    for name in ("best", "last"):
-        assert "holds 4 of the run's 6 steps" in error_line(mezo("eval", run, "--checkpoint", name))
-    assert "holds 4 of the run's 6 steps" in error_line(mezo("eval", run, "--checkpoint", "5"))
 
 
 def test_a_damaged_checkpoint_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:

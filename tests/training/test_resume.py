@@ -1,9 +1,7 @@
 """An interrupted run, wherever it was interrupted, ends bitwise identical to one that was not."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.metrics_log import MetricsLog
 from mezo_cli.training import loop, restore
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small, stopped_at
+from tests.command_line import Result, error_line, mezo, small
 from tests.interruption import interrupt_at
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
@@ -42,8 +40,6 @@ MODES["bfloat16"] = ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"]
 MODES["float16"] = ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"]
 MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-3}", "optimizer.weight_decay=0.1"]
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
-for mode in ("full", "trajectory", "adamw"):
-    MODES[f"long {mode}"] = [*MODES[mode], "steps=20", "eval_every=6", "log_every=1"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -170,31 +166,6 @@ def test_a_damaged_last_record_is_named_by_every_reader(cut: Callable[[str, Path
     for words in (["eval", run], ["resume", run, "steps=8"]):
         assert "trajectory.bin is damaged: its last 16 bytes" in error_line(mezo(*words))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.parametrize("lost", ["the last record", "the summary"])
-def test_a_finished_run_that_has_lost_something_is_refused(
-    whole: Callable[[str], Path], tmp_path: Path, lost: str
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole("full"), run)
-    if lost == "the summary":
-        (run / "summary.json").unlink()
-        name = "summary.json"
-    else:
-        os.truncate(run / "trajectory.bin", (run / "trajectory.bin").stat().st_size - 16)
-        name = "trajectory.bin"
-    assert str(run / name) in error_line(mezo("resume", run))
-
-
-def test_damage_in_the_middle_is_refused(cut: Callable[[str, Path], Path], tmp_path: Path) -> None:
-    run = cut("full", tmp_path / "run")
-    data = bytearray((run / "trajectory.bin").read_bytes())
-    data[-33] ^= 1  # the record of step 2
-    (run / "trajectory.bin").write_bytes(data)
-    words = ["eval", run, "--checkpoint", "1"], ["replay", run, "--step", "1", "--out", tmp_path / "out"]
-    for command in (["resume", run], *words):
-        assert "trajectory.bin is damaged: the record of step" in error_line(mezo(*command))
 
 
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
@@ -371,34 +342,6 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert "started from other weights" in error_line(mezo("resume", run))
     shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
     assert mezo("resume", run).code == 0
-
-
-# --- real signals, to a process of its own ---
-
-
-@pytest.mark.slow  # kills of a forked process, in every suite: tests/campaign
-@pytest.mark.parametrize(
-    ("mode", "number"),
-    [("long full", signal.SIGINT), ("long trajectory", signal.SIGTERM), ("long adamw", signal.SIGKILL)],
-)
-def test_a_killed_process_is_resumed(
-    mode: str, number: signal.Signals, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    words = small(roberta, movies, run, *MODES[mode])
-    with stopped_at(run, int(number) % 10, "train", *words, cwd=tmp_path) as process:
-        assert Run(run).status() == "running"
-        assert "is running" in error_line(mezo("resume", run))
-        process.send_signal(number)
-        process.send_signal(signal.SIGCONT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130), err
-    if number != signal.SIGKILL:
-        assert err == "error: interrupted\n"
-        assert Run(run).info()["status"] == "interrupted"
-    assert "interrupted" in mezo("runs", tmp_path).out
-    assert mezo("resume", run).code == 0
-    assert state(run) == state(whole(mode))
 
 
 # --- any step's weights ---
