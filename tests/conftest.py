@@ -94,13 +94,15 @@ def composing_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def composing_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def composing_all() -> Iterator[None]:
     """Let Hydra compose everything each time."""
     from mezo_cli.config import compose
     from tests import compositions
 
-    monkeypatch.setattr(compose, "compose_node", compositions.whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "compose_node", compositions.whole)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from mezo_cli.errors import UserError
 from tests.command_line import environment, error_line, mezo, process
 from tests.report.run_directories import make_run
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+pytestmark = pytest.mark.usefixtures("in_tmp_path", "composing_all")
 
 
 # --- help ---

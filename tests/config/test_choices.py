@@ -9,6 +9,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.sweep_plan import plan_sweep
 from tests.config.refused import error_of
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:

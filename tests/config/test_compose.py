@@ -23,6 +23,8 @@ from mezo_cli.config.validation import build, check, class_defaults
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 
 def test_the_defaults_are_the_papers() -> None:
     made = build_config([])

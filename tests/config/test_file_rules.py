@@ -12,6 +12,8 @@ from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.errors import UserError
 from tests.command_line import error_line, mezo
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 GLOBAL = "# @package _global_\n"
 SHORT = ["model=demo", "data=demo", "steps=0"]
 

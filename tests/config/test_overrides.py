@@ -9,6 +9,8 @@ from mezo_cli.config.keys import REMOVED
 from mezo_cli.config.overrides import quote
 from tests.config.refused import error_of
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 
 @pytest.mark.parametrize(
     ("word", "parts"),

@@ -15,6 +15,8 @@ from mezo_cli.config.schema import Config, ObjectiveConfig
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 
 def split_reward(overrides: list[str]) -> tuple[list[str], str | None]:
     rest, own = own_code.split_own_code(overrides)

@@ -9,6 +9,8 @@ from mezo_cli.config.compose import Job, build_config
 from mezo_cli.config.sweep_plan import plan_sweep
 from tests.config import refused
 
+pytestmark = pytest.mark.usefixtures("composing_all")
+
 error_of = partial(refused.error_of, compose=plan_sweep)
 
 
