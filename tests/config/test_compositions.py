@@ -12,7 +12,7 @@ CASES = [
     [],
     ["model.path=x/y", "data=files", "data.dir=a", "hydra.run.dir=b c", "steps=6", "optimizer.lr=1e-2"],
     ["optimizer=mezo_adam", "optimizer.window=3", "seed=7", "data.seed=3", "optimizer.window=null", "steps=${seed}"],
-    ["task=rte", "++task.rename.sentence1=b", "~task.rename.hypothesis", "+task.rename.c=d", "task.hub={path: x}"],
+    ["task=rte", "++task.rename.sentence1=b", "~task.rename.sentence2", "+task.rename.c=d", "task.hub={path: x}"],
     ["experiment=paper/mezo_lora", "task.label_words=[Yes,No]", "logger=[tensorboard,wandb]", "hydra.sweep.dir=s"],
     ["optimizer=es", "optimizer.anchor={l1: 1e-3}", "task.template='{sentence} costs \\${mask}, {mask}'"],
 ]
