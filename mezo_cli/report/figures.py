@@ -102,7 +102,7 @@ def _dev_field(field: str, title: str, run: RunDetails, name: str) -> Figure:
     values = pd.Series([line[field] for line in known], [line["step"] for line in known])
     axes.plot(values, color=colour("c5"), linewidth=2, **_dots(len(values)))
     step_axis(axes, int(values.index[-1]))
-    ends = (f"{values[at]:.4g} at step {at:,}" for at in (values.index[0], values.index[-1]))
+    ends = (f"{values.iloc[i]:.4g} at step {values.index[i]:,}" for i in (0, -1))
     note = f"{', '.join(ends)}; lowest {values.min():.4g} at step {values.idxmin():,}."
     svg = inline_svg(axes, name, f"{title} over steps. {note}")
     return Figure(title, note, svg, _table(values.index, {field: (values, ".4g")}))
