@@ -153,7 +153,7 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
                     f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial"
                 )
             search = record.tune
-            return tune.tune(overrides, record.config_dir, search["ranges"], search["trials"], search["goal"], quiet)
+            return tune.tune(overrides, record.config_dir, search.ranges, search.trials, search.goal, quiet)
         return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
 
 

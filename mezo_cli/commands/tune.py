@@ -36,7 +36,7 @@ from mezo_cli.errors import RunFailed, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.picked import MARK, picked_start
-from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
+from mezo_cli.runs.sweep_record import Search, SweepJob, SweepRecord
 from mezo_cli.training import verdict as trial_results
 from mezo_cli.training.verdict import DIVERGED, Evaluations
 
@@ -78,14 +78,14 @@ def tune(
         config = compose.build_config([*_settings(overrides), *values], config_dir)
         if not config.steps and config.init == "none":
             raise UserError("steps=0: every trial would be the model before training, which is no result of a trial")
-    search = {"ranges": [str(item) for item in searched], "trials": trials, "goal": goal}
+    search = Search([str(item) for item in searched], trials, goal)
     record = sweep_record.new(overrides, config_dir, [], search)
     if sweep_record.exists(folder):
-        record = _continue(folder, record)
+        record = _continue(folder, record, search)
     record = with_own_code_noted(folder, record, plan)
     with for_workers(plan.own):
         check_new_runs(job.config for job in plan.jobs or ())
-        return _run(folder, dataclasses.replace(record, quiet=quiet), searched)
+        return _run(folder, dataclasses.replace(record, quiet=quiet), search, searched)
 
 
 # --- what is searched for ---
@@ -113,7 +113,7 @@ def _settings(overrides: Sequence[str]) -> list[str]:
     return kept if any("test_at_start=" in text for text in kept) else ["test_at_start=false", *kept]
 
 
-def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
+def _continue(folder: Path, new: SweepRecord, search: Search) -> SweepRecord:
     """Return the stored record of a search, with the number of trials asked for now.
 
     Raises:
@@ -122,11 +122,10 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
     stored = sweep_record.read(folder)
     if stored.tune is None:
         raise UserError(f"{folder} contains a sweep of `mezo train -m`; name another hydra.sweep.dir")
-    assert new.tune is not None
-    same = {**stored.tune, "trials": new.tune["trials"]} == new.tune
+    same = dataclasses.replace(stored.tune, trials=search.trials) == search
     if not same or sorted(stored.overrides) != sorted(new.overrides):
         raise UserError(f"{folder} contains a search with other settings or ranges; name another hydra.sweep.dir")
-    record = dataclasses.replace(stored, tune=new.tune, config_dir=new.config_dir)
+    record = dataclasses.replace(stored, tune=search, config_dir=new.config_dir)
     check_record(folder, record, new.overrides)
     return record
 
@@ -134,16 +133,15 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
 # --- the trials ---
 
 
-def _run(folder: Path, record: SweepRecord, ranges: Sequence[Range]) -> int:
-    assert record.tune is not None
+def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Range]) -> int:
     with training_output(record.quiet) as console:
         record.write(folder)
-        study = _open_study(folder, record.tune["goal"], len(record.jobs or ()))
+        study = _open_study(folder, search.goal, len(record.jobs or ()))
         announce(folder, record.quiet)
         try:
-            while len(record.jobs or ()) < record.tune["trials"] or _open_trial(study) is not None:
+            while len(record.jobs or ()) < search.trials or _open_trial(study) is not None:
                 record, number = _next_trial(folder, record, study, ranges)
-                _run_trial(folder, record, study, number, console)
+                _run_trial(folder, record, search, study, number, console)
         except KeyboardInterrupt:
             log.warning("continue with: mezo resume %s", shlex.quote(relative_path(folder)))
             raise
@@ -210,20 +208,21 @@ def _next_trial(
     return record, number
 
 
-def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number: int, console: Any) -> None:
+def _run_trial(
+    folder: Path, record: SweepRecord, search: Search, study: "optuna.Study", number: int, console: Any
+) -> None:
     """Train a trial, or continue it, and tell the study its result; a trial that fails has none."""
     import optuna
 
-    assert record.jobs is not None
-    assert record.tune is not None
-    log.info("trial %d of %d  %s", number + 1, record.tune["trials"], _format(study.trials[number].params))
-    path, goal = folder / record.jobs[number].directory, record.tune["goal"]
+    log.info("trial %d of %d  %s", number + 1, search.trials, _format(study.trials[number].params))
+    job, goal = (record.jobs or [])[number], search.goal
+    path = folder / job.directory
     if job_status(path) == "running":
         raise UserError(f"{path} is running: another process is at this search")
     trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
     try:
-        config = compose.build_config(record.jobs[number].overrides, record.config_dir)
-        _train(path, config, record, trial, console)
+        config = compose.build_config(job.overrides, record.config_dir)
+        _train(path, config, record, goal, trial, console)
         _report(trial, trial_results.trained_evaluations(Run(path), config.steps), config, goal)
         state, value, text = _result(Run(path), config, goal)
     except Exception as error:
@@ -237,14 +236,13 @@ def _run_trial(folder: Path, record: SweepRecord, study: "optuna.Study", number:
     log.info("")
 
 
-def _train(path: Path, config: Config, record: SweepRecord, trial: "optuna.Trial", console: Any) -> None:
+def _train(path: Path, config: Config, record: SweepRecord, goal: str, trial: "optuna.Trial", console: Any) -> None:
     """Train in the directory of a trial, unless that has ended already.
 
     Raises:
         UserError, RunFailed: when it cannot be trained, or fails for another reason than a loss that is not finite.
     """
-    assert record.tune is not None
-    goal, run = record.tune["goal"], open_or_create(path, config, record)
+    run = open_or_create(path, config, record)
     if run is None:
         return
     try:

@@ -53,7 +53,7 @@ def read_searches(entries: Iterable[Entry], warn: Callable[[str], None]) -> list
             record = sweep_record.read(folder) if sweep_record.exists(folder) else None
             if record is not None and record.tune is not None:
                 jobs = [(job.number, members[job.directory]) for job in record.jobs or () if job.directory in members]
-                searches.append(_search(relative_path(folder), record.tune["ranges"], record.tune["goal"], jobs))
+                searches.append(_search(relative_path(folder), record.tune.ranges, record.tune.goal, jobs))
         except UserError as error:
             warn(f"the search in {relative_path(folder)} is left out: {one_line(error)}")
     return searches
