@@ -5,12 +5,14 @@
     python scripts/measure/measure_engine_generation.py --model FOLDER [--members 1 4 16] [--tensor-parallel 2]
 
 Each member is a LoRA at theta + eps z (or with --peft none all parameters), and completes the same prompts greedily.
-The two ways take turns; medians are printed, and the shares of equal texts. The engine's scores are compared with the
-model's own when it starts (the line `engine its scores`).
+The two ways take turns; medians are printed, by the clock and by the time of the CPUs (which other work on the machine
+changes less), and the shares of equal texts. The engine's scores are compared with the model's own when it starts (the
+line `engine its scores`).
 """
 
 import argparse
 import logging
+import os
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from mezo_cli import data
 from mezo_cli.config.compose import build_config
 from mezo_cli.engine.answers import EngineAnswers
 from mezo_cli.engine.engine import Engine
+from mezo_cli.engine.process import EngineProcess
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
@@ -43,6 +46,19 @@ def settings(given: argparse.Namespace) -> list[str]:
         f"engine.tensor_parallel={given.tensor_parallel}",
     ]
     return [*words, "engine.memory=400000000"]
+
+
+def cpu_seconds(session: int) -> float:
+    """Return the CPU time of the processes of a session, an engine's: user and system."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == session:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @torch.no_grad()
@@ -82,29 +98,32 @@ def main() -> None:
     try:
         EngineAnswers.attach(session.objective, engine, rows[:2])
         by_engine = completer.engine
+        assert isinstance(engine._process, EngineProcess)
+        session_number = engine._process.pid
         for count in given.members:
             seconds: dict[str, list[float]] = {"model": [], "engine": []}
+            of_cpus: dict[str, list[float]] = {"model": [], "engine": []}
             equal, total = 0, 0
             for step in range(given.repeats + 1):
                 texts = {}
                 for way in seconds:
                     completer.engine = by_engine if way == "engine" else None
-                    began = time.perf_counter()
+                    began, cpu_began = time.perf_counter(), time.process_time() + cpu_seconds(session_number)
                     texts[way] = member_texts(count, step)
                     if step:  # the first is not timed
                         seconds[way].append(time.perf_counter() - began)
+                        of_cpus[way].append(time.process_time() + cpu_seconds(session_number) - cpu_began)
                 pairs = [
                     (a.ids, b.ids) for x, y in zip(*texts.values(), strict=True) for a, b in zip(x, y, strict=True)
                 ]
                 equal, total = equal + sum(a == b for a, b in pairs), total + len(pairs)
             tokens = sum(len(one.ids) for of_member in texts["model"] for one in of_member)
-            rates = {way: tokens / statistics.median(of_way) for way, of_way in seconds.items()}
-            print(
-                f"{count:3} members, {given.peft}, TP {given.tensor_parallel}: model {rates['model']:8.1f} tokens/s, "
-                f"engine {rates['engine']:8.1f} tokens/s, ratio {rates['engine'] / rates['model']:.2f}; "
-                f"{equal} of {total} texts are equal",
-                flush=True,
-            )
+            print(f"{count:3} members, {given.peft}, TP {given.tensor_parallel}: {equal} of {total} texts are equal")
+            for unit, times in (("second", seconds), ("CPU second", of_cpus)):
+                rates = {way: tokens / statistics.median(of_way) for way, of_way in times.items()}
+                ratio = f"ratio {rates['engine'] / rates['model']:.2f}"
+                shown = f"model {rates['model']:8.1f}, engine {rates['engine']:8.1f}, {ratio}"
+                print(f"    tokens per {unit:10}  {shown}", flush=True)
     finally:
         engine.close()
 
