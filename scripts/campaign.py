@@ -31,7 +31,7 @@ EXAMPLES = 60  # of each kind that failed are printed in full
 
 
 def make_jobs(lab: Lab, seed: int, counts: dict[str, int]) -> list[Job]:
-    """Return the jobs of every kind in `counts`; 0 mistakes means all of them."""
+    """Return the jobs of every kind in `counts`: of mistakes so many of each group, 0 for all of them."""
     makers = {module.KIND: module for module in (kills, power_cut, full_disk, signals, flips, links, mistakes)}
     jobs: list[Job] = []
     for kind, count in counts.items():

@@ -407,16 +407,12 @@ GROUPS = {
 }
 
 
-def all_mistakes() -> list[tuple[str, Mistake]]:
-    """Return every mistake with a name: its group and number."""
-    return [(f"{group} {number}", one) for group, many in GROUPS.items() for number, one in enumerate(many, 1)]
-
-
-def jobs(lab: Lab, seed: int, count: int | None = None) -> list[Job]:
-    """Return `count` mistakes drawn from all of them, or all."""
-    chosen = all_mistakes()
-    if count is not None:
-        chosen = random.Random(f"{KIND} {seed}").sample(chosen, count)
+def jobs(lab: Lab, seed: int, each: int | None = None) -> list[Job]:
+    """Return mistakes: all, or so many of each group, drawn."""
+    rng, chosen = random.Random(f"{KIND} {seed}"), []
+    for group, many in GROUPS.items():
+        numbered = [(f"{group} {number}", one) for number, one in enumerate(many, 1)]
+        chosen += numbered if each is None else rng.sample(numbered, min(each, len(numbered)))
     return [_job(lab, name, one) for name, one in chosen]
 
 

@@ -52,8 +52,8 @@ def test_a_power_cut_loses_nothing_that_was_promised(lab: Lab, server: ForkServe
     check(power_cut.jobs(lab, SEED, 6), server, tmp_path)
 
 
-def test_a_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
-    check(mistakes.jobs(lab, SEED, 8), server, tmp_path)
+def test_a_mistake_of_each_kind_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServer, tmp_path: Path) -> None:
+    check(mistakes.jobs(lab, SEED, each=1), server, tmp_path)
 
 
 @pytest.mark.slow
