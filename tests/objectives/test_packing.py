@@ -89,8 +89,11 @@ def test_a_classification_head_of_another_family_takes_padded_batches(tmp_path: 
 
 def test_a_head_that_reads_another_token_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_out = packed_encoder.PackedEncoder.lay_out
-    monkeypatch.setattr(
-        packed_encoder.PackedEncoder, "lay_out", lambda self, rows, read: lay_out(self, rows, [at + 1 for at in read])
-    )
+
+    def of_the_next_token(self: packed_encoder.PackedEncoder, rows: Any) -> Any:
+        arrays = lay_out(self, rows)
+        return {**arrays, "scored_positions": arrays["scored_positions"] + 1}
+
+    monkeypatch.setattr(packed_encoder.PackedEncoder, "lay_out", of_the_next_token)
     with pytest.raises(UserError, match="RobertaForSequenceClassification is a model family that is not supported"):
         ready(roberta, "objective=cls")
