@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import sys
 import time
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
     words = ["train", *small(roberta, movies, run, "steps=100000", "optimizer.lr=1e-6")]
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup a child would ignore it
         os.chdir(tmp_path)
         os.execve(sys.executable, [sys.executable, "-m", "mezo_cli", *words], environment(TERM="xterm"))
     wait_for_step(run)
