@@ -134,7 +134,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     replaced = {
         "mezo_cli.models.load": load,
         "mezo_cli.adapters.adapter.fingerprint": lambda *_, **__: "",
-        "mezo_cli.objectives.plain_check._agree": lambda *_: True,
+        "mezo_cli.objectives.plain_check.PlainCheck.compare": lambda *_: None,
         "torch.Tensor.numpy": lambda x: np.array(made_up(x.shape)),  # a linear probe reads its features so
     }
     with replace(replaced), fake_device():
