@@ -5,7 +5,6 @@ are about composing (`composing_all`), let Hydra compose everything; tests/confi
 """
 
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir")
 
 def composing_once() -> Callable[..., Any]:
     """Return what can stand in the place of `compose.compose_node`."""
-    made: dict[Any, bytes] = {}
+    made: dict[Any, Any] = {}
 
     def compose_node(overrides: Sequence[str], config_dir: str | None) -> Any:
         if config_dir is not None or any("hydra:" in text or "hydra.job" in text for text in overrides):
@@ -34,13 +33,14 @@ def composing_once() -> Callable[..., Any]:
         files = [override.text for override in parsed if override not in plain]
         key = (*files, *config_dirs(), repr(defaults()))
         if key not in made:
-            made[key] = pickle.dumps(whole(files, None))
-        node = pickle.loads(made[key])
+            made[key] = whole(files, None)
+        node = compose.with_values(made[key], [override for override in plain if override.name not in DIRECTORIES])
         with read_write(node), open_dict(node.hydra):
             node.hydra.runtime.cwd = os.getcwd()
             node.hydra.overrides.task = [override.text for override in own]
             for override in plain:
-                OmegaConf.update(node, override.name, override.value)
+                if override.name in DIRECTORIES:
+                    OmegaConf.update(node, override.name, override.value)
         return node
 
     return compose_node
