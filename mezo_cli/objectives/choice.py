@@ -5,7 +5,7 @@ vocabulary, or their sum (`objective.normalize`). The losses: cross-entropy over
 `lm`, cross-entropy of the right candidate's tokens, averaged over those of all rows (COPA and ReCoRD in the paper); and
 accuracy. A row may have several right candidates: any counts as right, the first is trained.
 
-A prompt is computed once for all of its candidates (packed_choices.py).
+A prompt is computed once for all of its candidates (packed_decoder.py).
 """
 
 import math
@@ -19,15 +19,12 @@ from torch import Tensor
 
 from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.objectives import packed_choices
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.comparison import Score, sample_mean, sample_ratio
 from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.objectives.families import find_decoder_family
-from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.losses import cross_entropy, in_float64
-from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.objectives.packed_decoder import PackedDecoder, Place
 from mezo_cli.objectives.prediction import ChosenCandidate
 from mezo_cli.objectives.settings import ChoiceConfig
 from mezo_cli.objectives.vocabulary import VocabularyHead
@@ -57,18 +54,15 @@ class Choice(Objective):
         self.loss_from_counts = self._own.loss == "lm"
         self._head = VocabularyHead(model, forward, self._score_tokens, "choice")
         self.engine: Callable[[Batch], Tensor] | None = None
-        self._batch: Batch | None = None
-        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        self.supports_paired_forward = find_decoder_family(model) is not None
-        if self.supports_paired_forward:
-            self.frozen = FrozenLayers(model, forward, lambda row: row.tokens, reads=False)
-            use_packed_attention(model)
+        self._decoder = PackedDecoder(model, forward, lambda row: row.tokens, reads=False)
+        self.supports_paired_forward, self.frozen = self._decoder.is_packed, self._decoder.frozen
 
     # --- batches ---
 
     def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
         """Lay out prompts and candidates for one forward."""
-        return (packed_choices.pack if self.supports_paired_forward else packed_choices.pad)(rows)
+        arrays, place = self._decoder.lay_out([(row.input_ids, row.candidates) for row in rows])
+        return arrays | _scored(rows, place)
 
     def fits_paired_forward(self, batch: Batch) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
@@ -89,12 +83,7 @@ class Choice(Objective):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n]."""
-        if self.engine is not None:
-            return self.engine(batch)
-        if self.frozen is not None:
-            return packed_logits(self.model, self.forward, self.frozen, batch, self._inputs_of)
-        log_probs: Tensor = self.model(**self._inputs_of(batch)).logits
-        return log_probs
+        return self._decoder.logits(batch) if self.engine is None else self.engine(batch)
 
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
@@ -103,24 +92,10 @@ class Choice(Objective):
         scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
 
-    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a batch, whose tokens the head then scores."""
-        if batch is not self._batch:  # a step may ask twice for the same batch
-            layout = batch.layout
-            if self.supports_paired_forward:
-                self._inputs = packed_choices.packed_inputs(layout)
-            else:
-                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
-            self._batch = batch
-        return {**self._inputs, "use_cache": False}
-
     def _score_tokens(self, states: Tensor) -> Tensor:
         """Replace the head's forward: hidden states of all tokens -> `log_probs`."""
-        assert self._batch is not None
-        layout = self._batch.layout
-        states = states if self.supports_paired_forward else states.flatten(0, 1).unsqueeze(0)
-        hidden = states[:, layout["read"]].float()
-        read_of = layout["read_of"]
+        layout = self._decoder.layout
+        hidden, read_of = self._decoder.states_at(states, layout["read"]), layout["read_of"]
         logits = self._head.token_logits(hidden, read_of, layout["token_of"], layout["head_rows"])
         normalizer = self._head.log_normalizer(hidden.unsqueeze(1)).squeeze(1)
         # In float64 the normalizer cancels where candidates are single tokens.
@@ -220,6 +195,40 @@ class Choice(Objective):
             right={"accuracy": right == 1.0},
             text=f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}",
         )
+
+
+def _scored(rows: Sequence[ChoiceRow], place: Place) -> Arrays:
+    """Return which tokens are scored, from which positions, and what they belong to.
+
+    Returns:
+        read: the positions that the head reads, [read]; head_rows: the tokens that are scored, each once; read_of and
+        token_of: for each token that is scored its position in `read` and its number in `head_rows`, [scored]; slots:
+        the scored tokens of each candidate, [rows, most candidates, most tokens], the first `counts` of which are
+        valid, [rows, most candidates]; and right: whether a candidate is right, bool [rows, most candidates].
+    """
+    width = max(len(row.candidates) for row in rows)
+    counts = np.array([[*row.scored, *[0] * (width - len(row.scored))] for row in rows])
+    slots = np.zeros((*counts.shape, counts.max()), dtype=np.int64)
+    right = np.zeros(counts.shape, dtype=bool)
+    positions: list[int] = []
+    tokens: list[int] = []
+    for i, row in enumerate(rows):
+        right[i, list(row.right)] = True
+        for j, (ids, count) in enumerate(zip(row.candidates, row.scored, strict=True)):
+            slots[i, j, :count] = range(len(tokens), len(tokens) + count)
+            positions += [place(i, j, token - 1) for token in range(len(ids) - count, len(ids))]
+            tokens += ids[len(ids) - count :]
+    read, read_of = np.unique(positions, return_inverse=True)
+    head_rows, token_of = np.unique(tokens, return_inverse=True)
+    return {
+        "read": read,
+        "read_of": read_of,
+        "head_rows": head_rows,
+        "token_of": token_of,
+        "slots": slots,
+        "counts": counts,
+        "right": right,
+    }
 
 
 def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:

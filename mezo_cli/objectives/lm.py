@@ -6,25 +6,23 @@ cross-entropy over the labels' scores.
 The normalizer at the end of the prompt is the same for all labels. It cancels in every softmax over them, so it is left
 out: where each word is a single token, only the last position goes through the head, and only the words' rows of the
 head are computed. The further tokens of a word are normalized over the whole vocabulary, each after the tokens of the
-word before it, a word start. A word start that words share is computed once (packed_decoder.py).
+word before it, a word start. Word starts follow the prompt (packed_decoder.py); one that a longer one begins with is
+read there.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.families import find_decoder_family
-from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
-from mezo_cli.objectives.packing import packed_logits, use_packed_attention
+from mezo_cli.objectives.packed_decoder import PackedDecoder
 from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import LmEncoder
@@ -45,11 +43,9 @@ class CausalLabelScorer(Classification):
         self._head = VocabularyHead(model, forward, self._score_words, "lm")
         self._head.head.register_forward_pre_hook(self._select_positions)
         words = [tuple(word) for word in label_ids]
-        word_starts = sorted({word[:n] for word in words for n in range(1, len(word))}, key=lambda p: (len(p), p))
+        starts = sorted({word[:n] for word in words for n in range(len(word))}, key=lambda p: (len(p), p))
         tokens = sorted({token for word in words for token in word})
-        starts = [(), *word_starts]
         device = self._head.head.weight.device
-        self._word_starts = word_starts
         self._head_rows = torch.tensor(tokens).to(device)
         # Per word and token: the number of the word start before it (0: the prompt alone), and its head row's index.
         self._word_tokens = [
@@ -59,16 +55,14 @@ class CausalLabelScorer(Classification):
             )
             for word in words
         ]
+        # A word start is read in the first of the longest ones that begins with it, at its last token.
+        self._longest = [p for p in starts if not any(len(q) > len(p) and q[: len(p)] == p for q in starts)]
+        number_of = {p: next(i for i, q in enumerate(self._longest) if q[: len(p)] == p) for p in starts}
+        self._ends = [(number_of[p], len(p) - 1) for p in starts]
         self._whole_vocabulary = False  # score every word after the prompt instead of the label words
-        self._batch: Batch | None = None
-        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        self._positions = self._head_rows  # that the head reads, in its layout
-        family = find_decoder_family(model)
-        self.supports_paired_forward = family is not None
-        if family is not None:
-            self.frozen = FrozenLayers(model, forward, lambda row: len(row.input_ids) + len(word_starts))
-            use_packed_attention(model)
-            LastDecoderLayer(self.frozen.last_layer, family)
+        extra = sum(map(len, self._longest))
+        self._decoder = PackedDecoder(model, forward, lambda row: len(row.input_ids) + extra, reads=True)
+        self.supports_paired_forward, self.frozen = self._decoder.is_packed, self._decoder.frozen
 
     @staticmethod
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Sequence[int]]) -> Tensor:
@@ -85,28 +79,13 @@ class CausalLabelScorer(Classification):
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""
-        make = packed_decoder.pack if self.supports_paired_forward else packed_decoder.pad
-        return make([row.input_ids for row in rows], self._word_starts)
+        arrays, place = self._decoder.lay_out([(row.input_ids, self._longest) for row in rows])
+        ends = [[place(row, number, token) for row in range(len(rows))] for number, token in self._ends]
+        return {**arrays, "scored_positions": np.array(ends)}
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        if self.frozen is not None:
-            scores = packed_logits(self.model, self.forward, self.frozen, batch, self._inputs_of)
-        else:
-            scores = self.model(**self._inputs_of(batch)).logits
-        return scores.float().squeeze(0)
-
-    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a batch, whose read positions the forward then selects."""
-        if batch is not self._batch:  # a step may ask twice for the same batch
-            layout, longest = batch.layout, max(len(row.input_ids) for row in batch.rows)
-            if self.supports_paired_forward:
-                self._inputs = packed_decoder.packed_inputs(layout, longest)
-            else:
-                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
-            self._batch = batch
-            self._positions = batch.layout["scored_positions"]
-        return {**self._inputs, "use_cache": False}
+        return self._decoder.logits(batch).float().squeeze(0)
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""
@@ -132,15 +111,14 @@ class CausalLabelScorer(Classification):
 
         A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
         """
-        states = args[0] if self.supports_paired_forward else args[0].flatten(0, 1).unsqueeze(0)
-        return (states[:, self._positions].float(),)
+        return (self._decoder.states_at(args[0], self._decoder.layout["scored_positions"]),)
 
     def _score_words(self, hidden: Tensor) -> Tensor:
         """Replace the head's forward: [signs, 1 + word starts, rows, width] -> [signs, rows, labels], float32."""
         if self._whole_vocabulary:
             return self._head.logits(hidden[:, 0], torch.arange(self._head.words, device=hidden.device))
         logits = self._head.logits(hidden, self._head_rows)
-        if self._word_starts:
+        if len(self._ends) > 1:
             log_probs = logits[:, 1:] - self._head.log_normalizer(hidden[:, 1:]).unsqueeze(-1)
             logits = torch.cat([logits[:, :1], log_probs], dim=1)
         return torch.stack([logits[:, word_starts, :, rows].sum(0) for word_starts, rows in self._word_tokens], dim=-1)

@@ -1,108 +1,170 @@
-"""Lay out prompts and label words for one forward of a decoder.
+"""Run a decoder on prompts and what may follow them, in one forward.
 
-Every token attends to the earlier tokens of its own row. A label word of several tokens is scored after each of its
-starts: after `(a,)` for the second token, after `(a, b)` for the third. Words that share a start share its computation:
-a row is its prompt followed by the last token of each start, which attends to the prompt and to the tokens of its own
-start.
+A row is its prompt, followed by its continuations one after the other. A token of a continuation attends to the prompt
+and to the earlier tokens of its own continuation, and its position continues the prompt's:
 
-    prompt  p p p p          word starts (a), (a b), (c):  after the prompt the tokens a b c, at positions 4 5 4
-    keys that b attends to   p p p p a b
+    prompt  p p p p          continuations (a b), (c d e):  after the prompt a b c d e, at positions 4 5 4 5 6
+    keys that d attends to   p p p p c d
 
-`pack` lays all rows end to end, without padding (packing.py). It needs a model whose attention goes through
-transformers' registry and takes our position ids, and that has no sliding window (families.py). `pad` is for every
-other model: one right-padded row per prompt and longest start. Both are exact, and compute everything in one forward:
-no keys and values are kept for the next one, whose weights are others.
+So a prompt is computed once for all of its continuations. Rows are laid end to end, without padding (packing.py), for a
+model whose attention goes through transformers' registry and takes our position ids, and that has no sliding window
+(families.py). For every other model there is one right-padded row per prompt and continuation. Both are exact: no keys
+and values are kept for the next forward, whose weights are others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.objectives.collate import Arrays
-from mezo_cli.objectives.packing import PackedLayout, pack_rows
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.families import find_decoder_family
+from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
+from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
+from mezo_cli.perturb.forward import PerturbedForward
 
-Prompts = Sequence[Sequence[int]]
-WordStarts = Sequence[tuple[int, ...]]  # of label words, without the empty one; shorter ones first
+PROMPT = -1  # in place of the number of a continuation
+
+Row = tuple[Sequence[int], Sequence[Sequence[int]]]  # a prompt, and its continuations: one at least, perhaps empty
+# Where a token is among the hidden states, laid end to end, of (row, continuation, token); token -1: the prompt's last.
+Place = Callable[[int, int, int], int]
 
 
-def pack(prompts: Prompts, word_starts: WordStarts) -> Arrays:
-    """Lay prompts end to end: first all prompts, then the word starts of each row.
+class PackedDecoder:
+    """A decoder with prompts and continuations. Where its family is supported, its attention is replaced for good.
+
+    Args:
+        model: the decoder.
+        forward: runs it with perturbed weights.
+        tokens_of: returns the number of tokens that a batch has for a row.
+        reads: whether the head reads as many positions of every row, `scored_positions` in the layout, [positions,
+            rows]; then the last layer computes these alone.
+
+    Attributes:
+        is_packed: whether its batches are packed, and one forward can compute both signs.
+        frozen: its lowest layers, if it is packed.
+    """
+
+    def __init__(self, model: Any, forward: PerturbedForward, tokens_of: Callable[[Any], int], reads: bool) -> None:
+        self._model, self._forward = model, forward
+        self._batch: Batch | None = None
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
+        family = find_decoder_family(model)
+        self.is_packed = family is not None
+        self.frozen: FrozenLayers | None = None
+        if family is not None:
+            self.frozen = FrozenLayers(model, forward, tokens_of, reads)
+            use_packed_attention(model)
+            if reads:
+                LastDecoderLayer(self.frozen.last_layer, family)
+
+    @property
+    def layout(self) -> dict[str, Tensor]:
+        """The layout of the batch that is running."""
+        assert self._batch is not None
+        return self._batch.layout
+
+    def lay_out(self, rows: Sequence[Row]) -> tuple[Arrays, Place]:
+        """Lay rows out for one forward: the arrays that `logits` reads in `batch.layout`."""
+        return (pack if self.is_packed else pad)(rows)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return what the head does; under both signs of a perturbation, in one paired forward if the batch is packed.
+
+        The batch has the arrays of `lay_out`.
+        """
+        if self.frozen is not None:
+            return packed_logits(self._model, self._forward, self.frozen, batch, self._inputs_of)
+        logits: Tensor = self._model(**self._inputs_of(batch)).logits
+        return logits
+
+    def states_at(self, states: Tensor, places: Tensor) -> Tensor:
+        """Return the hidden states that the head gets at some places, float32: [signs, *places, width]."""
+        states = states if self.is_packed else states.flatten(0, 1).unsqueeze(0)
+        return states[:, places].float()
+
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        if batch is not self._batch:  # a step may ask twice for the same batch
+            self._batch = batch
+            if self.is_packed:
+                self._inputs = packed_inputs(self.layout, self.layout["input_ids"].numel() > batch.tokens)
+            else:
+                self._inputs = {name: self.layout[name] for name in ("input_ids", "attention_mask")}
+        return {**self._inputs, "use_cache": False}
+
+
+def pack(rows: Sequence[Row]) -> tuple[Arrays, Place]:
+    """Lay rows end to end.
 
     Returns:
-        The arrays that `packed_inputs` reads: input_ids and position_ids; rows and positions, the place of each token
-        in the padded batch, [tokens]; lengths of the prompts, [rows]; starts_with, bool [word starts, word starts]:
-        whether one starts with the other; and scored_positions, the index in the packed row of the last token of each
-        prompt, and then of each word start, [1 + word starts, rows].
+        The arrays that `packed_inputs` reads: input_ids and position_ids, [tokens]; rows and positions, the place of
+        each token in the padded batch, [tokens]; and branch, the number of each token's continuation, or PROMPT, [rows,
+        length].
     """
-    packed, count, extra = pack_rows(prompts), len(prompts), len(word_starts)
-    lengths, row, number = packed["lengths"], np.arange(count), np.arange(extra)
-    last = np.array([start[-1] for start in word_starts], dtype=np.int64)
-    depth = np.array([len(start) for start in word_starts], dtype=np.int64)
-    starts_with = [[a[: len(b)] == b for b in word_starts] for a in word_starts]
-    start_ends = lengths.sum() + row * extra + number[:, None]
-    return {
-        "input_ids": np.concatenate([*prompts, np.tile(last, count)]),
-        "position_ids": np.concatenate([packed["positions"], (lengths[:, None] + depth - 1).ravel()]),
-        "rows": np.concatenate([packed["rows"], row.repeat(extra)]),
-        "positions": np.concatenate([packed["positions"], (lengths[:, None] + number).ravel()]),
-        "lengths": lengths,
-        "starts_with": np.array(starts_with, dtype=bool).reshape(extra, extra),
-        "scored_positions": np.concatenate([(packed["starts"] + lengths - 1)[None], start_ends]),
-    }
+    texts = [[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows]
+    packed = pack_rows(texts)
+    branch = np.full((len(rows), packed["lengths"].max()), PROMPT)
+    position_ids, firsts = packed["positions"].copy(), []
+    for row, (prompt, continuations) in enumerate(rows):
+        start = int(packed["starts"][row])
+        firsts.append([start + at for at in accumulate(map(len, continuations), initial=len(prompt))])
+        for number, (first, ids) in enumerate(zip(firsts[row][:-1], continuations, strict=True)):
+            branch[row, first - start : first - start + len(ids)] = number
+            position_ids[first : first + len(ids)] = range(len(prompt), len(prompt) + len(ids))
+
+    def place(row: int, number: int, token: int) -> int:
+        return firsts[row][0] - 1 if token < 0 else firsts[row][number] + token
+
+    arrays = {"input_ids": np.concatenate(texts), "position_ids": position_ids, "branch": branch}
+    return arrays | {name: packed[name] for name in ("rows", "positions")}, place
 
 
-def packed_inputs(layout: dict[str, Tensor], longest: int) -> dict[str, Any]:
-    """Return the model's keyword arguments for what `pack` laid out; `longest`: the length of the longest prompt."""
-    starts_with = layout["starts_with"]
-    mask = _attention_mask(layout["lengths"], longest + len(starts_with), starts_with)
-    read = layout["scored_positions"]  # [positions, rows]
-    read_mask = mask[torch.arange(len(mask), device=mask.device), 0, layout["positions"][read]]
+def packed_inputs(layout: dict[str, Tensor], has_continuations: bool) -> dict[str, Any]:
+    """Return the model's keyword arguments for what `pack` laid out."""
+    mask, read, read_mask = _attention_mask(layout["branch"], has_continuations), layout.get("scored_positions"), None
+    if read is not None:
+        read_mask = mask[torch.arange(len(mask), device=mask.device), 0, layout["positions"][read]]
+        read, read_mask = read.flatten(), read_mask.transpose(0, 1).unsqueeze(1)
     shape = (len(mask), mask.shape[-1])
     return {
         "input_ids": layout["input_ids"].unsqueeze(0),
         "position_ids": layout["position_ids"].unsqueeze(0),
         "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
-        "packed_layout": PackedLayout(
-            layout["rows"], layout["positions"], mask, shape, read.flatten(), read_mask.transpose(0, 1).unsqueeze(1)
-        ),
+        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, shape, read, read_mask),
     }
 
 
-def _attention_mask(lengths: Tensor, length: int, starts_with: Tensor) -> Tensor:
-    """Return which keys each query attends to, given the prompts' lengths: bool [rows, 1, length, length]."""
-    position = torch.arange(length, device=lengths.device)
-    visible = (position <= position.unsqueeze(1)).expand(len(lengths), length, length)
-    if len(starts_with):
-        number = position - lengths.unsqueeze(1)  # of the word start; negative in the prompt, too large in the padding
-        is_word_start = (number >= 0) & (number < len(starts_with))
-        number = number.clamp(0, len(starts_with) - 1)
-        same = starts_with[number.unsqueeze(2), number.unsqueeze(1)] & is_word_start.unsqueeze(2)
-        visible = visible & (same | ~is_word_start.unsqueeze(1))
+def _attention_mask(branch: Tensor, has_continuations: bool) -> Tensor:
+    """Return which keys each query attends to: bool [rows, 1, length, length]. The padding is at the end."""
+    rows, length = branch.shape
+    position = torch.arange(length, device=branch.device)
+    visible = (position <= position.unsqueeze(1)).expand(rows, length, length)
+    if has_continuations:
+        same = (branch.unsqueeze(1) == branch.unsqueeze(2)).logical_or_(branch.unsqueeze(1) == PROMPT)
+        visible = same.logical_and_(visible)
     return visible.unsqueeze(1)
 
 
-def pad(prompts: Prompts, word_starts: WordStarts) -> Arrays:
-    """Lay a batch out in right-padded rows, one per prompt and longest word start.
+def pad(rows: Sequence[Row]) -> tuple[Arrays, Place]:
+    """Lay a batch out in right-padded rows, one per prompt and continuation.
 
     No token attends to the padding after it, and positions count from the left as in every model.
 
     Returns:
-        input_ids and attention_mask, [rows, length]; and scored_positions, as `pack`'s, in the rows laid end to end.
+        input_ids and attention_mask, [continuations of all rows, length].
     """
-    longest = [p for p in word_starts if not any(len(q) > len(p) and q[: len(p)] == p for q in word_starts)] or [()]
-    rows = [[*prompt, *start] for prompt in prompts for start in longest]
-    length = max(map(len, rows))
-    starts: list[tuple[int, ...]] = [(), *word_starts]
-    row_of = [next(i for i, other in enumerate(longest) if other[: len(p)] == p) for p in starts]
-    ends = [
-        [(r * len(longest) + offset) * length + len(prompt) - 1 + len(p) for r, prompt in enumerate(prompts)]
-        for p, offset in zip(starts, row_of, strict=True)
-    ]
-    return {
-        "input_ids": np.array([row + [0] * (length - len(row)) for row in rows]),
-        "attention_mask": np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows]),
-        "scored_positions": np.array(ends),
+    texts = [[*prompt, *ids] for prompt, continuations in rows for ids in continuations]
+    length, firsts = max(map(len, texts)), list(accumulate((len(own) for _, own in rows), initial=0))
+
+    def place(row: int, number: int, token: int) -> int:
+        return (firsts[row] + number) * length + len(rows[row][0]) + token
+
+    arrays = {
+        "input_ids": np.array([text + [0] * (length - len(text)) for text in texts]),
+        "attention_mask": np.array([[1] * len(text) + [0] * (length - len(text)) for text in texts]),
     }
+    return arrays, place

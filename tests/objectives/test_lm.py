@@ -141,14 +141,23 @@ def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) 
     assert batch.inputs()["attention_mask"].sum() < batch.inputs()["attention_mask"].numel()
 
 
-def test_shared_prefixes_are_computed_once() -> None:
-    layout = packed_decoder.pack([[5, 6, 7], [8, 9]], [(3,), (4,), (3, 2)])
-    inputs = packed_decoder.packed_inputs(to_device(layout, torch.device("cpu")), longest=3)
-    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4, 2, 3, 4, 2]]
-    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 3, 3, 4, 2, 2, 3]]
-    assert layout["scored_positions"].tolist() == [[2, 4], [5, 8], [6, 9], [7, 10]]
+def test_continuations_follow_their_prompt_and_do_not_see_each_other() -> None:
+    layout, place = packed_decoder.pack([([5, 6, 7], [(4,), (3, 2)]), ([8, 9], [(4,), (3, 2)])])
+    inputs = packed_decoder.packed_inputs(to_device(layout, torch.device("cpu")), has_continuations=True)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 4, 3, 2, 8, 9, 4, 3, 2]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 3, 4, 0, 1, 2, 2, 3]]
+    assert [place(row, *token) for token in ((0, -1), (0, 0), (1, 0), (1, 1)) for row in (0, 1)] == [
+        2,
+        7,
+        3,
+        8,
+        4,
+        9,
+        5,
+        10,
+    ]
     first = inputs["packed_layout"].mask[0, 0].int().tolist()
-    assert first[3:] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 1]]
+    assert first[3:] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
 
 
 def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
@@ -178,7 +187,7 @@ def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path)
 
 def test_a_family_with_wrong_scores_is_refused(gpt2: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(
-        packed_decoder, "_attention_mask", lambda n, length, p: torch.ones(len(n), 1, length, length).bool()
+        packed_decoder, "_attention_mask", lambda b, _: torch.ones(len(b), 1, b.shape[1], b.shape[1]).bool()
     )
     with pytest.raises(UserError, match="GPT2LMHeadModel is a model family that is not supported: its scores"):
         ready(gpt2)
