@@ -12,7 +12,7 @@ from rich.console import Console
 from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, is_trajectory_folder, open_run
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.own_code import REWARD, REWARD_NOT_STORED, has_own_reward, split_own_code, with_own_code
+from mezo_cli.config.own_code import FIELDS, REWARD, check_given_again, own_code_used, split_own_code, with_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.console import (
     TextTable,
@@ -124,8 +124,8 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
 
         opened = replace(opened, config=with_own_data(opened.config, overrides))
     config, info = with_own_code(opened.config, own), opened.run.info()
-    if info.get("own_reward") and not has_own_reward(config):
-        raise UserError(f"{opened.name} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
+    before = {FIELDS[REWARD]: info.get(FIELDS[REWARD])}  # an evaluation starts no engine
+    check_given_again(f"{opened.name} was trained", before, own_code_used(config))
     change = config.objective.describe_change(config, info)
     if change:
         log.warning("warning: %s", change)

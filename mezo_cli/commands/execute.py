@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mezo_cli.config.own_code import has_own_python, has_own_reward
+from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.registry import readers
 from mezo_cli.config.schema import Config, OptimizerConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
@@ -50,14 +50,10 @@ def execute(
     """
     with run.tracked():
         prepare()
-        if run.writes and has_own_python(config):
-            run.update(own_engine_python=True)  # so that `mezo resume` asks for it
-        if run.writes and has_own_reward(config):
-            run.update(own_reward=True)
         stops = config.stop_on_divergence
         if stops is None:
             stops = of_many or bool(run.info().get("stop_on_divergence"))
-        run.update(stop_on_divergence=stops)
+        run.update(stop_on_divergence=stops, **own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
         from mezo_cli.training import loop  # imports torch
 

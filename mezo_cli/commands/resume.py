@@ -8,17 +8,8 @@ from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
 from mezo_cli.commands.open_run import is_trajectory_folder, open_stored
-from mezo_cli.config.own_code import (
-    NOT_STORED,
-    PYTHON,
-    REWARD,
-    REWARD_NOT_STORED,
-    check_server_given,
-    has_own_python,
-    has_own_reward,
-    split_own_code,
-    with_own_code,
-)
+from mezo_cli.config import own_code
+from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
@@ -107,11 +98,8 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
         how = f" (stopped by {by} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
-    if info.get("own_engine_python") and not has_own_python(new):
-        raise UserError(f"{path} was trained with an {PYTHON}, {NOT_STORED}")
-    if info.get("own_reward") and not has_own_reward(new):
-        raise UserError(f"{path} was trained with a function as {REWARD}, {REWARD_NOT_STORED}")
-    check_server_given(new)
+    own_code.check_given_again(f"{path} was trained", info, own_code.own_code_used(new))
+    own_code.check_server_given(new)
     new.objective.check_resumed(new, info, new_reward)
     new.objective.check_new_run(new)
     run.claim()

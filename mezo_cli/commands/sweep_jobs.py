@@ -2,23 +2,13 @@
 
 import dataclasses
 import logging
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from mezo_cli.config.own_code import (
-    NOT_STORED,
-    PYTHON,
-    REWARD,
-    REWARD_NOT_STORED,
-    REWARD_VARIABLE,
-    VARIABLE,
-    check_stored,
-    has_own_python,
-    has_own_reward,
-)
+from mezo_cli.config.own_code import FIELDS, check_given_again, check_stored, own_code_used
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import is_same_run, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, describe_job
@@ -124,13 +114,8 @@ def with_own_code_noted(folder: Path, record: SweepRecord, plan: SweepPlan) -> S
     Raises:
         UserError: when it did until now, and is not given again.
     """
-    jobs = plan.jobs or ()
-    python = PYTHON in plan.own or any(has_own_python(job.config) for job in jobs)
-    reward = REWARD in plan.own or any(has_own_reward(job.config) for job in jobs)
-    if record.own_engine_python and not python and not os.environ.get(VARIABLE):
-        raise UserError(f"{folder} was started with an {PYTHON}, {NOT_STORED}")
-    if record.own_reward and not reward and not os.environ.get(REWARD_VARIABLE):
-        raise UserError(f"{folder} was started with a function as {REWARD}, {REWARD_NOT_STORED}")
-    return dataclasses.replace(
-        record, own_engine_python=python or record.own_engine_python, own_reward=reward or record.own_reward
-    )
+    used: dict[str, Any] = {field: True for key, field in FIELDS.items() if key in plan.own}
+    for job in plan.jobs or ():
+        used |= own_code_used(job.config)
+    check_given_again(f"{folder} was started", vars(record), used)
+    return dataclasses.replace(record, **used)

@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from packaging.version import Version
-from yaml import MarkedYAMLError, YAMLError
-from yaml.reader import ReaderError
+from yaml import YAMLError
 
 from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
@@ -355,30 +354,37 @@ def search_path(config_dir: str | None) -> list[str]:
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
     path, choices = search_path(config_dir), find_choices(config_dir)
-    _check_files(choices, config_dir)
+    problems = _check_files(choices, config_dir)
     try:
         node = compose(config_name=MAIN, overrides=[*path, *overrides], return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
-        _explain_files(error, choices)
-        raise UserError(_explain_composition(error)) from error
+        raise UserError(problems[0] if problems else _explain_composition(error)) from error
     return node
 
 
 # --- what the files may contain ---
 
 
-def _check_files(choices: Choices, config_dir: str | None) -> None:
+def _check_files(choices: Choices, config_dir: str | None) -> list[str]:
     """Check every file of the user and of plug-ins before Hydra composes them: none of them can run code.
 
-    A file that cannot be read is left to Hydra, which reads it in the same way and refuses it where it is chosen.
+    Returns:
+        Why files cannot be read or merged: Hydra reads them in the same way, and refuses them where they are chosen.
     """
+    problems: list[str] = []
     if config_dir is not None:
         file_rules.check_folder(config_dirs(config_dir)[-1])
     for group, files in choices.items():
         for path in files.values():
             if not file_rules.is_built_in(path):
-                with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
-                    file_rules.check_file(path, group, _load(path), choices)
+                try:
+                    content = _load(path)
+                except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+                    problems += file_rules.why_unreadable(path, error)
+                    continue
+                file_rules.check_file(path, group, content, choices)
+                problems += file_rules.why_unlike_schema(path, group, content)
+    return problems
 
 
 def _load(path: Path) -> Any:
@@ -419,35 +425,13 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
         raise
 
 
-def _explain_files(error: BaseException, choices: Choices) -> None:
-    """Name the user's file that Hydra could not read or merge, where its own error does not."""
-    cause = _innermost(error)
-    is_single_value = isinstance(cause, OSError) and cause.errno is None  # what OmegaConf raises for it
-    if is_single_value or isinstance(cause, UnicodeDecodeError) or "ConfigTypeError" in str(error):
-        for group, files in choices.items():
-            for path in files.values():
-                if not file_rules.is_built_in(path):
-                    file_rules.explain(path, group, _load)
-
-
 def _explain_composition(error: BaseException) -> str:
     """Return what Hydra could not compose."""
-    error = _innermost(error)
-    if isinstance(error, ReaderError):
-        return f"{error.name}: not YAML: {error.reason} (character {error.position + 1})"
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"{mark.name}:{mark.line + 1}: not YAML: {error.problem}"
+    while error.__cause__ is not None:  # which Hydra has wrapped
+        error = error.__cause__
     line = re.sub(r"\w+ raised while composing config: ", "", _first_lines(error))
     key = re.search(r"full_key: (\S+)", str(error))
     return line if key is None or key[1] in line else f"{key[1]}: {line}"
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the cause that Hydra has wrapped."""
-    while error.__cause__ is not None and not isinstance(error, MarkedYAMLError):
-        error = error.__cause__
-    return error
 
 
 def _unresolved(key: str, error: OmegaConfBaseException) -> SettingError:

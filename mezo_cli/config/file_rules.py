@@ -7,11 +7,12 @@ and so are `engine.python`, which names a program, `engine.url` and `engine.adap
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError
+from yaml import MarkedYAMLError
+from yaml.reader import ReaderError
 
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, container
@@ -104,33 +105,31 @@ def _check_label_lists(path: Path, text: str, content: Mapping[str, Any]) -> Non
             )
 
 
-def explain(path: Path, group: str, load: Callable[[Path], Any]) -> None:
-    """Say why Hydra cannot read or merge a file of a group: its own message has neither the file nor the key.
-
-    `load` returns the content of a file as Hydra reads it.
-
-    Raises:
-        UserError: for bytes that are not UTF-8, for content that is no mapping, and for the first key that has a list
-            where the schema has a mapping, or the other way round. What is wrong with its YAML, Hydra says.
-    """
-    try:
-        content = load(path)
-    except UnicodeDecodeError as error:
+def why_unreadable(path: Path, error: Exception) -> Iterator[str]:
+    """Yield why a file cannot be read, from the error: Hydra's own message has neither the file nor the line."""
+    if isinstance(error, UnicodeDecodeError):
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}:{line}: the file is not UTF-8; save it as UTF-8") from error
-    except (OSError, ValueError, YAMLError) as error:
-        if isinstance(error, OSError) and error.errno is None:  # OmegaConf: a number or the like
-            raise UserError(f"{path}: expected a mapping of keys to values, not a single value") from error
-        return
+        yield f"{path}:{line}: the file is not UTF-8; save it as UTF-8"
+    elif isinstance(error, ReaderError):
+        yield f"{path}: not YAML: {error.reason} (character {error.position + 1})"
+    elif isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        yield f"{path}:{error.problem_mark.line + 1}: not YAML: {error.problem}"
+    elif isinstance(error, OSError) and error.errno is None:  # OmegaConf: a number or the like
+        yield f"{path}: expected a mapping of keys to values, not a single value"
+
+
+def why_unlike_schema(path: Path, group: str, content: Any) -> Iterator[str]:
+    """Yield where a file has a list in place of a mapping, or the other way round: Hydra cannot merge that."""
     if not isinstance(content, Mapping):
-        raise UserError(f"{path}: expected a mapping of keys to values, not a {_kind(content)}")
+        yield f"{path}: expected a mapping of keys to values, not a {_kind(content)}"
+        return
     text = path.read_text(encoding="utf-8")
     parent = _parent(text, group)
     for key, value in _nodes(content):
-        expected = _expected(f"{parent}{key}")
-        if isinstance(value, (Mapping, list)) and expected and _kind(value) != expected.split()[0].rstrip(","):
+        expected = _expected(f"{parent}{key}") if isinstance(value, (Mapping, list)) else None
+        if expected and _kind(value) != expected.split()[0].rstrip(","):
             location = locate(path, text, key.split(".")[-1])
-            raise UserError(f"{location}: {parent}{key}: expected a {expected}, not a {_kind(value)}")
+            yield f"{location}: {parent}{key}: expected a {expected}, not a {_kind(value)}"
 
 
 def _parent(text: str, group: str) -> str:

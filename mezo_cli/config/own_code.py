@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ PYTHON = "engine.python"
 VARIABLE = "MEZO_ENGINE_PYTHON"  # what engine.python=PATH says, for this process and those that it starts
 URL, ADAPTER_DIR = "engine.url", "engine.adapter_dir"
 VARIABLES = {PYTHON: VARIABLE, URL: "MEZO_ENGINE_URL", ADAPTER_DIR: "MEZO_ENGINE_ADAPTER_DIR"}
-NOT_STORED = f"which is not stored: give it again, {PYTHON}=PATH or {VARIABLE}"
 
 REWARD = "objective.reward"
 REWARD_VARIABLE = "MEZO_REWARD"  # what objective.reward=FILE.py:function says, as VARIABLE
 REWARD_FROM_USER = f"it names a function, which only the command line, the Python API or {REWARD_VARIABLE} can give"
-REWARD_NOT_STORED = f"which is not stored: give it again, {REWARD}=FILE.py:function or {REWARD_VARIABLE}"
 _NAMES = {**VARIABLES, REWARD: REWARD_VARIABLE}
+FIELDS = {PYTHON: "own_engine_python", REWARD: "own_reward"}  # of run.json and sweep.json: whether it was given
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
 _OVERRIDE = re.compile(r"(?:\+\+)?(engine\.(?:python|url|adapter_dir)|objective\.reward)\s*=(.*)", re.DOTALL)
@@ -109,9 +108,25 @@ def from_user(key: str) -> str:
     return f"it {what}, which only the command line, the Python API or {VARIABLES[key]} can give"
 
 
-def has_own_python(config: Config) -> bool:
-    """Return whether the engine of a run is started by a program that the user has given to this process."""
-    return isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(VARIABLE))
+def own_code_used(config: Config) -> dict[str, bool]:
+    """Return which of `FIELDS` hold of a run: it uses a program or a function that this process was given."""
+    engine, reward = config.engine, reward_of(config)
+    own_python = isinstance(engine, VllmConfig) and bool(engine.python or os.environ.get(VARIABLE))
+    used = {FIELDS[PYTHON]: own_python, FIELDS[REWARD]: callable(reward) or names_code(reward)}
+    return {name: True for name, is_used in used.items() if is_used}
+
+
+def check_given_again(what: str, before: Mapping[str, Any], used: Collection[str]) -> None:
+    """Check that what a run or sweep used of the user's own code is given again: of `FIELDS`, `used` holds now.
+
+    Raises:
+        UserError: for the first that is not; `what` begins the line: `RUN was trained`.
+    """
+    shown = {PYTHON: ("an", "PATH"), REWARD: ("a function as", "FILE.py:function")}
+    for key, (article, value) in shown.items():
+        if before.get(FIELDS[key]) and FIELDS[key] not in used and not os.environ.get(_NAMES[key]):
+            why = f"which is not stored: give it again, {key}={value} or {_NAMES[key]}"
+            raise UserError(f"{what} with {article} {key}, {why}")
 
 
 def of_server(engine: OpenAiConfig, key: str) -> str:
@@ -135,12 +150,6 @@ def check_server_given(config: Config) -> None:
     if isinstance(config.engine, OpenAiConfig):
         for key in (URL, ADAPTER_DIR):
             of_server(config.engine, key)
-
-
-def has_own_reward(config: Config) -> bool:
-    """Return whether the reward of a run is a function that the user has given to this process."""
-    reward = reward_of(config)
-    return callable(reward) or names_code(reward)
 
 
 def reward_of(config: Config) -> Any:

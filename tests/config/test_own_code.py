@@ -111,13 +111,13 @@ def test_a_function_is_in_the_config_and_not_in_what_is_stored(
 ) -> None:
     config = compose(config_dir, "objective.reward=/x/reward.py:score")
     assert config.objective.reward == own_code.reward_of(config) == "/x/reward.py:score"
-    assert own_code.has_own_reward(config)
+    assert own_code.own_code_used(config)
     (config_dir / "config.yaml").write_text(to_yaml(config))
     assert "reward.py" not in (config_dir / "config.yaml").read_text()
     stored = read_config(config_dir / "config.yaml")
-    assert not own_code.has_own_reward(stored)
+    assert not own_code.own_code_used(stored)
     monkeypatch.setenv(own_code.REWARD_VARIABLE, "/x/reward.py:score")
-    assert own_code.has_own_reward(stored)
+    assert own_code.own_code_used(stored)
     somebody_elses = to_yaml(config).replace("reward: null", "reward: /y/reward.py:score")
     (config_dir / "config.yaml").write_text(somebody_elses)
     assert own_code.reward_of(read_config(config_dir / "config.yaml")) == "/x/reward.py:score"
@@ -126,6 +126,6 @@ def test_a_function_is_in_the_config_and_not_in_what_is_stored(
 def test_a_name_is_stored_and_a_reference_to_a_function_is_refused(config_dir: Path) -> None:
     config = compose(config_dir, "objective.reward=f1")
     assert "reward: f1\n" in to_yaml(config)
-    assert not own_code.has_own_reward(config)
+    assert not own_code.own_code_used(config)
     with pytest.raises(UserError, match="only the command line"):
         compose(config_dir, "task.name='a:b'", "objective.reward=${task.name}")
