@@ -9,7 +9,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
-from mezo_cli.runs import Run, checkpoints, completeness
+from mezo_cli.runs import Run, checkpoints
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # they import torch
@@ -109,7 +109,7 @@ def open_stored(path: Path) -> tuple[Run, Config]:
     """
     run = Run.open(path)
     config = read_config(path / "config.yaml")
-    completeness.check_finished(run, config.steps, optimizer_class(config.optimizer).replayable)
+    run.check_finished(config.steps, optimizer_class(config.optimizer).replayable)
     return run, config
 
 

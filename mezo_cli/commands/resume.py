@@ -19,7 +19,7 @@ from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.optim import optimizer_class
-from mezo_cli.runs import Run, completeness, sweep_record
+from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.config_change import change_config
 
 log = logging.getLogger("mezo")
@@ -91,7 +91,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     new = with_own_code(with_new_end(run, config, overrides), own)
     info, finished = run.info(), run.status() == "finished"
     if finished and optimizer_class(config.optimizer).replayable:
-        completeness.read_trajectory(run, log.warning)
+        run.read_trajectory(log.warning)
     if finished and not goes_on(run, config, new, overrides):
         stopped = info.get("stopped")
         by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""

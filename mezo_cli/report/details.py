@@ -17,7 +17,7 @@ from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import method_name
-from mezo_cli.runs import completeness, sweep_record, trajectory
+from mezo_cli.runs import sweep_record, trajectory
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK, NOTE
 
@@ -256,7 +256,7 @@ class RunDetails:
         file, optimizer = self.run.trajectory, self.optimizer
         if not optimizer.replayable or not file.exists() or not file.stat().st_size:
             return None
-        grads = completeness.read_trajectory(self.run, self.damage.append).drawn_grads(optimizer.shown)
+        grads = self.run.read_trajectory(self.damage.append).drawn_grads(optimizer.shown)
         return grads if grads.size else None
 
     @cached_property

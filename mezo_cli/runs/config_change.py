@@ -10,7 +10,6 @@ import os
 from typing import Any
 
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.completeness import read_trajectory
 from mezo_cli.runs.files import TEMPORARY, create, sync, write_atomically
 from mezo_cli.runs.run import Run
 from mezo_cli.runs.run_json import utc_now
@@ -41,7 +40,7 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
 
 
 def _rewrite_header(run: Run, steps: int) -> None:
-    past = read_trajectory(run, log.warning)
+    past = run.read_trajectory(log.warning)
     header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
     temporary = run.trajectory.with_name(TEMPORARY.format(run.trajectory.name))
     with create(temporary) as file:

@@ -7,7 +7,7 @@ that were not synced yet; `read_valid` and `truncate` are for the process that r
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,16 @@ class MetricsLog:
             lines.append((line, raw.decode()))
             self._last_crc = crc
         return lines, None
+
+
+def chained(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a file of such lines that is written at once."""
+    lines, crc = [], 0
+    for row in rows:
+        line = add_checksum(dict(row), crc)
+        crc = int(line["crc"], 16)
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def _content(path: Path) -> bytes:

@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs.files import NO_FOLLOW, name_in_errors, sync, write_error, write_new_folder
+from mezo_cli.runs.files import name_in_errors, sync, write_error, write_new_folder
+from mezo_cli.runs.lock import lock_file
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
+LOCK = ".lock"  # in the folder beside
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
 
 
@@ -117,52 +114,28 @@ def _place(new: Path, path: Path) -> None:
 def _folder_beside(path: Path) -> Iterator[Path]:
     """Yield a new folder beside `path`, for this process alone; it is removed at the end.
 
-    This process holds a lock (flock) on it. One that is not locked was left by a process that was killed, and is
-    removed.
+    This process holds a lock in it. One that is not locked was left by a process that was killed, and is removed.
     """
     prefix, suffix = f".{path.name[:100]}.", ".new"
     with contextlib.suppress(OSError):  # a folder that may be written, but not read
         _remove_left(path.parent, prefix, suffix)
-    lock = None
-    while lock is None:  # another process may take it for one that was left, before it is locked
-        folder = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
-        lock = _lock(folder, is_own=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        is_own = False
+        while not is_own:  # another process may take it for one that was left, before it is locked
+            folder = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
+            try:
+                stack.callback(lock_file(folder / LOCK).close)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            except OSError:  # a file system without locks, where nobody takes it
+                pass
+            is_own = folder.is_dir()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _remove_left(parent: Path, prefix: str, suffix: str) -> None:
     for entry in parent.iterdir():
-        if not (entry.name.startswith(prefix) and entry.name.endswith(suffix)) or entry.is_symlink():
-            continue
-        left = _lock(entry) if entry.is_dir() else None
-        if left is not None:
-            shutil.rmtree(entry, ignore_errors=True)
-            os.close(left)
-
-
-def _lock(folder: Path, is_own: bool = False) -> int | None:
-    """Lock a folder, and return its descriptor; None if another process has locked or removed it.
-
-    Without locks (a file system that has none, Windows) no folder but this process's own is ever taken.
-    """
-    if fcntl is None:
-        return os.open(os.devnull, os.O_RDONLY) if is_own else None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_locked = folder.is_dir()
-    except BlockingIOError:
-        is_locked = False
-    except OSError:
-        is_locked = is_own
-    if is_locked:
-        return descriptor
-    os.close(descriptor)
-    return None
+        if entry.name.startswith(prefix) and entry.name.endswith(suffix) and entry.is_dir() and not entry.is_symlink():
+            with contextlib.suppress(OSError, UserError), contextlib.closing(lock_file(entry / LOCK)):
+                shutil.rmtree(entry, ignore_errors=True)

@@ -7,12 +7,13 @@ import logging
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
-from mezo_cli.runs import checkpoints, predictions, sweep_record
+from mezo_cli.runs import checkpoints, sweep_record, trajectory
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.files import (
     TEMPORARY,
@@ -28,7 +29,7 @@ from mezo_cli.runs.files import (
 )
 from mezo_cli.runs.lock import RunLock
 from mezo_cli.runs.log_file import LogFile
-from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.runs.metrics_log import MetricsLog, chained
 from mezo_cli.runs.run_json import STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
 
@@ -68,7 +69,7 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
-        self._lock = RunLock(path / ".lock", earlier=path / "train.log")
+        self._lock = RunLock(path / ".lock")
         self._metrics_log = MetricsLog(path / "metrics.jsonl")
         self._completions = MetricsLog(path / "completions.jsonl")
 
@@ -397,6 +398,40 @@ class Run:
         sync(self.path)
         return file
 
+    def read_trajectory(self, warn: Callable[[str], None]) -> trajectory.Trajectory:
+        """Read the trajectory for a reader of the run's results.
+
+        A part of a record at the end is left out: a kill leaves that. Of whole records that fail their checksums, which
+        a power cut or damage leaves, `warn` is told before they are left out. A finished run has neither.
+
+        Raises:
+            UserError: when the file is damaged otherwise, or the run has finished.
+        """
+        past = trajectory.read(self.trajectory)
+        if past.cut_bytes and self.status() == "finished":
+            raise UserError(f"{self.trajectory} is damaged: its last {past.cut_bytes} bytes hold no valid record")
+        if past.lost_records:
+            what = f"the records of the steps from {len(past)} on" if past.lost_records > 1 else "its last record"
+            warn(f"{self.trajectory} is damaged: {what} (byte {past.valid_bytes}) cannot be read and will be left out")
+        return past
+
+    def check_finished(self, steps: int, is_replayable: bool) -> None:
+        """Check that a finished run has its summary, and a trajectory of all its steps; any other run passes.
+
+        Of the trajectory only header and size are looked at.
+
+        Args:
+            steps: of its config.
+            is_replayable: whether its optimizer writes a trajectory.
+
+        Raises:
+            UserError: when one of the files is missing, empty, cut, or not what its checksum says.
+        """
+        if self.status() == "finished":
+            steps = int(self.read_summary().get("steps", self.steps_at_end(steps)))
+            if is_replayable:
+                trajectory.check_length(self.trajectory, steps)
+
     def save_initial_state(self, write: Callable[[Path], None]) -> None:
         """Save the initial weights that the base model does not have; `write` writes a file, if there are any.
 
@@ -457,8 +492,9 @@ class Run:
             os.replace(summary, self.path / f"summary-{steps}.json")
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write predictions.jsonl: for each test row, in order, its columns, label, predicted and probabilities."""
-        predictions.write(self.path / "predictions.jsonl", rows)
+        """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
+        text = chained({"row": number, **row} for number, row in enumerate(rows))
+        write_atomically(self.path / "predictions.jsonl", text)
 
     def predictions(self, lines: list[dict[str, Any]] | None = None) -> list[dict[str, Any]] | None:
         """Return the predictions for the test rows at the best checkpoint, in order.
@@ -477,7 +513,12 @@ class Run:
             return None
         tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
         predicted = tests[-1].get("predicted", {}) if tests else {}
-        return predictions.read(path, predicted, None if predicted else (self.info().get("rows") or {}).get("test"))
+        rows = [{key: value for key, value in line.items() if key != "crc"} for line in MetricsLog(path).read()]
+        count = sum(predicted.values()) if predicted else (self.info().get("rows") or {}).get("test") or len(rows)
+        counts = Counter(row["predicted"] for row in rows if "predicted" in row)
+        if [row.get("row") for row in rows] != list(range(count)) or counts != Counter(predicted):
+            raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
+        return rows
 
     def save_rows(self, split: str, lines: list[str]) -> None:
         """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""

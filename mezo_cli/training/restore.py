@@ -17,7 +17,7 @@ from mezo_cli.console import ProgressLog
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import zeroth_order
-from mezo_cli.runs import Run, checkpoints, completeness, trajectory
+from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
 from mezo_cli.training.load import load_session
@@ -55,7 +55,7 @@ def find_step(config: Config, run: Run, name: str) -> int:
     if stored is not None:
         return stored
     _require_trajectory(config, run, name)
-    last, finished = len(completeness.read_trajectory(run, lambda text: None)), run.status() == "finished"
+    last, finished = len(run.read_trajectory(lambda text: None)), run.status() == "finished"
     steps = run.steps_at_end(config.steps)
     if finished and last != steps:
         raise UserError(f"{run.trajectory} is damaged: it holds {last} of the run's {steps} steps")
@@ -241,10 +241,7 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
 def _read_trajectory(config: Config, run: Run, step: int, warns: bool = True) -> Trajectory:
     """Return the trajectory, which has to reach a step; `warns`: of what it lacks."""
     _require_trajectory(config, run, f"step {step}")
-    if warns:
-        past = completeness.read_trajectory(run, lambda text: log.warning("warning: %s", text))
-    else:
-        past = trajectory.read(run.trajectory)
+    past = run.read_trajectory(lambda text: log.warning("warning: %s", text) if warns else None)
     if not 0 <= step <= len(past):
         raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
     return past

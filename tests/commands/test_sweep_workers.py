@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from mezo_cli.commands import sweep_submitit
-from mezo_cli.commands.sweep_gpus import plan_gpus
+from mezo_cli.commands.sweep_gpus import gpu_slots, plan_gpus
 from mezo_cli.commands.sweep_workers import as_worker
 from mezo_cli.config import overrides
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, gpu_slots, sweep_record
+from mezo_cli.runs import Run, sweep_record
 from mezo_cli.training import loop
 from tests import slurm
 from tests.command_line import environment, error_line, mezo, process, start
@@ -299,17 +299,17 @@ def test_ray_runs_the_jobs_of_a_sweep(roberta: Path, movies: Path, tmp_path: Pat
 CLAIM = """
 import sys
 from pathlib import Path
-from mezo_cli.runs import gpu_slots
+from mezo_cli.commands import sweep_gpus
 folder, values = Path(sys.argv[1]), sys.argv[2:]
-value = gpu_slots.claim(folder, values)
-assert gpu_slots.claim(folder, values) == value
+value = sweep_gpus.claim(folder, values)
+assert sweep_gpus.claim(folder, values) == value
 print(value, flush=True)
 sys.stdin.read()
 """
 
 
 def test_each_process_has_a_slot_of_its_own_until_it_ends(tmp_path: Path) -> None:
-    values = gpu_slots.slots(["a", "b", "c", "d", "e"], 2)
+    values = gpu_slots(["a", "b", "c", "d", "e"], 2)
     assert values == ["a,b", "c,d"]
     command, pipe = [sys.executable, "-c", CLAIM, str(tmp_path), *values], subprocess.PIPE
     holders = [subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True) for _ in range(2)]

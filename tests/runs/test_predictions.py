@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, predictions
+from mezo_cli.runs import Run
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -22,41 +22,45 @@ COUNTS = {"bad": 2, "good": 2, "never": 0}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    predictions.write(tmp_path / "predictions.jsonl", ROWS)
-    return tmp_path / "predictions.jsonl"
+def run(tmp_path: Path) -> Run:
+    finished = Run(tmp_path)
+    finished.write_predictions(ROWS)
+    finished.log_metrics("eval", 1, split="test", predicted=COUNTS)
+    finished.write_summary({"steps": 1})
+    return finished
 
 
-def complaint(file: Path, expected: list[dict[str, Any]]) -> str:
+def complaint(run: Run, expected: list[dict[str, Any]]) -> str:
     """Return the error of reading the file; "" if what is read is as expected."""
     try:
-        return "" if predictions.read(file, COUNTS) == expected else "other rows, silently"
+        return "" if run.predictions() == expected else "other rows, silently"
     except UserError as error:
         return str(error)
 
 
-def test_they_are_read_as_they_were_written(file: Path) -> None:
-    assert predictions.read(file, COUNTS) == [{"row": number, **row} for number, row in enumerate(ROWS)]
-    assert [path.name for path in file.parent.iterdir()] == ["predictions.jsonl"]
+def test_they_are_read_as_they_were_written(run: Run) -> None:
+    assert run.predictions() == [{"row": number, **row} for number, row in enumerate(ROWS)]
+    assert not list(run.path.glob("*.tmp"))
 
 
-def test_any_flipped_byte_is_noticed_or_changes_nothing(file: Path) -> None:
-    data, expected = file.read_bytes(), predictions.read(file, COUNTS)
-    noticed = 0
+def test_any_flipped_byte_is_noticed_or_changes_nothing(run: Run) -> None:
+    file, expected = run.path / "predictions.jsonl", run.predictions() or []
+    data, noticed = file.read_bytes(), 0
     for offset in range(len(data)):
         file.write_bytes(data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
-        said = complaint(file, expected)
+        said = complaint(run, expected)
         assert said == "" or (said.startswith(str(file)) and " is damaged" in said)
         noticed += said != ""
     assert noticed > len(data) * 0.9  # a space beside a comma may become another one
 
 
-def test_lost_lines_are_noticed(file: Path) -> None:
+def test_lost_lines_are_noticed(run: Run) -> None:
+    file = run.path / "predictions.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    for kept in (lines[:-1], lines[1:], [*lines[:1], *lines[2:]], [*lines, lines[-1]], [*lines, b"{"]):
+    for kept in (lines[:-1], lines[1:], [*lines[:1], *lines[2:]], [*lines, lines[-1]]):
         file.write_bytes(b"".join(kept))
         with pytest.raises(UserError, match=r"predictions\.jsonl.* is damaged"):
-            predictions.read(file, COUNTS)
+            run.predictions()
 
 
 def test_a_run_without_them(tmp_path: Path) -> None:

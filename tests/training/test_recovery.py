@@ -9,7 +9,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, completeness, trajectory
+from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import recovery
 
 CONFIG = build_config(["steps=20", "eval_every=5", "log_every=2"])
@@ -108,24 +108,24 @@ def test_damaged_records_at_the_end_are_named_before_they_are_left_out(
     for number in range(bad):
         change(run.trajectory, run.trajectory.stat().st_size - number * RECORD - 5)
     warnings: list[str] = []
-    assert len(completeness.read_trajectory(run, warnings.append)) == 13 - bad
+    assert len(run.read_trajectory(warnings.append)) == 13 - bad
     (warning,) = warnings
     assert warning.startswith(f"{run.trajectory} is damaged: ")
     assert f"{run.trajectory} is damaged: its last {bad * RECORD} bytes" in find(run, caplog)[1]
     run.update(status="finished")
     with pytest.raises(UserError, match=f"is damaged: its last {bad * RECORD} bytes"):
-        completeness.read_trajectory(run, warnings.append)
+        run.read_trajectory(warnings.append)
 
 
 def test_a_part_of_a_record_at_the_end_needs_no_warning(run: Run) -> None:
     """Every kill can leave it. A finished run was not killed."""
     run.trajectory.write_bytes(run.trajectory.read_bytes()[:-5])
     warnings: list[str] = []
-    assert len(completeness.read_trajectory(run, warnings.append)) == 12
+    assert len(run.read_trajectory(warnings.append)) == 12
     assert warnings == []
     run.update(status="finished")
     with pytest.raises(UserError, match="is damaged: its last 11 bytes"):
-        completeness.read_trajectory(run, warnings.append)
+        run.read_trajectory(warnings.append)
 
 
 def test_what_was_on_the_disk_before_an_evaluation_is_not_lost_by_a_crash(run: Run) -> None:
