@@ -15,7 +15,7 @@ from yaml import MarkedYAMLError
 from yaml.reader import ReaderError
 
 from mezo_cli.config.choices import Choices, conf_dir
-from mezo_cli.config.keys import all_keys, container
+from mezo_cli.config.keys import all_keys, allowed_values
 from mezo_cli.config.own_code import REWARD, REWARD_FROM_USER, VARIABLES, field_of, from_user, names_code
 from mezo_cli.errors import UserError, did_you_mean, join
 
@@ -212,7 +212,7 @@ def _expected(key: str) -> str | None:
     if any(other.startswith(f"{key}.") for other in known):
         return "mapping of keys to values"
     examples: dict[Any, str] = {list: "list, e.g. [one, two]", dict: "mapping, e.g. {one: two}"}
-    return examples.get(container(key)) if key in known else None
+    return examples.get(allowed_values(key).value_type) if key in known else None
 
 
 def _kind(value: Any) -> str:

@@ -107,9 +107,3 @@ def allowed_values(key: str) -> Allowed:
         if not is_group(node):
             return allowed(hint)
     return Allowed(node)
-
-
-def container(key: str) -> type | None:
-    """Return list or dict for a known key that takes one, None for every other."""
-    value_type = allowed_values(key).value_type
-    return value_type if value_type in (list, dict) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.choices import Choices
-from mezo_cli.config.keys import allowed_values, check_key, container, is_entry
+from mezo_cli.config.keys import allowed_values, check_key, is_entry
 from mezo_cli.errors import UserError, did_you_mean, join
 
 HYDRA_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -77,17 +77,17 @@ def quote(value: object) -> str:
 
 
 def _check_setting(override: Override) -> None:
-    text, key, container_type = override.text, override.name, container(override.name)
+    text, key, takes = override.text, override.name, allowed_values(override.name)
     if override.form == "DEL":
         raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
     if override.form == "ADD":
         raise UserError(f"'{text}': {key} exists already; write {key}=...")
-    if container_type is dict and allowed_values(key).optional:
+    if takes.value_type is dict and takes.optional:
         if override.value is not None and not isinstance(override.value, dict):
             raise UserError(f"'{text}': expected null or pairs, e.g. {key}={{NAME: VALUE}}")
-    elif container_type is dict:
+    elif takes.value_type is dict:
         raise UserError(f"'{text}': entries are given one at a time: +{key}.NAME=VALUE")
-    if container_type is list and isinstance(override.value, dict):
+    if takes.value_type is list and isinstance(override.value, dict):
         raise UserError(f"'{text}': expected a list, e.g. {key}=[one,two]")
 
 

@@ -635,17 +635,12 @@ class Config(Settings):
 
     @property
     def log_interval(self) -> int:
-        """The steps between lines of metrics.jsonl: `log_every`, or what null stands for."""
-        return log_interval(self.steps, self.log_every)
+        """The steps between lines of metrics.jsonl: `log_every`; null gives about 1,000 lines, or one per step."""
+        return max(1, self.steps // 1000) if self.log_every is None else self.log_every
 
     def logs_at(self, step: int) -> bool:
         """Whether the run writes a line on step `step` (from 1) to metrics.jsonl."""
         return step % self.log_interval == 0 or step == self.steps
-
-
-def log_interval(steps: int, log_every: int | None) -> int:
-    """Return the steps between lines of metrics.jsonl; null gives about 1,000 lines, or one per step."""
-    return max(1, steps // 1000) if log_every is None else log_every
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -36,8 +36,6 @@ def build(values: Any) -> Config:
     if isinstance(logger, Mapping) and "name" in logger:
         values = {**values, "logger": with_logger_names(logger)}
     groups = dict(values)
-    for key in values.keys() - type_hints(Config).keys():
-        check_key(key)
     for name, hint in type_hints(Config).items():
         if is_group(hint):
             groups[name] = build_group(hint, values.get(name, {}), name)
@@ -76,9 +74,6 @@ def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -
         SettingError: for the first value that is not allowed.
     """
     fields = type_hints(settings_type)
-    for key in values:
-        if key not in fields:
-            check_key(f"{parent}{key}")
     unset = {name: MISSING for name in fields if name not in values and default_of(settings_type, name) == MISSING}
     try:
         settings: T = _adapter(cast("Any", settings_type)).validate_python({**values, **unset})
