@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -40,6 +40,26 @@ def set_library_defaults() -> list[str]:
     unset = [name for name in LIBRARY_DEFAULTS if name not in os.environ]
     os.environ.update({name: LIBRARY_DEFAULTS[name] for name in unset})
     return [f"{name}={LIBRARY_DEFAULTS[name]}" for name in unset] if "torch" in sys.modules else []
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Set an environment variable; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block, for this process and those that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            set_variable(name, value)
 
 
 @contextlib.contextmanager

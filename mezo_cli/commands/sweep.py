@@ -25,7 +25,7 @@ from rich.console import Console
 from mezo_cli.commands import sweep_submitit, sweep_workers
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.new_run import check_new_runs
-from mezo_cli.commands.sweep_gpus import VISIBLE, gpus_of_first_slot, plan_gpus, show_gpus_to_worker
+from mezo_cli.commands.sweep_gpus import VISIBLE, plan_gpus, show_gpus_to_worker
 from mezo_cli.commands.sweep_jobs import (
     check_record,
     job_label,
@@ -48,6 +48,7 @@ from mezo_cli.errors import RunStopped, UserError, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import is_below
 from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
+from mezo_cli.system import environment
 
 log = logging.getLogger("mezo")
 
@@ -88,7 +89,8 @@ def sweep(
         record.write(plan.directory)
         if quiet:
             announce(plan.directory, quiet)
-        with gpus_of_first_slot(gpus), for_workers(plan.own), sweep_workers.sweep_process():
+        first_slot = environment({VISIBLE: gpus[0]} if gpus else {})  # this process runs its jobs one by one
+        with first_slot, for_workers(plan.own), sweep_workers.sweep_process():
             _run_jobs(plan, record, own)
         return _conclude(plan.directory, record, console)
 

@@ -7,7 +7,7 @@ holds the lock uses them until it ends.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.lock import lock_file
 from mezo_cli.runs.sweep_record import SweepRecord
-from mezo_cli.system import import_torch, visible_gpus
+from mezo_cli.system import import_torch, set_variable, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SCHEDULERS = {  # launchers that hand out GPUs themselves, and the setting that asks for them
@@ -76,7 +76,7 @@ def show_gpus_to_worker(folder: Path, record: SweepRecord) -> None:
     if record.gpus:
         os.environ[VISIBLE] = claim(folder, record.gpus)
     elif os.environ.get("SUBMITIT_EXECUTOR") == "local" and os.environ.get(VISIBLE) == "":
-        _set_visible(record.visible_gpus)
+        set_variable(VISIBLE, record.visible_gpus)
 
 
 def gpu_slots(gpus: Sequence[str], per_job: int) -> list[str]:
@@ -111,22 +111,3 @@ def claim(folder: Path, values: Sequence[str]) -> str:
             time.sleep(POLL_SECONDS)
     except OSError as error:
         raise UserError(f"{locks}: GPUs cannot be shared between jobs: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def gpus_of_first_slot(slots: Sequence[str]) -> Iterator[None]:
-    """Show this process the GPUs of one job inside the block: it runs the jobs one after the other."""
-    before = os.environ.get(VISIBLE)
-    if slots:
-        os.environ[VISIBLE] = slots[0]
-    try:
-        yield
-    finally:
-        _set_visible(before)
-
-
-def _set_visible(value: str | None) -> None:
-    if value is None:
-        os.environ.pop(VISIBLE, None)
-    else:
-        os.environ[VISIBLE] = value

@@ -5,17 +5,18 @@ anything is composed, so that one among the composed settings is a file's, which
 whoever continues a run gives them again.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.rules import check_rules
 from mezo_cli.config.schema import Config, OpenAiConfig, SettingError, VllmConfig
 from mezo_cli.errors import UserError
+from mezo_cli.system import environment
 
 PYTHON = "engine.python"
 VARIABLE = "MEZO_ENGINE_PYTHON"  # what engine.python=PATH says, for this process and those that it starts
@@ -164,25 +165,12 @@ def names_code(reward: Any) -> bool:
     return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED) and not reward.startswith("{")
 
 
-@contextlib.contextmanager
-def for_workers(own: OwnCode) -> Iterator[None]:
-    """Give what the user has given to the jobs of a sweep inside the block.
-
-    They get it in this process and in those that it starts.
+def for_workers(own: OwnCode) -> AbstractContextManager[None]:
+    """Give what the user has given to the jobs of a sweep inside the block, in this process and those that it starts.
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    variables = {"PYTHONSAFEPATH": "1"} | {_NAMES[key]: value for key, value in own.items()}
-    before = {key: os.environ.get(key) for key in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+    return environment({"PYTHONSAFEPATH": "1"} | {_NAMES[key]: value for key, value in own.items()})
 
 
 def check_stored(overrides: Iterable[str], source: Path) -> None:

@@ -20,6 +20,7 @@ from mezo_cli.config.values import SHOWN, allowed, plain_type, show
 from mezo_cli.errors import did_you_mean, join
 
 T = TypeVar("T")
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # pydantic's types of an error for an unknown key
 
 
 def build(values: Any) -> Config:
@@ -141,7 +142,8 @@ def _mapping(values: Any, group: str) -> Mapping[str, Any]:
 
 def _explain(settings_type: Any, error: ValidationError, parent: str) -> SettingError:
     """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = next((each for each in errors if each["type"] in UNKNOWN), errors[0])  # an unknown key may explain others
     node, path = settings_type, []
     for part in first["loc"]:  # down to the field; what follows is the place in a list or a mapping
         if not is_group(node) or part not in type_hints(node):
@@ -151,7 +153,7 @@ def _explain(settings_type: Any, error: ValidationError, parent: str) -> Setting
     key, value = f"{parent}{'.'.join(path)}", first["input"]
     if value == MISSING:
         return SettingError(key, f"{key} is not set: give {key}=...")
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if first["type"] in UNKNOWN:
         check_key(f"{parent}{'.'.join(map(str, first['loc']))}")
     return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
 

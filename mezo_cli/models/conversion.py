@@ -4,7 +4,6 @@ transformers maps the file and converts its tensors one by one. The pages that i
 is closed, so a model in bfloat16 would take the memory of its float32 file as well.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mezo_cli.system import release_file_pages
+from mezo_cli.system import environment, release_file_pages
 
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 
@@ -23,16 +22,8 @@ def releasing_file() -> Iterator[None]:
 
     Without Linux's /proc, and for tensors that need no conversion, nothing is released.
     """
-    before = os.environ.get(SEQUENTIAL)
-    os.environ[SEQUENTIAL] = "1"
-    try:
-        with _ReleaseConverted():
-            yield
-    finally:
-        if before is None:
-            del os.environ[SEQUENTIAL]
-        else:
-            os.environ[SEQUENTIAL] = before
+    with environment({SEQUENTIAL: "1"}), _ReleaseConverted():
+        yield
 
 
 class _ReleaseConverted(TorchFunctionMode):
