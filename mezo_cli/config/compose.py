@@ -35,16 +35,7 @@ from mezo_cli.config import file_rules
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
-from mezo_cli.config.own_code import (
-    REWARD,
-    REWARD_FROM_USER,
-    VARIABLES,
-    field_of,
-    from_user,
-    names_code,
-    split_own_code,
-    with_own_code,
-)
+from mezo_cli.config.own_code import check_not_from_file, split_own_code, with_own_code
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed, check_quantizer
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
@@ -248,13 +239,7 @@ def config_of(node: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
     config = build(plain)
-    for key in VARIABLES:
-        value = getattr(config.engine, field_of(key), None)
-        if value is not None:
-            raise SettingError(key, f"{key}={value}, set by a config file: {from_user(key)}")
-    reward = getattr(config.objective, "reward", None)
-    if names_code(reward):
-        raise SettingError(REWARD, f"{REWARD}={reward}, set by a config file: {REWARD_FROM_USER}")
+    check_not_from_file(config)
     check_installed(config.logger.names)
     check_quantizer(config.model.quantize)
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()

@@ -16,7 +16,7 @@ from yaml.reader import ReaderError
 
 from mezo_cli.config.choices import Choices, conf_dir
 from mezo_cli.config.keys import all_keys, allowed_values
-from mezo_cli.config.own_code import REWARD, REWARD_FROM_USER, VARIABLES, field_of, from_user, names_code
+from mezo_cli.config.own_code import why_not_from_file
 from mezo_cli.errors import UserError, did_you_mean, join
 
 ALLOWED = "of Hydra's own keys a config file may set only hydra.sweeper.params; give the others on the command line"
@@ -70,14 +70,10 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
     if group == "task":
         _check_label_lists(path, text, content)
     for key, value in _leaves(content):
-        full = key.removeprefix("hydra.sweeper.params."), f"{_parent(text, group)}{key}"
-        of_engine = next((own for own in VARIABLES if own in full), None)
-        if of_engine is not None and value is not None:
-            place = locate(path, text, field_of(of_engine))
-            raise UserError(f"{place}: {of_engine}={value}: {from_user(of_engine)}")
-        if REWARD in full and names_code(value):
-            raise UserError(f"{locate(path, text, 'reward')}: {REWARD}={value}: {REWARD_FROM_USER}")
         parts = key.split(".")
+        for full in (key.removeprefix("hydra.sweeper.params."), f"{_parent(text, group)}{key}"):
+            if why := why_not_from_file(full, value):
+                raise UserError(f"{locate(path, text, full.rpartition('.')[2])}: {full}={value}: {why}")
         if "_target_" in parts:
             raise UserError(
                 f"{locate(path, text, '_target_')}: {key}: a config file cannot name code to run (_target_)"

@@ -25,7 +25,6 @@ VARIABLES = {PYTHON: VARIABLE, URL: "MEZO_ENGINE_URL", ADAPTER_DIR: "MEZO_ENGINE
 
 REWARD = "objective.reward"
 REWARD_VARIABLE = "MEZO_REWARD"  # what objective.reward=FILE.py:function says, as VARIABLE
-REWARD_FROM_USER = f"it names a function, which only the command line, the Python API or {REWARD_VARIABLE} can give"
 _NAMES = {**VARIABLES, REWARD: REWARD_VARIABLE}
 FIELDS = {PYTHON: "own_engine_python", REWARD: "own_reward"}  # of run.json and sweep.json: whether it was given
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
@@ -98,15 +97,34 @@ def with_own_code(config: Config, own: OwnCode) -> Config:
     return config
 
 
-def field_of(key: str) -> str:
-    """Return the name of a key in its group: `python` of `engine.python`."""
-    return key.rpartition(".")[2]
+def why_not_from_file(key: str, value: Any) -> str:
+    """Return why a file cannot give this value of a key, which only the user can; "" for all other values."""
+    if key not in _NAMES or value is None or (key == REWARD and not names_code(value)):
+        return ""
+    what = {PYTHON: "names a program", REWARD: "names a function"}.get(key, "says where your weights and prompts go")
+    return f"it {what}, which only the command line, the Python API or {_NAMES[key]} can give"
 
 
-def from_user(key: str) -> str:
-    """Return why a file cannot give a key of `VARIABLES`."""
-    what = "names a program" if key == PYTHON else "says where your weights and prompts go"
-    return f"it {what}, which only the command line, the Python API or {VARIABLES[key]} can give"
+def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested values of a config without what a file cannot give."""
+    kept = dict(plain)
+    for group, name in (key.split(".") for key in _NAMES):
+        part = kept.get(group)
+        if isinstance(part, Mapping) and why_not_from_file(f"{group}.{name}", part.get(name)):
+            kept[group] = {**part, name: None}
+    return kept
+
+
+def check_not_from_file(config: Config) -> None:
+    """Check a config that is composed without what the user has given (`split_own_code`): what is there is a file's.
+
+    Raises:
+        SettingError: for the first value that a file cannot give.
+    """
+    for group, name in (key.split(".") for key in _NAMES):
+        key, value = f"{group}.{name}", getattr(getattr(config, group), name, None)
+        if why := why_not_from_file(key, value):
+            raise SettingError(key, f"{key}={value}, set by a config file: {why}")
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
@@ -136,7 +154,7 @@ def of_server(engine: OpenAiConfig, key: str) -> str:
     Raises:
         UserError: when it is missing.
     """
-    value = getattr(engine, field_of(key)) or os.environ.get(VARIABLES[key])
+    value = getattr(engine, key.partition(".")[2]) or os.environ.get(VARIABLES[key])
     if not value:
         raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
     return str(value)
@@ -182,12 +200,9 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
     """
     for text in overrides:
         name = text.lstrip("+~")
-        of_engine = next((key for key in VARIABLES if name.startswith(key)), None)
-        if of_engine is not None:
-            raise UserError(f"{source}: '{text}': {from_user(of_engine)}; take it out of the file, and give it again")
-        key, _, value = name.partition("=")
-        if key.strip() == REWARD and names_code(_unquoted(value)):
-            raise UserError(f"{source}: '{text}': {REWARD_FROM_USER}; take it out of the file, and give it again")
+        key = next((own for own in _NAMES if name.startswith(own)), "")
+        if why := why_not_from_file(key, _unquoted(name.partition("=")[2])):
+            raise UserError(f"{source}: '{text}': {why}; take it out of the file, and give it again")
         if name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper")) and not _HARMLESS.fullmatch(text):
             raise UserError(
                 f"{source}: '{text}' may run a program, and is not taken from a file: give the launcher with its "

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mezo_cli.config.own_code import VARIABLES, field_of, names_code
+from mezo_cli.config.own_code import without_own_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build, with_logger_names
 from mezo_cli.config.yaml_limits import check_yaml
@@ -98,11 +98,7 @@ def _readable(plain: Any) -> Any:
     """
     if not isinstance(plain, dict):
         return plain
-    if isinstance(plain.get("engine"), dict):
-        own = {field_of(key): None for key in VARIABLES if field_of(key) in plain["engine"]}
-        plain = {**plain, "engine": {**plain["engine"], **own}}
-    if isinstance(plain.get("objective"), dict) and names_code(plain["objective"].get("reward")):
-        plain = {**plain, "objective": {**plain["objective"], "reward": None}}
+    plain = without_own_code(plain)
     if isinstance(plain.get("distributed"), dict):
         plain = {**plain, "distributed": {k: v for k, v in plain["distributed"].items() if k != "shard"}}
     return plain

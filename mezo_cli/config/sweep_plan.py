@@ -13,7 +13,7 @@ from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override
-from mezo_cli.config.own_code import VARIABLES, OwnCode, from_user, split_own_code, with_own_code
+from mezo_cli.config.own_code import OwnCode, split_own_code, why_not_from_file, with_own_code
 from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import is_below
@@ -76,10 +76,8 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     try:
         grid = compose.parse(texts, find_choices(config_dir))
         for override in grid:
-            if override.name.startswith("hydra") or override.name in VARIABLES:
-                why = (
-                    from_user(override.name) if override.name in VARIABLES else "Hydra's own keys cannot be swept over"
-                )
+            of_hydra = "Hydra's own keys cannot be swept over" if override.name.startswith("hydra") else ""
+            if why := of_hydra or why_not_from_file(override.name, override.text.partition("=")[2]):
                 raise UserError(f"'{override.text}': {why}")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
