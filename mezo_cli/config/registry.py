@@ -158,7 +158,7 @@ ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an 
     "engine",
     {
         "lm": "mezo_cli.engine.scores:EngineScores",
-        "choice": "mezo_cli.engine.choices:EngineChoices",
+        "choice": "mezo_cli.engine.scores:EngineChoices",
         "generate": "mezo_cli.engine.answers:EngineAnswers",
     },
 )

@@ -1,7 +1,8 @@
-"""The label scores of objective lm, with an engine's forwards in place of the model's own."""
+"""The scores of objectives lm and choice, with an engine's forwards in place of the model's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,63 +11,85 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
 from mezo_cli.engine.token_scores import token_scores
-from mezo_cli.models import CAUSAL_LM
-from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.tasks import LmEncoder
+from mezo_cli.objectives.choice import Choice, sum_of_candidates
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.lm import CausalLabelScorer
+from mezo_cli.objectives.losses import in_float64
+from mezo_cli.tasks.choice import ChoiceRow
+
+Scored = TypeVar("Scored", CausalLabelScorer, Choice)
 
 
-class EngineScores(Classification):
-    """The label words' scores after the prompt, as `objectives.lm` defines them; both signs in one request.
-
-    Args:
-        own: the run's objective, whose model computes nothing here; its `forward` says with which weights to compute.
-        members: asks the engine.
-    """
-
-    model_kind = CAUSAL_LM
-    encoder_class = LmEncoder
-    supports_paired_forward = True
-
-    def __init__(self, own: Classification, members: Members) -> None:
-        super().__init__(own.config, own.loaded, own.forward, own.encoder)
-        self._members = members
+class EngineScores:
+    """What lets an engine score the label words of objective lm; both signs in one request."""
 
     @staticmethod
-    def longest(own: Classification, rows: Sequence[TokenizedExample]) -> int:
+    def longest(own: CausalLabelScorer, rows: Sequence[TokenizedExample]) -> int:
         """Return the tokens of the longest prompt, with all of the longest word but its last token."""
         return max(len(row.input_ids) for row in rows) + max(map(len, own.label_ids)) - 1
 
     @staticmethod
-    def attach(own: Classification, engine: Engine, rows: Sequence[TokenizedExample]) -> Classification:
-        """Return the objective whose scores an engine computes; compare some when it has just started.
+    def attach(own: CausalLabelScorer, engine: Engine, rows: Sequence[TokenizedExample]) -> CausalLabelScorer:
+        """Let an engine score the labels of an objective; compare some when it has just started.
 
         Raises:
             UserError: when the engine does not support the model, or computes other scores.
         """
-        words, batch = max(map(len, own.label_ids)), own.collate(rows)
-        members = engine.attach(own.loaded, own.forward, raw_logits=words == 1, stops=False)
-        scores = EngineScores(own, members)
-        engine.check(own.forward, partial(_log_probs, own, batch), partial(_log_probs, scores, batch), len(rows))
-        return scores
+        one_token = max(map(len, own.label_ids)) == 1
+        members = engine.attach(own.loaded, own.forward, raw_logits=one_token, stops=False)
 
-    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
-        """Lay out nothing: the engine takes the tokens of the rows."""
-        return {}
+        def log_probs(scores: Tensor) -> Tensor:
+            return scores.double().log_softmax(-1)  # a prompt's normalizer may be left out
 
-    def fits_paired_forward(self, batch: Batch) -> bool:
-        """Return True: the engine makes batches of its own."""
-        return True
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs."""
-        texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in self.label_ids]
-        of_words = token_scores(self._members, texts).double().split([count for _, count in texts], dim=1)
-        scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1).float()
-        scores = scores.view(-1, len(batch.rows), len(self.label_ids)).to(batch.device)
-        return scores if self.forward.num_signs == 2 else scores[0]
+        return _attach(own, engine, rows, own.logits, partial(_label_scores, own, members), log_probs)
 
 
-def _log_probs(objective: Classification, batch: Batch) -> Tensor:
-    """Return the log-probabilities of the labels: a prompt's normalizer may be left out of its scores."""
-    return objective.logits(batch).double().log_softmax(-1)
+class EngineChoices:
+    """What lets an engine score the candidates of objective choice."""
+
+    @staticmethod
+    def longest(own: Choice, rows: Sequence[ChoiceRow]) -> int:
+        """Return the tokens of the longest prompt with its longest candidate, whose last token is only scored."""
+        return max(len(row.input_ids) + max(map(len, row.candidates)) for row in rows) - 1
+
+    @staticmethod
+    def attach(own: Choice, engine: Engine, rows: Sequence[ChoiceRow]) -> Choice:
+        """Let an engine score the candidates of an objective; compare some when it has just started.
+
+        Raises:
+            UserError: when the engine does not support the model, or computes other scores.
+        """
+        members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=False)
+        return _attach(own, engine, rows, own.log_probs, partial(_candidate_scores, members), lambda scores: scores)
+
+
+def _attach(
+    own: Scored,
+    engine: Engine,
+    rows: Sequence[TokenizedExample] | Sequence[ChoiceRow],
+    compute: Callable[[Batch], Tensor],
+    by_engine: Callable[[Batch], Tensor],
+    comparable: Callable[[Tensor], Tensor],
+) -> Scored:
+    batch = own.collate(rows)
+    engine.check(own.forward, lambda: comparable(compute(batch)), lambda: comparable(by_engine(batch)), len(rows))
+    own.engine = by_engine
+    return own
+
+
+def _label_scores(own: CausalLabelScorer, members: Members, batch: Batch) -> Tensor:
+    """Return what `CausalLabelScorer.logits` does."""
+    texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in own.label_ids]
+    of_words = token_scores(members, texts).double().split([count for _, count in texts], dim=1)
+    scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1).float()
+    return scores.view(-1, len(batch.rows), len(own.label_ids)).to(batch.device).squeeze(0)
+
+
+def _candidate_scores(members: Members, batch: Batch) -> Tensor:
+    """Return what `Choice.log_probs` does."""
+    texts = [
+        ([*row.input_ids, *ids], count)
+        for row in batch.rows
+        for ids, count in zip(row.candidates, row.scored, strict=True)
+    ]
+    return sum_of_candidates(in_float64(token_scores(members, texts).to(batch.device)), batch.layout)

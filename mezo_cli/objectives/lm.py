@@ -10,7 +10,7 @@ word before it, a word start. Word starts follow the prompt (packed_decoder.py);
 read there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ class CausalLabelScorer(Classification):
     """The label words' log-probabilities after the prompt, without the prompt's normalizer.
 
     `label_ids` are the tokens of each label's word, in label order.
+
+    Attributes:
+        engine: what computes `logits` instead of the model: an inference engine; None: the model.
     """
 
     model_kind = CAUSAL_LM
@@ -59,6 +62,7 @@ class CausalLabelScorer(Classification):
         self._longest = [p for p in starts if not any(len(q) > len(p) and q[: len(p)] == p for q in starts)]
         number_of = {p: next(i for i, q in enumerate(self._longest) if q[: len(p)] == p) for p in starts}
         self._ends = [(number_of[p], len(p) - 1) for p in starts]
+        self.engine: Callable[[Batch], Tensor] | None = None
         self._whole_vocabulary = False  # score every word after the prompt instead of the label words
         extra = sum(map(len, self._longest))
         self._decoder = PackedDecoder(model, forward, lambda row: len(row.input_ids) + extra, reads=True)
@@ -85,13 +89,17 @@ class CausalLabelScorer(Classification):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        return self._decoder.logits(batch).float().squeeze(0)
+        return self._decoder.logits(batch).float().squeeze(0) if self.engine is None else self.engine(batch)
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return whether one forward should compute both signs; an engine makes batches of its own."""
+        return self.engine is not None or super().fits_paired_forward(batch)
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""
         self._whole_vocabulary = True
         try:
-            return self.logits(batch)
+            return self._decoder.logits(batch).float().squeeze(0)
         finally:
             self._whole_vocabulary = False
 

@@ -91,7 +91,7 @@ class InputEncoder(Generic[Row]):
 
     def decode(self, row: Row) -> str:
         """Return the input as the model sees it, special tokens included."""
-        raise NotImplementedError
+        return self.decode_ids(row.input_ids)  # type: ignore[attr-defined]
 
     def write_snippet(self, variables: Sequence[str]) -> str | None:
         """Return the Python code of a model card that labels a text, or None where it cannot be told in a few lines.
@@ -153,10 +153,6 @@ class PromptEncoder(InputEncoder[Row]):
         rows: list[Any] = other.encode_all(examples)
         return rows, [row.cut for row in rows]
 
-    def decode(self, row: Any) -> str:
-        """Return the prompt as the model sees it, special tokens included."""
-        return self.decode_ids(row.input_ids)
-
 
 class ClassificationEncoder(InputEncoder[TokenizedExample]):
     """The base of the encoders of rows with labels. A subclass defines `encode_chunk`.
@@ -206,10 +202,6 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
     def word_id(self, word: str) -> int | None:
         """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
         return None
-
-    def decode(self, row: TokenizedExample) -> str:
-        """Return the input as the model sees it, special tokens included."""
-        return self.decode_ids(row.input_ids)
 
 
 def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
