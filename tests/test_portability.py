@@ -30,7 +30,7 @@ import sys
 from pathlib import Path
 from mezo_cli.runs.lock import RunLock
 
-lock = RunLock(Path(sys.argv[1]))
+lock = RunLock(Path(sys.argv[1]), Path(sys.argv[2]))
 print(lock.acquire(), flush=True)
 sys.stdin.read()
 """
@@ -76,7 +76,7 @@ def test_the_lock(without: dict[str, str], tmp_path: Path) -> None:
     assert first.stdout is not None
     assert first.stdout.readline() == "True\n"
     asks = f"from pathlib import Path; from mezo_cli.runs.lock import RunLock; p = Path({str(tmp_path)!r}); "
-    asks += "print(RunLock(p / '.lock').is_held())"
+    asks += "print(RunLock(p / '.lock', p / 'train.log').is_held())"
     assert run(without, "-c", asks) == "True\n"
     assert subprocess.run(words, env=without, input="", capture_output=True, text=True).stdout == "False\n"
     first.kill()

@@ -24,14 +24,17 @@ class RunLock:
 
     Args:
         path: the file; it is created when the lock is first acquired.
+        earlier: the file that earlier versions locked; a process of theirs may hold it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, earlier: Path) -> None:
+        self.path, self._earlier = path, earlier
         self._locked: BinaryIO | sqlite3.Connection | None = None
 
     def acquire(self) -> bool:
         """Lock the file, creating it if needed; return False if another process holds the lock."""
+        if _is_held(self._earlier):
+            return False
         open_to_write(self.path, "ab").close()
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
@@ -39,7 +42,7 @@ class RunLock:
                 self._locked = lock_file(self.path)
                 return True
             except BlockingIOError:
-                if self.is_held() or time.monotonic() > deadline:
+                if _is_held(self.path) or time.monotonic() > deadline:
                     return False
                 time.sleep(0.001)
             except OSError:  # a file system without locks
@@ -53,13 +56,8 @@ class RunLock:
 
     def is_held(self) -> bool | None:
         """Return whether a process holds the lock for writing; None if that cannot be known."""
-        try:
-            lock_file(self.path, shared=True).close()
-        except (BlockingIOError, FileNotFoundError) as error:
-            return isinstance(error, BlockingIOError)
-        except OSError:
-            return None
-        return False
+        is_held = _is_held(self.path)
+        return _is_held(self._earlier) if is_held is False and fcntl is not None else is_held
 
 
 def lock_file(path: Path, shared: bool = False) -> BinaryIO | sqlite3.Connection:
@@ -100,3 +98,13 @@ def _lock_database(path: Path, shared: bool) -> sqlite3.Connection:
         database.close()
         raise (BlockingIOError if "locked" in str(error) else OSError)(f"{path}: {error}") from error
     return database
+
+
+def _is_held(path: Path) -> bool | None:
+    try:
+        lock_file(path, shared=True).close()
+    except (BlockingIOError, FileNotFoundError) as error:
+        return isinstance(error, BlockingIOError)
+    except OSError:
+        return None
+    return False

@@ -69,7 +69,7 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
-        self._lock = RunLock(path / ".lock")
+        self._lock = RunLock(path / ".lock", earlier=path / "train.log")
         self._metrics_log = MetricsLog(path / "metrics.jsonl")
         self._completions = MetricsLog(path / "completions.jsonl")
 

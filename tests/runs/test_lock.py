@@ -1,5 +1,6 @@
-"""The lock of a run: one writer, which readers do not hinder."""
+"""The lock of a run: one writer, which readers do not hinder; earlier versions locked another file."""
 
+import fcntl
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.runs.test_run import new_run
 
 
 def lock_in(folder: Path) -> RunLock:
-    return RunLock(folder / ".lock")
+    return RunLock(folder / ".lock", earlier=folder / "train.log")
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -56,3 +57,18 @@ def test_a_log_that_is_moved_away_does_not_free_a_running_run(tmp_path: Path) ->
     assert Run(run.path).status() == "running"
     with pytest.raises(UserError, match="is running"):
         Run.open(run.path).claim()
+
+
+def test_a_running_process_of_an_earlier_version_is_recognised(tmp_path: Path) -> None:
+    """It locked train.log."""
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path).tracked():
+        raise KeyboardInterrupt
+    Run(tmp_path).update(status="running")
+    (tmp_path / ".lock").unlink()
+    with open(tmp_path / "train.log", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert Run(tmp_path).status() == "running"
+        with pytest.raises(UserError, match="is running"):
+            Run.open(tmp_path).claim()
+    assert Run(tmp_path).status() == "interrupted"
+    Run.open(tmp_path).claim()
