@@ -8,8 +8,6 @@ import torch
 
 from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import Example
-from mezo_cli.errors import UserError
-from mezo_cli.objectives import packed_encoder
 from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.families import find_encoder_family
 from mezo_cli.perturb.noise import Direction
@@ -85,15 +83,3 @@ def test_a_classification_head_of_another_family_takes_padded_batches(tmp_path: 
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-6)
         with ours.forward.perturbed(Direction(3, 11), 0.05):
             assert BatchLoss(ours.objective, [batch])().shape == (2,)
-
-
-def test_a_head_that_reads_another_token_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay_out = packed_encoder.PackedEncoder.lay_out
-
-    def of_the_next_token(self: packed_encoder.PackedEncoder, rows: Any) -> Any:
-        arrays = lay_out(self, rows)
-        return {**arrays, "scored_positions": arrays["scored_positions"] + 1}
-
-    monkeypatch.setattr(packed_encoder.PackedEncoder, "lay_out", of_the_next_token)
-    with pytest.raises(UserError, match="RobertaForSequenceClassification is a model family that is not supported"):
-        ready(roberta, "objective=cls")

@@ -1,6 +1,5 @@
-"""HiZOO: its formula in float64, what it is without a curvature, and runs."""
+"""HiZOO: its formula in float64, and what it is without a curvature."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +7,7 @@ import torch
 
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.runs import trajectory
 from mezo_cli.testing.optimizers import Trial, same
-from tests.command_line import mezo, small
 
 LR, WD, ALPHA, EPS = 0.05, 0.1, 0.05, 1e-2
 
@@ -73,20 +70,3 @@ def test_without_alpha_it_is_mezo_with_one_forward_more_bit_for_bit() -> None:
         assert records == mezo_records
         assert same(ours.problem.weights(), of_mezo)
         assert ours.problem.calls == 8 * (2 if name == "mezo" else 3)
-
-
-@pytest.mark.parametrize("name", ["hizoo", "hizoo_scalar"])
-def test_a_run_is_resumed_and_replayed_to_its_weights(
-    name: str, roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None
-) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    words = [f"optimizer={name}", "optimizer.alpha=0.01", "eval_every=2", "steps=4"]
-    assert mezo("train", *small(roberta, movies, run, *words, "steps=2")).code == 0
-    assert mezo("resume", run, "steps=4").code == 0
-    assert mezo("train", *small(roberta, movies, whole, *words)).code == 0
-    past = trajectory.read(whole / "trajectory.bin")
-    assert (past.record_bytes, past.header.version, past.grads.shape) == (20, 2, (4, 2))
-    weights = Path("checkpoints", "last", "model.safetensors")
-    assert (run / weights).read_bytes() == (whole / weights).read_bytes()
-    assert mezo("replay", run, "--step", 4, "--out", tmp_path / "out").code == 0
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / weights).read_bytes()

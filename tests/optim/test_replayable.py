@@ -289,25 +289,6 @@ def test_the_bound_is_a_number_or_a_quantile_of_the_raw_sizes_before(bound: str,
     assert [clip.clip(step, [g])[0] for step, g in enumerate(raw) for _ in range(2)][1::2] == wanted
 
 
-@pytest.mark.parametrize("name", ["mezo", "mezo_momentum"])
-def test_a_clipped_run_is_resumed_by_its_state_or_its_records(name: str, roberta: Path, tmp_path: Path) -> None:
-    words = [f"optimizer={name}", "optimizer.clip_g=q0.5", "optimizer.clip_window=4", "optimizer.samples=2"]
-    ours = tuned(roberta, words)
-    records = train(ours, 0, 5)
-    half = theta(ours)
-    ours.optimizer.save_state(tmp_path / "state")
-    records += train(ours, 5, STEPS)
-    for stored in {False, (tmp_path / "state").exists()}:
-        resumed = tuned(roberta, words)
-        put(resumed, half)
-        if stored:
-            resumed.optimizer.load_state(tmp_path / "state", 5)  # type: ignore[call-arg]
-        else:
-            resumed.optimizer.rebuild_state(resumed.params, records[:5])  # type: ignore[attr-defined]
-        assert train(resumed, 5, STEPS) == records[5:]
-        assert same(theta(resumed), theta(ours))
-
-
 @pytest.mark.parametrize(
     ("word", "part"),
     [
