@@ -10,8 +10,6 @@ from mezo_cli.config.schema import ChoicePrompt, Example, TaskConfig
 from mezo_cli.errors import UserError
 from mezo_cli.tasks import ChoiceEncoder
 from tests import tiny
-from tests.lm_bff import load_task
-from tests.opt_tasks import CHOICES, expected, rows
 
 LIST = ChoicePrompt(prompt="{text}\n-", candidates=[" {candidate} was it"], each="names", right="answers")
 ROW = {"text": "It was good", "names": ["Human", "Entity", "Location"], "answers": ["Location", "Entity"]}
@@ -28,22 +26,6 @@ def of_list(tokenizer: PreTrainedTokenizerFast, **changed: Any) -> ChoiceEncoder
 
 def row(**columns: Any) -> Example:
     return Example((), -1, "train.jsonl:7", {**ROW, **columns})
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_tokens_are_those_of_the_prompt_with_each_candidate(name: str, opt: PreTrainedTokenizerFast) -> None:
-    task = load_task(name)
-    encoder = ChoiceEncoder(replace(task, labels=[]) if name == "record" else task, opt)
-    for columns in rows(name):
-        prompt, candidates, right = expected(name, columns)
-        named = {task.rename.get(key, key): value for key, value in columns.items()}
-        texts = () if name == "record" else tuple(named[column] for column in task.columns)
-        label = -1 if name == "record" else candidates.index(right[0])
-        encoded = encoder.encode(Example(texts, label, "", named if name == "record" else None))
-        full = [opt(prompt + text)["input_ids"] for text in candidates]
-        assert [[*encoded.input_ids, *ids] for ids in encoded.candidates] == full
-        assert list(encoded.scored) == [len(ids) - len(opt(prompt)["input_ids"]) for ids in full]
-        assert [encoded.texts[number] for number in encoded.right] == right
 
 
 def test_the_candidate_that_is_trained_is_the_first_right_one(opt: PreTrainedTokenizerFast) -> None:

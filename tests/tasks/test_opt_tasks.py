@@ -41,8 +41,10 @@ def test_prompts_and_candidates_are_those_of_the_released_templates(name: str, o
         prompt, candidates, right = expected(name, row)
         assert (encoder.decode(encoded), [*encoded.texts]) == ("</s>" + prompt, candidates)
         assert [candidates[number] for number in encoded.right] == right
-        for text, ids in zip(candidates, encoded.candidates, strict=True):
-            assert [*encoded.input_ids, *ids] == opt(prompt + text)["input_ids"]
+        for text, ids, scored in zip(candidates, encoded.candidates, encoded.scored, strict=True):
+            full = opt(prompt + text)["input_ids"]
+            assert [*encoded.input_ids, *ids] == full
+            assert scored == len(full) - len(opt(prompt)["input_ids"])
 
 
 def test_three_of_them_in_full() -> None:

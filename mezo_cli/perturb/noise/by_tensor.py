@@ -1,6 +1,5 @@
 """The methods of a noise that draws z tensor by tensor, and not inside the kernels that use it."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -14,9 +13,9 @@ from mezo_cli.perturb.noise.spans import Piece, Span
 class NoiseByTensor:
     """A noise of which `piece` gives c z of neighbouring elements of one tensor. The methods are those of `Noise`."""
 
-    @abstractmethod
     def piece(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
         """Return c z of these elements, float32 [piece.numel]: z and c in float32, their product rounded to it."""
+        raise NotImplementedError
 
     def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
         """Return c z of some rows of theta, float32 [R, ...]."""

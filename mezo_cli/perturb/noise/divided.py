@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.by_tensor import scaled_rows
+from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.spans import Span
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mezo_cli.perturb.params import Params
 
 
-class DividedNoise:
+class DividedNoise(NoiseByTensor):
     """The methods of `Noise` that forwards call, for z / d.
 
     Args:
@@ -36,21 +36,7 @@ class DividedNoise:
             if out_minus is not None:
                 out_minus[chunk] = part.theta - step
 
-    @torch.no_grad()
-    def perturb_rows(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        rows: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
-    ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]] / d[rows[i]]: see `Noise.perturb_rows`."""
-        step = scaled_rows(self._base, direction, name, theta, rows, c)
+    def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
+        """Return c z / d of some rows of theta, float32 [R, ...]."""
         divisor = self._divisor(self._params.span_of(name))[: theta.numel()].view(theta.shape)
-        step.div_(divisor[rows])
-        out.copy_(theta[rows] + step)
-        if out_minus is not None:
-            out_minus.copy_(theta[rows] - step)
+        return scaled_rows(self._base, direction, name, theta, rows, c).div_(divisor[rows])
