@@ -4,18 +4,54 @@ As in a sweep (config/sweep_plan.py), plain values are then set in a copy. Proce
 are about composing (`composing_all`), let Hydra compose everything; tests/config/test_compositions.py compares the two.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict, read_write
 
 from mezo_cli.config import compose, sweep_plan
-from mezo_cli.config.choices import config_dirs, find_choices
+from mezo_cli.config.choices import Choices, config_dirs, find_choices
+from mezo_cli.config.overrides import Override
 from mezo_cli.config.validation import defaults
 
-whole = compose.compose_node
+whole, parse_all = compose.compose_node, compose.parse
 DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir")
+
+
+@functools.cache
+def built_in_choices(folders: tuple[Path, ...]) -> Choices:
+    """Return the choices in the built-in folder and those of plug-ins."""
+    return find_choices()
+
+
+def parsing_once() -> Callable[..., list[Override]]:
+    """Return what can stand in the place of `compose.parse`: a composition here asks for the same words once more."""
+    last: list[Any] = [None, None]
+
+    def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
+        key = (list(overrides), choices)
+        if last[0] != key:
+            last[1] = parse_all(overrides, choices)
+            last[0] = key
+        return list(last[1])
+
+    return parse
+
+
+def storing_once(store: Callable[..., None]) -> Callable[..., None]:
+    """Return what can stand in the place of a `ConfigStore.store`: equal defaults need not be stored again."""
+    last: list[Any] = [None]
+
+    def store_changed(name: str, node: Any, **place: Any) -> None:
+        if name != "mezo_schema" or last[0] != node:
+            store(name=name, node=node, **place)
+        if name == "mezo_schema":
+            last[0] = node
+
+    return store_changed
 
 
 def composing_once() -> Callable[..., Any]:
@@ -25,7 +61,7 @@ def composing_once() -> Callable[..., Any]:
     def compose_node(overrides: Sequence[str], config_dir: str | None) -> Any:
         if config_dir is not None or any("hydra:" in text or "hydra.job" in text for text in overrides):
             return whole(overrides, config_dir)
-        choices = find_choices()
+        choices = built_in_choices(tuple(config_dirs()))
         parsed = compose.parse(overrides, choices)
         own = [override for override in parsed if not override.name.startswith("hydra")]
         settable = sweep_plan._plain_values(own, choices)

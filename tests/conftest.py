@@ -5,7 +5,7 @@ import gc
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +91,9 @@ def composing_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose_node", compositions.composing_once())
+        patch.setattr(compose, "parse", compositions.parsing_once())
+        store = compose.ConfigStore.instance()
+        patch.setattr(store, "store", compositions.storing_once(store.store))
         yield
 
 
@@ -114,6 +117,39 @@ def no_collection_in_each_run() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (system, loop):
             patch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_look_at_mapped_files() -> Iterator[Callable[[], list[tuple[int, int]]]]:
+    """Keep the pages of model files in memory, as outside Linux: to list the maps of a process takes milliseconds."""
+    from mezo_cli import system
+    from mezo_cli.perturb import storage
+
+    listing = system.private_file_mappings
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (system, storage):
+            patch.setattr(module, "private_file_mappings", lambda: [])
+        yield listing
+
+
+@pytest.fixture
+def released_pages(
+    no_look_at_mapped_files: Callable[[], list[tuple[int, int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Release the pages of model files, as a run does: for a test of its memory."""
+    for module in ("mezo_cli.system", "mezo_cli.perturb.storage"):
+        monkeypatch.setattr(f"{module}.private_file_mappings", no_look_at_mapped_files)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawing_once() -> Iterator[None]:
+    """Draw the random words of a step once: z of eager tests is that of a few tiny models, at the same steps."""
+    from tests import random_words
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in random_words.USERS:
+            patch.setattr(module, "random_words", random_words.drawing_once())
         yield
 
 

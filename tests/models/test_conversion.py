@@ -18,6 +18,8 @@ from mezo_cli.system import peak_memory, reset_peak_memory
 from mezo_cli.training.load import load_session
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("released_pages")
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,6 +13,7 @@ from mezo_cli.perturb.params import Params
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.usefixtures("released_pages")
 def test_the_pages_of_a_mapped_checkpoint_are_released(tmp_path: Path) -> None:
     """One tensor that stays mapped would keep the memory of the whole file."""
     path, half = tmp_path / "weights.bin", 1 << 20
