@@ -137,6 +137,7 @@ def test_without_pytest_the_suites_name_it() -> None:
     assert "mezo_cli.testing needs pytest: pip install pytest" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_objective(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, "objective=null_prompt")
@@ -178,6 +179,7 @@ def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
     assert "perplexity" in page(run, tmp_path / "page.html")
 
 
+@pytest.mark.slow
 def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
     run, adapter = tmp_path / "run", "adapter_model.safetensors"
     words = ["peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"]
@@ -200,6 +202,7 @@ def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
     assert "peft=ia3 does not support" in error_line(mezo("train", *DEMO, *other, f"hydra.run.dir={tmp_path / 'no'}"))
 
 
+@pytest.mark.slow
 def test_a_loss_and_a_metric(plugins: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["objective.loss=hinge", "task.metric=balanced_accuracy"]

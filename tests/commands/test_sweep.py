@@ -67,6 +67,7 @@ def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result])
     assert files(folder) == before
 
 
+@pytest.mark.slow
 def test_a_job_fails_alone_and_runs_again_only_when_asked(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

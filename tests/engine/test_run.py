@@ -102,12 +102,13 @@ def test_a_lora_goes_to_the_engine_with_every_request(setting: Setting) -> None:
 CHOICE = ("objective=choice", "task.choice.candidates=[' bad okay film', ' good']", "steps=2", "eval_every=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ("peft=lora",),
-        pytest.param(("objective.loss=lm",), marks=pytest.mark.slow),
-        pytest.param(("objective.loss=accuracy", "objective.normalize=sum", *ES, "peft=lora"), marks=pytest.mark.slow),
+        ("objective.loss=lm",),
+        ("objective.loss=accuracy", "objective.normalize=sum", *ES, "peft=lora"),
     ],
     ids=["cross_entropy", "lm", "accuracy"],
 )

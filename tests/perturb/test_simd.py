@@ -83,7 +83,7 @@ def test_the_stored_results_are_those_of_the_eager_form() -> None:
     assert list(lines()) == STORED.read_text().splitlines()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", list(simd.FLAGS))
 def test_every_kernel_has_the_bits_of_the_eager_form(name: str, tmp_path: Path) -> None:
     compiler, run = ["g++"], []

@@ -128,7 +128,7 @@ def test_replay_is_bitwise_identical(run: Path, step: str, digest: str, tmp_path
     assert hashlib.sha256(weights).hexdigest() == digest
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "finished", [*(RUNS / name for name in EXPECTED), *(DECAY / name for name in DECAYED)], ids=lambda path: path.name
 )
