@@ -18,6 +18,7 @@ from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
 from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, shown_value
 from mezo_cli.runs.picked import MARK, NOTE
 
+VIEWS = ("groups", "seeds", "paper", "objectives", "forwards")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 INFERRED = (
     "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
