@@ -1,38 +1,35 @@
-"""Figures of a page: lines with the table behind them, their legend and a note; those of one run; and axes."""
+"""The figures of one run, each with the table behind it, its legend and a note; and the axes of all figures."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from mezo_cli.report.aggregate import Group
 from mezo_cli.report.details import RunDetails, predicted_fractions, thin_indices
 from mezo_cli.report.output import make_table
-from mezo_cli.report.settings import format_mean, format_score, is_fraction, scale
-from mezo_cli.report.svg import SERIES, SIZE, colour, inline_svg, new_axes, series_name
+from mezo_cli.report.settings import format_score, is_fraction, scale
+from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes, series_name
 from mezo_cli.runs.metrics_log import metrics_of
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes
 
 SHOWN_LABELS = 6  # in the figure of predictions; the rest are counted together
-SHOWN_LINES = len(SERIES)  # lines in colours of their own
 CURVE_POINTS = 240  # at most, of a noisy curve
 TABLE_ROWS = 24  # at most, in a table behind a figure
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
-MARKERS = ("o", "s", "^", "D", "v", "P")  # of the series; the template shows the same
-FEW = 25  # points up to which each is marked
 Curve = TypeVar("Curve", pd.Series, pd.DataFrame)
-DEV_FIELDS = {  # of evaluations, each with the title of its figure
-    "loss": "Loss on dev",
-    "drift": "Drift |theta - theta0| / |theta0|",
-    "keep_log_prob": "Mean log-probability of the answers of data.keep",
-    "keep_kl": "KL(theta0 || theta) on the answers of data.keep",
-}
+DEV_FIELDS = (  # of evaluations, each with the title of its figure
+    ("loss", "Loss on dev"),
+    ("drift", "Drift |theta - theta0| / |theta0|"),
+    ("keep_log_prob", "Mean log-probability of the answers of data.keep"),
+    ("keep_kl", "KL(theta0 || theta) on the answers of data.keep"),
+)
+FEW = 40  # points up to which each is marked
 
 
 @dataclass(frozen=True)
@@ -42,204 +39,122 @@ class Figure:
     Attributes:
         title: what it shows.
         note: what is seen in it, or how it was computed; may be empty.
+        svg: the drawing.
         table: the same numbers, as many as are worth reading.
         legend: (colour name, text) of each series; empty for a single one.
-        svg: the drawing; empty if there is nothing to draw.
     """
 
     title: str
     note: str
+    svg: str
     table: pd.DataFrame
     legend: Sequence[tuple[str, str]] = ()
-    svg: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a figure.
-
-    Attributes:
-        label: what it is, for the legend.
-        curve: by what the horizontal axis shows: `mean`; `low` and `high` where it has a band; `raw` where the mean is
-            over neighbouring values.
-        group: of runs whose mean it is; its test score and the paper's number stand beside the curve.
-    """
-
-    label: str
-    curve: pd.DataFrame
-    group: Group | None = None
-
-
-def make_figure(name: str, draw: Callable[["Axes"], Figure], size: tuple[int, int] = SIZE) -> Figure:
-    """Return a figure with its drawing. Must be called inside `drawing`.
-
-    Args:
-        name: unique in the page.
-        draw: draws on the axes, and returns the figure without the drawing.
-        size: of the drawing.
-    """
-    axes = new_axes(size)
-    figure = draw(axes)
-    label = f"{figure.title}. {figure.note}".strip()
-    return replace(figure, svg=inline_svg(axes, name, label)) if axes.has_data() else figure
-
-
-# --- lines ---
-
-
-def draw_lines(axes: "Axes", lines: Sequence[Line], metric: str, x: str = "step", points: bool = False) -> None:
-    """Draw lines, the first few in colours of their own over the others, with their bands.
-
-    To the right of the curves of groups stand our test score (filled, with its std) and the paper's (hollow).
-
-    Args:
-        axes: to draw on.
-        lines: at least one.
-        metric: that the vertical axis shows.
-        x: what the horizontal axis shows.
-        points: only points are drawn.
-    """
-    for number, line in reversed(list(enumerate(lines))):
-        name, curve = series_name(number) if number < SHOWN_LINES else "quiet", line.curve
-        if "low" in curve and (curve["high"] > curve["low"]).any():
-            axes.fill_between(curve.index, curve["low"], curve["high"], color=colour(name), alpha=0.2, linewidth=0)
-        if "raw" in curve:
-            axes.plot(extremes(curve["raw"]), color=colour(name), alpha=0.5, linewidth=0.8)
-        few = 1 if name == "quiet" else FEW
-        marker: dict[str, Any] = (
-            {"marker": MARKERS[number % len(MARKERS)], "ms": 4} if points or len(curve) <= few else {}
-        )
-        thickness = 0 if points else 0.8 if name == "quiet" else 1.8
-        mean = curve["mean"].iloc[thin_indices(len(curve), CURVE_POINTS)]
-        axes.plot(mean, color=colour(name), linewidth=thickness, **marker)
-    score_axis(axes, metric)
-    furthest = max(line.curve.index.max() for line in lines)
-    step_axis(axes, furthest, x)
-    width = furthest or 1
-    place = 1.06 * width
-    for number, line in enumerate(lines[:SHOWN_LINES]):
-        if line.group is not None and _draw_scores(axes, line.group, place, colour(series_name(number))):
-            place += 0.035 * width
-    if place > 1.06 * width:
-        axes.set_xlim(-0.03 * width, place)
-
-
-def _draw_scores(axes: "Axes", group: Group, x: float, shade: str) -> bool:
-    """Draw a group's test score and the paper's at a place; return whether there is one."""
-    if group.mean is not None:
-        factor = scale(group.metric)
-        error = None if group.std is None else [factor * group.std]
-        axes.errorbar([x], [factor * group.mean], error, fmt="D", markersize=5, color=shade, elinewidth=1.2)
-    if group.paper_number is not None:
-        axes.plot([x], [group.paper_number.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=shade, mew=1.5)
-    return group.mean is not None or group.paper_number is not None
-
-
-def legend_of(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Return (colour name, text) of each line; those that have no colour of their own are counted."""
-    legend = []
-    for number, line in enumerate(lines[:SHOWN_LINES]):
-        text, group = line.label, line.group
-        if group is not None and group.mean is not None:
-            text += f": test {format_mean(group.metric, group.mean, group.std)}"
-        if group is not None and group.paper_number is not None:
-            text += f", paper {group.paper_number}"
-        legend.append((series_name(number), text))
-    rest = len(lines) - SHOWN_LINES
-    return legend + ([("quiet", f"{rest:,} more")] if rest > 0 else [])
-
-
-def number_table(values: pd.DataFrame, x: str = "step") -> pd.DataFrame:
-    """Return a table of some rows of numbers, which are by `x`."""
-    texts = values.iloc[thin_indices(len(values), TABLE_ROWS)].map("{:.4g}".format)
-    return make_table("", texts.rename_axis(x).rename("{:,.0f}".format).reset_index(), left=0)
-
-
-# --- of one run ---
 
 
 def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
-    parts: list[Callable[..., Figure]] = [_rewards if run.rewards else draw_loss] * bool(len(run.losses))
-    parts += [draw_dev] * bool(run.dev)
-    fields = [field for field in DEV_FIELDS if any(field in line for line in run.dev)]
-    parts += [partial(_dev_field, field) for field in fields if field != "loss" or not run.rewards]
+    parts = [_rewards if run.rewards else _loss] * bool(len(run.losses))
+    parts += [_dev] * bool(run.dev)
+    fields = DEV_FIELDS[1:] if run.rewards else DEV_FIELDS
+    parts += [partial(_dev_field, *field) for field in fields if any(field[0] in line for line in run.dev)]
     parts += [_predictions] * any(predicted_fractions(line) for line in run.dev[:1])
     parts += [_gradients] * (run.projected_grads is not None)
     parts += [_speed] * (len(run.speed[0]) > 1)
-    return [make_figure(f"{name}{number}", partial(draw, run)) for number, draw in enumerate(parts)]
+    with drawing():
+        return [draw(run, f"{name}{number}") for number, draw in enumerate(parts)]
 
 
-def draw_loss(run: RunDetails, axes: "Axes") -> Figure:
-    """Draw the training loss."""
-    curve, note = smooth_curve(pd.Series(run.losses, run.steps))
-    draw_lines(axes, [Line("loss", curve)], "loss")
-    return Figure("Training loss", note, number_table(curve))
+def _loss(run: RunDetails, name: str) -> Figure:
+    axes = new_axes()
+    smooth, note = draw_loss(axes, run)
+    label = f"Training loss over steps, from {smooth.iloc[0]:.4f} to {smooth.iloc[-1]:.4f}"
+    table = _table(run.steps, {"loss": (run.losses, ".4f"), "smoothed": (smooth, ".4f")})
+    return Figure("Training loss", note, inline_svg(axes, name, label), table)
 
 
-def _speed(run: RunDetails, axes: "Axes") -> Figure:
-    steps, rates = run.speed
-    curve, _ = smooth_curve(pd.Series(rates, steps))
-    draw_lines(axes, [Line("steps/s", curve)], "steps/s")
-    count_axis(axes)
-    note = f"Median {run.median_speed:.3g} steps per second, evaluations between logged steps included."
-    return Figure("Speed", note, number_table(curve))
+def draw_loss(axes: "Axes", run: RunDetails) -> tuple[pd.Series, str]:
+    """Draw the training loss; return it smoothed, and what the lines are."""
+    return _draw_curve(axes, pd.Series(run.losses, run.steps), "c1")
 
 
-def _rewards(run: RunDetails, axes: "Axes") -> Figure:
-    rewards = smoothed(pd.DataFrame(run.rewards, run.steps))[0]
-    names = {"reward": "mean", "reward_min": "low", "reward_max": "high"}
-    lines = [Line("train, mean of the members", rewards.rename(columns=names))]
+def _rewards(run: RunDetails, name: str) -> Figure:
+    axes, rewards = new_axes(), pd.DataFrame(run.rewards, run.steps)
+    smooth, _ = smoothed(rewards)
+    at = smooth.index[thin_indices(len(smooth), CURVE_POINTS)]
+    shown = smooth.loc[at]
+    axes.fill_between(at, shown["reward_min"], shown["reward_max"], color=colour("c1"), alpha=0.25, linewidth=0)
+    axes.plot(shown["reward"], color=colour("c1"), linewidth=2, **_dots(len(at)))
     dev = pd.DataFrame(run.dev)
     if "reward" in dev:
-        lines.append(Line("dev", dev.set_index("step")[["reward"]].rename(columns=names)))
-    draw_lines(axes, lines, "reward")
-    first, last = (f"{rewards['reward'].iloc[i]:.4g}" for i in (0, -1))
-    note = f"The band is from the least to the greatest reward of the members of a step. From {first} to {last}"
+        axes.plot(dev["step"], dev["reward"], color=colour("c3"), linewidth=2, **_dots(len(dev)))
+    step_axis(axes, int(run.steps[-1]))
+    ends = [f"{shown['reward'].iloc[i]:.4g}" for i in (0, -1)]
+    note = f"The band is from the least to the greatest reward of the members of a step. From {ends[0]} to {ends[1]}"
     note += ", means of neighbouring steps." if len(rewards) >= FEWEST else "."
-    return Figure("Reward", note, number_table(rewards), legend_of(lines))
+    table = _table(run.steps, {name.replace("_", " "): (values, ".4g") for name, values in rewards.items()})
+    legend = [("c1", "train, mean of the members"), *[("c3", "dev")] * ("reward" in dev)]
+    return Figure("Reward", note, inline_svg(axes, name, f"Rewards over steps. {note}"), table, legend)
 
 
-def _dev_field(field: str, run: RunDetails, axes: "Axes") -> Figure:
+def _dev_field(field: str, title: str, run: RunDetails, name: str) -> Figure:
     """Draw a field of the evaluations on dev that has them at every step, or at some."""
-    values = pd.Series({line["step"]: line[field] for line in run.dev if field in line})
-    draw_lines(axes, [Line(field, pd.DataFrame({"mean": values}))], "loss")
-    first, last = (f"{values.iloc[i]:.4g} at step {values.index[i]:,}" for i in (0, -1))
-    note = f"{first}, {last}; lowest {values.min():.4g} at step {values.idxmin():,}."
-    return Figure(DEV_FIELDS[field], note, number_table(pd.DataFrame({field: values})))
+    axes, known = new_axes(), [line for line in run.dev if field in line]
+    values = pd.Series([line[field] for line in known], [line["step"] for line in known])
+    axes.plot(values, color=colour("c5"), linewidth=2, **_dots(len(values)))
+    step_axis(axes, int(values.index[-1]))
+    ends = (f"{values.iloc[i]:.4g} at step {values.index[i]:,}" for i in (0, -1))
+    note = f"{', '.join(ends)}; lowest {values.min():.4g} at step {values.idxmin():,}."
+    svg = inline_svg(axes, name, f"{title} over steps. {note}")
+    return Figure(title, note, svg, _table(values.index, {field: (values, ".4g")}))
 
 
-def draw_dev(run: RunDetails, axes: "Axes") -> Figure:
-    """Draw the metric on dev, its first value as a level, its best marked."""
+def _dev(run: RunDetails, name: str) -> Figure:
+    axes = new_axes()
+    best = draw_dev(axes, run)
+    dev = pd.DataFrame(run.dev)
+    columns = {name: dev[name] for name in metrics_of(run.dev[0]) if name not in (run.metric, "loss")}
+    columns = {run.metric: dev[run.metric], **columns}
+    cells = {f"{name}{' %' * is_fraction(name)}": (scale(name) * values, ".4g") for name, values in columns.items()}
+    table = _table(dev["step"], {**cells, "loss": (dev["loss"], ".4f")})
+    title = f"{run.metric.capitalize()} on dev"
+    start = format_score(run.metric, run.dev[0][run.metric], "%")
+    note = f"Dashed: {start} before the first step. Best: {best}."
+    return Figure(title, note, inline_svg(axes, name, f"{title} over steps. {note}"), table)
+
+
+def draw_dev(axes: "Axes", run: RunDetails) -> str:
+    """Draw the metric on dev, its first value as a level, its best marked; return the best in words."""
     assert run.best is not None
-    dev = pd.DataFrame(run.dev).drop_duplicates("step", keep="last").set_index("step")
-    names = dict.fromkeys([run.metric, *(name for name in metrics_of(run.dev[0]) if name != "loss")])
-    shown = pd.DataFrame({f"{name}{' %' * is_fraction(name)}": scale(name) * dev[name] for name in names})
-    scores, at = shown.iloc[:, 0], run.best["step"]
-    start, best = (format_score(run.metric, line[run.metric], "%") for line in (run.dev[0], run.best))
+    dev, at, best = pd.DataFrame(run.dev), run.best["step"], format_score(run.metric, run.best[run.metric], "%")
+    scores = scale(run.metric) * dev[run.metric]
     axes.axhline(scores.iloc[0], color=colour("quiet"), linewidth=1, linestyle=(0, (4, 3)))
-    axes.plot([at], [scores[at]], "o", ms=9, mfc=colour("page"), mec=colour("c1"), mew=2, zorder=3)
+    axes.plot(dev["step"], scores, color=colour("c3"), linewidth=2, **_dots(len(dev)))
+    at_best = scale(run.metric) * run.best[run.metric]
+    axes.plot([at], [at_best], "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
     axes.margins(y=0.16)
-    late = at > 0.6 * max(dev.index[-1], 1)
+    late = at > 0.6 * max(dev["step"].iloc[-1], 1)
     side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
-    axes.annotate(f"best {best}", (at, scores[at]), textcoords="offset points", weight="bold", **side)
-    draw_lines(axes, [Line(run.metric, pd.DataFrame({"mean": scores}))], run.metric)
-    note = f"Dashed: {start} before the first step. Best: {best} at step {at}."
-    return Figure(f"{run.metric.capitalize()} on dev", note, number_table(shown.assign(loss=dev["loss"])))
+    axes.annotate(f"best {best}", (at, at_best), textcoords="offset points", weight="bold", **side)
+    score_axis(axes, run.metric)
+    step_axis(axes, dev["step"].iloc[-1])
+    return f"{best} at step {at}"
 
 
-def _predictions(run: RunDetails, axes: "Axes") -> Figure:
+def _predictions(run: RunDetails, name: str) -> Figure:
     fractions = shown_fractions(run.dev)
-    steps, names = fractions.index, [series_name(number) for number in range(fractions.shape[1])]
+    axes, steps = new_axes(), fractions.index
+    colours = [colour(series_name(number)) for number in range(fractions.shape[1])]
     drawn = fractions if len(steps) > 1 else fractions.loc[[*steps] * 2].set_axis([-0.5, 0.5])  # a bar at step 0
-    axes.stackplot(drawn.index, 100 * drawn.T, colors=[*map(colour, names)], alpha=0.85, linewidth=0)
+    axes.stackplot(drawn.index, 100 * drawn.T, colors=colours, alpha=0.85, linewidth=0)
     axes.margins(x=0)
     step_axis(axes, steps[-1])
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter("{x:g}%")
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
-    legend = list(zip(names, map(str, fractions), strict=True))
-    return Figure("Predictions per label", note, number_table((100 * fractions).add_suffix(" %")), legend)
+    legend = [(series_name(number), str(label)) for number, label in enumerate(fractions)]
+    table = _table(steps, {f"{label} %": (100 * fractions[label], ".1f") for label in fractions})
+    svg = inline_svg(axes, name, "Share of the dev rows predicted as each label, over steps")
+    return Figure("Predictions per label", note, svg, table, legend)
 
 
 def shown_fractions(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -252,23 +167,24 @@ def shown_fractions(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return fractions[kept].assign(**{f"{rest.shape[1]} other labels": rest.sum(axis=1)})
 
 
-def _gradients(run: RunDetails, axes: "Axes") -> Figure:
+def _gradients(run: RunDetails, name: str) -> Figure:
     assert run.projected_grads is not None
     sizes = np.abs(run.projected_grads.astype(np.float64)).ravel()
     size, words = f"|{run.optimizer.symbol}|", run.optimizer.scalar.replace("grad", "gradient").replace("_", " ")
-    zeros = int((sizes == 0).sum())
-    rows = [{size: "0", "samples": f"{zeros:,}"}]
+    zeros, svg, rows = int((sizes == 0).sum()), "", [{size: "0", "samples": f"{(sizes == 0).sum():,}"}]
+    note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
     if zeros < sizes.size:
+        axes = new_axes()
         counts, edges = histogram(sizes[sizes > 0])
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
         log_axis(axes, edges[0], edges[-1])
         axes.set_xlabel(size, loc="right")
         count_axis(axes, integer=True)
+        svg = inline_svg(axes, name, f"Histogram of the sizes of the {words}s. {note}")
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
         rows += [{size: f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
-    note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
     note += f"; mean {sizes.mean():.3g}, from {sizes.min():.3g} to {sizes.max():.3g}."
-    return Figure(f"Size of the {words} {size}", note, make_table("", rows))
+    return Figure(f"Size of the {words} {size}", note, svg, make_table("", rows))
 
 
 def histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -284,19 +200,34 @@ def histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.histogram(sizes, edges)[0], edges
 
 
+def _speed(run: RunDetails, name: str) -> Figure:
+    axes, (steps, rates) = new_axes(), run.speed
+    smooth, _ = _draw_curve(axes, pd.Series(rates, steps), "c5")
+    count_axis(axes)
+    note = f"Median {run.median_speed:.3g} steps per second, evaluations between logged steps included."
+    table = _table(steps, {"steps/s": (rates, ".3g"), "smoothed": (smooth, ".3g")})
+    return Figure("Speed", note, inline_svg(axes, name, f"Steps per second over steps. {note}"), table)
+
+
+def _table(steps: Any, columns: Mapping[str, tuple[Any, str]]) -> pd.DataFrame:
+    """Return a table over some of the steps, of columns (values, format)."""
+    at = thin_indices(len(steps), TABLE_ROWS)
+    cells = {name: [f"{value:{form}}" for value in np.asarray(values)[at]] for name, (values, form) in columns.items()}
+    return make_table("", pd.DataFrame({"step": [f"{step:,}" for step in np.asarray(steps)[at]], **cells}), left=0)
+
+
 # --- curves ---
 
 
-def smooth_curve(values: "pd.Series[float]") -> tuple[pd.DataFrame, str]:
-    """Return the curve of a line of noisy values, as they are and their mean over neighbours; and what its lines are.
-
-    Where there are few, they are the mean.
-    """
+def _draw_curve(axes: "Axes", values: pd.Series, name: str) -> tuple[pd.Series, str]:
+    """Draw a curve thin and, over it, its mean over neighbouring values; return this mean, and what the lines are."""
     smooth, window = smoothed(values)
-    if window == 1:
-        return pd.DataFrame({"mean": values}), ""
-    note = f"Thin: as logged. Thick: the mean of {window} neighbouring values."
-    return pd.DataFrame({"raw": values, "mean": smooth}), note
+    if window > 1:
+        axes.plot(extremes(values), color=colour(name), alpha=0.5, linewidth=0.8)
+    shown = smooth.iloc[thin_indices(len(smooth), CURVE_POINTS)]
+    axes.plot(shown, color=colour(name), linewidth=2, **_dots(len(values) if window == 1 else FEW + 1))
+    step_axis(axes, int(values.index[-1]))
+    return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
 
 
 def smoothed(values: Curve) -> tuple[Curve, int]:
@@ -312,6 +243,10 @@ def extremes(values: pd.Series) -> pd.Series:
     part = np.arange(len(values)) * (CURVE_POINTS // 2) // len(values)
     ranges = values.groupby(part)
     return values[sorted({*ranges.idxmin(), *ranges.idxmax()})]
+
+
+def _dots(count: int) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 4} if count <= FEW else {}
 
 
 # --- axes ---

@@ -7,7 +7,7 @@ would hide or reorder text are shown as escapes.
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -20,16 +20,16 @@ from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.details import RunDetails, read_details
-from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys, with_all_keys
 from mezo_cli.report.equal_forwards import bench_panel, forwards_view, read_benches
-from mezo_cli.report.figures import Figure, run_figures
-from mezo_cli.report.group_figures import Panel, heat_map, heat_table, overlays, panel_figure, panels
+from mezo_cli.report.figures import run_figures
+from mezo_cli.report.group_figures import Panel, heat_map, heat_table, panel_figure, panels, search_figures
 from mezo_cli.report.output import make_table
+from mezo_cli.report.overlay import overlays, run_names, run_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.read import left_out, no_runs, read_runs
-from mezo_cli.report.searches import Trials, read_searches, search_panels
-from mezo_cli.report.settings import changed_settings, format_mean, format_score, format_value, is_fraction, scale
-from mezo_cli.report.svg import COLOURS, SERIES, drawing, series_name
+from mezo_cli.report.searches import Search, read_searches
+from mezo_cli.report.settings import changed_settings, format_score, format_value, is_fraction, scale
+from mezo_cli.report.svg import COLOURS, SERIES, series_name
 from mezo_cli.report.tables import PROTOCOL, group_view
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK
@@ -56,7 +56,7 @@ class Report:
     runs: Sequence[RunDetails]
     groups: Sequence[Group]
     panels: Sequence[Panel]
-    searches: Mapping[Path, Trials]
+    searches: Sequence[Search]
     warnings: Sequence[str]
 
 
@@ -90,33 +90,31 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
         progress: shows how many runs are drawn.
         refresh: seconds after which a browser reads the page again; None: never.
     """
-    runs, names = report.runs, run_names(report.runs)
-    chosen = _with_section(report)
-    longest, numbered = LONGEST if len(chosen) < MANY else LONGEST_OF_MANY, []
-    with progress("runs drawn", len(chosen)) as done, drawing():
-        for number, (run, name) in enumerate(
-            (run, name) for run, name in zip(runs, names, strict=True) if run in chosen
-        ):
-            numbered.append(_run(run, f"r{number}", longest) | {"id": f"run-{number + 1}", "heading": name})
+    runs, numbered = _with_section(report), []
+    names = dict(zip((run.name for run in report.runs), run_names(report.runs), strict=True))
+    longest = LONGEST if len(runs) < MANY else LONGEST_OF_MANY
+    with progress("runs drawn", len(runs)) as done:
+        for number, run in enumerate(runs):
+            numbered.append(_run(run, f"r{number}", longest) | {"id": f"run-{number + 1}", "heading": names[run.name]})
             done(number + 1)
-        benches = [bench_panel(bench) for bench in read_benches(run.entry for run in runs)]
-        trials = {entry.location for search in report.searches.values() for entry in search.values()}
-        searches = [panel for folder, search in report.searches.items() for panel in search_panels(folder, search)]
-        several = {
-            "title": f"{len(runs)} runs",
-            "lede": _lede(runs),
-            "warnings": report.warnings,
-            "groups": group_view(report.groups, seeds=False),
-            "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
-            "benches": forwards_view([run.entry for run in runs]) if benches else None,
-            "bench_panels": _figures(filter(None, benches), "b"),
-            "panels": _figures(report.panels, "p"),
-            "searches": _figures(searches, "s"),
-            "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
-            "overlays": _figures(overlays(runs, names), "o"),
-            "run_table": run_table(runs, {one["details"].name: one["id"] for one in numbered}),
-            "runs": numbered,
-        }
+    runs = report.runs
+    benches = [bench_panel(bench) for bench in read_benches(run.entry for run in runs)]
+    trials = {path for search in report.searches for path in search.locations}
+    several = {
+        "title": f"{len(runs)} runs",
+        "lede": _lede(runs),
+        "warnings": report.warnings,
+        "groups": group_view(report.groups, seeds=False),
+        "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
+        "benches": forwards_view([run.entry for run in runs]) if benches else None,
+        "bench_panels": [panel_figure(panel, f"b{number}") for number, panel in enumerate(filter(None, benches))],
+        "panels": [panel_figure(panel, f"p{number}") for number, panel in enumerate(report.panels)],
+        "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
+        "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
+        "overlays": overlays(runs, list(names.values())) if len(runs) > 1 else [],
+        "run_table": run_table(runs, {one["details"].name: one["id"] for one in numbered}),
+        "runs": numbered,
+    }
     content = several if len(runs) > 1 else {"title": runs[0].title, "single": numbered[0]}
     source = paper().source if any(group.paper_number for group in report.groups) else ""
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
@@ -125,18 +123,15 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
     return template.render(**content, **facts, style=_style(), script=script, script_hash=_sha256(script))
 
 
-def _figures(drawn: Iterable[Panel], name: str) -> list[Figure]:
-    return [panel_figure(panel, f"{name}{number}") for number, panel in enumerate(drawn)]
-
-
-def _with_section(report: Report) -> Collection[RunDetails]:
+def _with_section(report: Report) -> Sequence[RunDetails]:
     """Return the runs that have a section of their own: all, or of many those that were picked, then the newest."""
     if len(report.runs) <= MOST_SECTIONS:
         return report.runs
     picked = {entry.location for group in report.groups for entries in group.picks.entries for entry in entries}
     newest = list(reversed(report.runs))
     ordered = sorted(newest, key=lambda run: run.name not in picked)
-    return set(ordered[:MOST_SECTIONS])
+    chosen = {run.name for run in ordered[:MOST_SECTIONS]}
+    return [run for run in report.runs if run.name in chosen]
 
 
 def _sha256(script: str) -> str:
@@ -185,49 +180,6 @@ def _lede(runs: Sequence[RunDetails]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
-
-
-# --- all runs ---
-
-
-def run_names(runs: Sequence[RunDetails]) -> list[str]:
-    """Return each run in what it differs in from the others, with its directory where that is not enough."""
-    names = name_runs([run.entry.settings for run in runs])
-    counts = Counter(names)
-    pairs = zip(names, runs, strict=True)
-    return [name if counts[name] == 1 else ", ".join(filter(None, (name, run.name))) for name, run in pairs]
-
-
-def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str, Any]:
-    """Return the columns and rows of the table of all runs, with every setting that differs.
-
-    Args:
-        runs: the runs.
-        links: the location of a run -> the id of its section in the page.
-    """
-    settings = with_all_keys([run.entry.settings for run in runs])
-    keys = telling_keys(settings, differing_keys(settings))
-    rows = [
-        {
-            "run": run.name,
-            "status": run.entry.status,
-            **{short_name(key): format_value(own[key]) for key in keys},
-            "step": f"{run.entry.steps_done:,}",
-            "dev": format_mean(
-                run.metric, None if run.best is None else run.best[run.metric], marked=run.entry.picked_start
-            ),
-            "at step": "-" if run.best is None else f"{run.best['step']:,}",
-            "dev loss": "-" if run.best is None else f"{run.best['loss']:.4f}",
-            "test": format_mean(run.metric, run.entry.score("test"), marked=run.entry.picked_start),
-            "seconds": f"{run.total_seconds:,.0f}",
-        }
-        for run, own in zip(runs, settings, strict=True)
-    ]
-    return {
-        "columns": list(rows[0]),
-        "words": 2,
-        "rows": [(links.get(row["run"]), row) for row in rows],
-    }
 
 
 # --- one run ---

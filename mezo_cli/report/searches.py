@@ -1,26 +1,44 @@
-"""The searches of `mezo tune` among the runs of a report: what each trial came to, over each searched number."""
+"""The searches of `mezo tune` among the runs of a report: what was searched, and what each trial came to."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from mezo_cli.config.search_ranges import parse_ranges
+from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, one_line
-from mezo_cli.report.figures import Line
-from mezo_cli.report.group_figures import Panel
 from mezo_cli.report.read import Entry
-from mezo_cli.report.settings import scale
 from mezo_cli.runs import sweep_record
 from mezo_cli.training import verdict
 
-Trials = Mapping[int, Entry]  # by their numbers, from 1
+
+@dataclass(frozen=True)
+class Search:
+    """A search.
+
+    Attributes:
+        name: its folder.
+        goal: `loss`, or the name of the metric.
+        ranges: what was searched.
+        trials: a row per trial: number (from 1), a column per searched key, end (as `verdict.end_of` says it), score
+            (of its best evaluation after step 0: the metric as a fraction, or the loss if that is the goal; nan before
+            the first one), is_record (it has finished, and better than every trial before).
+        locations: of their runs.
+    """
+
+    name: str
+    goal: str
+    ranges: Sequence[Range]
+    trials: pd.DataFrame
+    locations: Sequence[str]
 
 
-def read_searches(entries: Sequence[Entry], warn: Callable[[str], None]) -> dict[Path, Trials]:
-    """Return the folder of each search whose trials are among some runs -> these trials.
+def read_searches(entries: Iterable[Entry], warn: Callable[[str], None]) -> list[Search]:
+    """Return the searches whose trials are among some runs.
 
     Args:
         entries: the runs.
@@ -29,40 +47,37 @@ def read_searches(entries: Sequence[Entry], warn: Callable[[str], None]) -> dict
     by_folder: dict[Path, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         by_folder[entry.run.path.parent][entry.run.path.name] = entry
-    searches: dict[Path, Trials] = {}
-    for folder, runs in by_folder.items():
+    searches = []
+    for folder, members in by_folder.items():
         try:
             record = sweep_record.read(folder) if sweep_record.exists(folder) else None
+            if record is not None and record.tune is not None:
+                jobs = [(job.number, members[job.directory]) for job in record.jobs or () if job.directory in members]
+                searches.append(_search(relative_path(folder), record.tune.ranges, record.tune.goal, jobs))
         except UserError as error:
             warn(f"the search in {relative_path(folder)} is left out: {one_line(error)}")
-            continue
-        if record is not None and record.tune is not None:
-            jobs = record.jobs or ()
-            searches[folder] = {job.number + 1: runs[job.directory] for job in jobs if job.directory in runs}
     return searches
 
 
-def search_panels(folder: Path, trials: Trials) -> list[Panel]:
-    """Return one panel per searched number: the score of every trial over it, a line of points for each way to end."""
-    tune, first = sweep_record.read(folder).tune, next(iter(trials.values()))
-    assert tune is not None
-    ranges, goal = parse_ranges(tune.ranges, first.config), "loss" if tune.goal == "loss" else first.metric
-    rows = []
-    for number, entry in trials.items():
-        line = verdict.best_evaluation(entry.run, entry.config.steps, entry.metric, tune.goal)
-        if line is not None:
-            values = {searched.key: entry.settings[searched.key] for searched in ranges}
-            value = (-1 if goal == "loss" else 1) * verdict.value_of(line, entry.metric, tune.goal)
-            score = scale(goal) * float(line[goal])
-            rows.append({"end": verdict.end_of(entry.run), "mean": score, "trial": number, "value": value, **values})
-    table = pd.DataFrame(rows, columns=["end", "mean", "trial", "value", *(searched.key for searched in ranges)])
-    finished = table[table["end"] == "finished"]
-    table.loc[finished.nlargest(1, "value").index, "end"] = "the best"
-    what = "lowest loss" if goal == "loss" else goal
-    note = f"The {what} on dev after step 0 of each of {len(trials)} trials; a trial before its first has none."
-    panels = []
-    for searched in ranges:
-        lines = [Line(str(end), part.set_index(searched.key)[["mean", "trial"]]) for end, part in table.groupby("end")]
-        title = f"{relative_path(folder)}: {goal} against {searched.key}"
-        panels.append(Panel(title, goal, lines, note, searched.key, searched.is_log))
-    return [panel for panel in panels if panel.lines]
+def _search(name: str, texts: Sequence[str], goal: str, jobs: Sequence[tuple[int, Entry]]) -> Search:
+    first = jobs[0][1]
+    ranges, column = parse_ranges(texts, first.config), "loss" if goal == "loss" else first.metric
+    rows: list[dict[str, Any]] = []
+    for number, entry in jobs:
+        line = verdict.best_evaluation(entry.run, entry.config.steps, entry.metric, goal)
+        values = {searched.key: entry.settings[searched.key] for searched in ranges}
+        row = {
+            "number": number + 1,
+            **values,
+            "end": verdict.end_of(entry.run),
+            "score": float("nan"),
+            "value": float("nan"),
+        }
+        if line is not None:  # `value` orders the trials: higher is better
+            value = verdict.value_of(line, entry.metric, goal)
+            row |= {"score": float(line[column]), "value": -value if goal == "loss" else value}
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    finished = table["value"].where(table["end"] == "finished")
+    table["is_record"] = finished > finished.cummax().shift(fill_value=float("-inf")).ffill()
+    return Search(name, column, ranges, table, [entry.location for _, entry in jobs])

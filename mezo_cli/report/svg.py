@@ -48,7 +48,7 @@ STYLE: dict[Any, Any] = {
     "xtick.bottom": False,
     "lines.solid_capstyle": "round",
 }
-SIZE, WIDE = (400, 240), (440, 280)  # of figures in a page, in SVG units
+SIZE = (400, 240)  # of a figure in a page, in SVG units
 MARGINS = (46, 14, 40, 22)  # left, right, bottom, top
 
 
