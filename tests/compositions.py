@@ -64,7 +64,7 @@ def composing_once() -> Callable[..., Any]:
         choices = built_in_choices(tuple(config_dirs()))
         parsed = compose.parse(overrides, choices)
         own = [override for override in parsed if not override.name.startswith("hydra")]
-        settable = sweep_plan._plain_values(own, choices)
+        settable = sweep_plan.plain_values(own, choices)
         plain = [override for override in parsed if override.text in settable or override.name in DIRECTORIES]
         files = [override.text for override in parsed if override not in plain]
         key = (*files, *config_dirs(), repr(defaults()))

@@ -152,7 +152,7 @@ def _compose_jobs(
     choices = find_choices(config_dir)
     texts = list(dict.fromkeys(text for job in jobs for text in job))
     parsed = dict(zip(texts, compose.parse(texts, choices), strict=True))
-    plain = _plain_values(parsed.values(), choices)
+    plain = plain_values(parsed.values(), choices)
     composed: dict[tuple[str, ...], Any] = {}
     first: tuple[Any, Path] | None = None  # the node and the sweep's directory of the first job
     planned: dict[Path, Job] = {}
@@ -186,7 +186,7 @@ def _compose_jobs(
     return first[1], list(planned.values())
 
 
-def _plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
+def plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
     """Return the overrides that set a value, and so change neither which files are merged nor how.
 
     None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
