@@ -148,9 +148,6 @@ class LoadedRun:
 
         Args:
             rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.
-
-        Raises:
-            UserError: for rows that lack a column or are no texts (columns of a task without labels may be anything).
         """
         from mezo_cli.data.texts import from_row
 
@@ -171,9 +168,6 @@ def load(
         run: the run directory, a checkpoint folder in it, or a trajectory folder (a local one, or `hub:USER/REPO`).
         checkpoint: `best`, `last` or a step, which is replayed.
         base: of a trajectory folder: the folder of its base model; None: as the folder says.
-
-    Raises:
-        UserError: when there is no such run or checkpoint; its text is one line.
     """
     system.set_library_defaults()
     from mezo_cli.commands.open_run import open_run
@@ -187,11 +181,7 @@ def load(
 
 
 def _lines(name: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names.
-
-    Raises:
-        UserError: for a row that is no mapping, or that JSON cannot store.
-    """
+    """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names."""
     from mezo_cli.data.files import class_name
 
     features = getattr(rows, "features", None) or {}

@@ -1,6 +1,7 @@
 """Errors that are reported to the user as one clear line.
 
-Every module raises `UserError` for what the user can correct; cli.py prints it and exits with 2.
+Any function may raise `UserError` for what the user can correct, so docstrings name only other errors; cli.py prints
+it and exits with 2.
 """
 
 import difflib

@@ -64,11 +64,7 @@ class Adapter:
         return state
 
     def load(self, folder: Path) -> None:
-        """Load the tensors of a saved adapter.
-
-        Raises:
-            UserError: when the file is damaged, or was trained on another base or with other settings.
-        """
+        """Load the tensors of a saved adapter."""
         from peft import set_peft_model_state_dict
 
         path = folder / WEIGHTS
@@ -97,9 +93,6 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
         config: the method and its settings; `none` leaves the model as it is.
         model: the base checkpoint, which the saved adapter names.
         seed: draws the new tensors: A of a LoRA, the tokens that a prefix starts from.
-
-    Raises:
-        UserError: for a model family that the method does not support.
     """
     if config.name == "none":
         return

@@ -45,11 +45,7 @@ class PeftMethod:
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Reject other settings that the method does not go with.
-
-        Raises:
-            SettingError: with the key of one of them.
-        """
+        """Reject other settings that the method does not go with."""
         return None
 
     def export(self, loaded: LoadedModel, folder: Path) -> None:
@@ -57,11 +53,7 @@ class PeftMethod:
         loaded.adapter.save(folder)
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
-        """Return the library's config for a model; `name` is the model's, for error lines.
-
-        Raises:
-            UserError: for a model family that the method does not support.
-        """
+        """Return the library's config for a model; `name` is the model's, for error lines."""
         import peft
 
         settings = {key: value for key, value in asdict(self.config).items() if key != "name" and value is not None}
@@ -74,9 +66,6 @@ class PeftMethod:
 
         Trained is what requires a gradient then: new tensors, and what the method leaves or sets so. New tensors may be
         drawn from torch's generator, which the caller has seeded. `name` is the model's, for error lines.
-
-        Raises:
-            UserError: for a model family that the method does not support.
         """
         import peft
 
@@ -90,11 +79,7 @@ class WholeModel(PeftMethod):
 
 
 def find_method(config: PeftConfig) -> PeftMethod:
-    """Return the method that `peft.name` names, with its settings.
-
-    Raises:
-        UserError: for an unknown name, and for a plug-in that cannot be imported.
-    """
+    """Return the method that `peft.name` names, with its settings."""
     method: PeftMethod = PEFT.load(config.name)(config)
     return method
 
@@ -127,11 +112,7 @@ def without_targets(loaded: LoadedModel, **settings: Any) -> Any:
 
 
 def first_trained_layer(model: Any, layers: int, name: str) -> int:
-    """Return the number of the lowest of the top `layers` layers.
-
-    Raises:
-        UserError: when the model has fewer.
-    """
+    """Return the number of the lowest of the top `layers` layers."""
     count: int = model.config.num_hidden_layers
     if layers > count:
         raise UserError(f"peft.layers={layers}: {name} has {count} layer{'' if count == 1 else 's'}")

@@ -26,11 +26,7 @@ def compare(
     quiet: bool = False,
     table: str | None = None,
 ) -> None:
-    """Compare the runs under `folders` (outputs/ if none is given).
-
-    Raises:
-        UserError: for a folder or a table that does not exist, no runs, a file that cannot be written.
-    """
+    """Compare the runs under `folders` (outputs/ if none is given)."""
     if as_json and out is not None:
         raise UserError(f"--json and --out {out}: a document is printed or written, not both")
     if table is not None and view != "paper":

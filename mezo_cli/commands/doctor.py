@@ -37,11 +37,7 @@ def doctor(
     config_dir: str | None,
     quiet: bool = False,
 ) -> None:
-    """Examine the run, or the first job of the sweep, and print the findings. Nothing is written.
-
-    Raises:
-        UserError: for whatever `train` would refuse, in its words.
-    """
+    """Examine the run, or the first job of the sweep, and print the findings. Nothing is written."""
     with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
         jobs = _jobs(overrides, multirun, config_dir)
         log.info("loading %s and its data; the checks come after that, --seconds %g", _short(jobs.config), seconds)

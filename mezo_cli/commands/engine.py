@@ -8,11 +8,7 @@ from mezo_cli.errors import UserError
 
 
 def engine(action: str) -> None:
-    """Do what `action` says, and print the folder of the environment.
-
-    Raises:
-        UserError: for another action than `install`, and when a part of it fails.
-    """
+    """Do what `action` says, and print the folder of the environment."""
     if action != "install":
         raise UserError(f"mezo engine {action}: allowed is mezo engine install")
     folder = environment.install(lambda now: print_line(f"engine vllm: {now}", sys.stderr))

@@ -47,11 +47,7 @@ def evaluate(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Evaluate a run, a checkpoint folder of a run, a trajectory folder, or a plain Hugging Face folder; print scores.
-
-    Raises:
-        UserError: for a folder or a split that does not exist, and when the loss is not finite.
-    """
+    """Evaluate a run, a checkpoint of one, a trajectory folder, or a plain Hugging Face folder; print scores."""
     if split not in SPLITS:
         raise UserError(f"--split {split}: allowed are {join(SPLITS)}{did_you_mean(split, SPLITS)}")
     is_plain = _is_plain_folder(path)
@@ -89,11 +85,7 @@ def evaluate(
 
 
 def _is_plain_folder(path: Path) -> bool:
-    """Return whether a folder is a model that belongs to no run.
-
-    Raises:
-        UserError: when there is no such folder, or it is a sweep.
-    """
+    """Return whether a folder is a model that belongs to no run."""
     if is_trajectory_folder(path):
         return False
     if not path.is_dir():
@@ -113,11 +105,7 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
 
 
 def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
-    """Return a run with the data and the code that the user has given for it.
-
-    Raises:
-        UserError: when it was trained with a reward of the user's own, which is not given.
-    """
+    """Return a run with the data and the code that the user has given for it."""
     overrides, own = split_own_code(overrides)
     if opened.published is not None:
         from mezo_cli.sharing.shared_run import with_own_data  # imports torch
@@ -135,11 +123,7 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
 def _evaluate_split(
     config: Config, name: str, opened: Opened | None, split: str, ranks: Ranks | None, console: Console
 ) -> "Evaluation":
-    """Load the weights and the rows of a split, and evaluate.
-
-    Raises:
-        UserError: when there is no such split, and for whatever cannot be loaded.
-    """
+    """Load the weights and the rows of a split, and evaluate."""
     from mezo_cli.training.agreement import check_same_weights
     from mezo_cli.training.device_errors import explain_device_errors
     from mezo_cli.training.load import load_session

@@ -11,11 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def example(name: str, out: Path) -> None:
-    """Write the files of an example below `out`, and print their names; files that are there already stay.
-
-    Raises:
-        UserError: for an unknown name, a folder that does not exist, and a file with another content in the way.
-    """
+    """Write the files of an example below `out`, and print their names; files that are there already stay."""
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
     if name not in names:
         raise UserError(f"{name}: no such example{did_you_mean(name, names)}; there are {join(names)}")

@@ -72,9 +72,6 @@ def broadcast_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | 
     Args:
         ranks: those that share the run; None if this process is alone.
         claim: creates or claims the run directory, on rank 0 alone; returns None when there is nothing to do.
-
-    Raises:
-        UserError: when `claim` does, and when a rank does not see the directory.
     """
     if ranks is None:
         return claim()
@@ -90,11 +87,7 @@ def broadcast_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | 
 
 
 def check_shareable(config: Config, size: int) -> None:
-    """Check that a run has a step that so many ranks can share.
-
-    Raises:
-        UserError: when it has none, or less than one direction or row for each rank.
-    """
+    """Check that a run has a step that so many ranks can share."""
     chosen = config.optimizer
     if not isinstance(chosen, PerturbationConfig):
         raise UserError(

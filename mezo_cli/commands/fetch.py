@@ -11,11 +11,7 @@ from mezo_cli.hub import hub_url, is_offline, is_reachable
 
 
 def fetch(overrides: Sequence[str], config_dir: str | None) -> None:
-    """Download what a run with these settings reads, and print revision, size and folder of each.
-
-    Raises:
-        UserError: without a network, and for a model or a data set that cannot be loaded.
-    """
+    """Download what a run with these settings reads, and print revision, size and folder of each."""
     config = build_config(overrides, config_dir)
     from mezo_cli.models import download
 

@@ -9,13 +9,7 @@ from mezo_cli.system import import_torch
 
 
 def check_new_run(config: Config) -> None:
-    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room.
-
-    Raises:
-        UserError: for a reward that is missing, cannot be imported or takes other arguments; for an encoder, and for a
-            completion that leaves no room for a prompt; for a file `data.keep` that cannot be read; for a server
-            that is not named.
-    """
+    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
     check_server_given(config)
     config.objective.check_new_run(config)
     if not config.objective.needs_labels:
@@ -37,11 +31,7 @@ def check_new_runs(configs: Iterable[Config]) -> None:
 
 
 def load_encoder(config: Config) -> Any:
-    """Return the encoder of a run's rows, with room for completions, without the model's weights.
-
-    Raises:
-        UserError: when there is no tokenizer, and as `check_new_run`.
-    """
+    """Return the encoder of a run's rows, with room for completions, without the model's weights."""
     import_torch()
     from mezo_cli import models
     from mezo_cli.objectives import OBJECTIVES

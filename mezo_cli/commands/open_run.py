@@ -36,11 +36,7 @@ class Opened:
     published: "SharedRun | None" = None
 
     def step(self) -> int:
-        """Return the step of the weights.
-
-        Raises:
-            UserError: when there is no such step.
-        """
+        """Return the step of the weights."""
         import_torch()
         from mezo_cli.training import restore
 
@@ -49,11 +45,7 @@ class Opened:
         return restore.find_step(self.config, self.run, self.checkpoint)
 
     def load(self) -> "Session":
-        """Return a session at the weights. Those of a trajectory folder are rebuilt from the base model, and checked.
-
-        Raises:
-            UserError: when a file that is needed is missing or damaged, and for weights of another sha256.
-        """
+        """Return a session at the weights. Those of a trajectory folder are rebuilt from the base model and checked."""
         import_torch()
         from mezo_cli import models
         from mezo_cli.training import restore
@@ -75,9 +67,6 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
         path: the folder.
         checkpoint: `best` (if None), `last` or a step number; None for a checkpoint folder, which is one already.
         base: of a trajectory folder: the folder of its base model.
-
-    Raises:
-        UserError: for any other folder, and for one that is damaged.
     """
     if is_trajectory_folder(path):
         import_torch()
@@ -101,12 +90,7 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
 
 
 def open_stored(path: Path) -> tuple[Run, Config]:
-    """Open a run directory; return the run and its config.
-
-    Raises:
-        UserError: when there is no run, its config was changed, or it has finished and its summary or trajectory is
-            missing or was cut.
-    """
+    """Open a run directory; return the run and its config."""
     run = Run.open(path)
     config = read_config(path / "config.yaml")
     run.check_finished(config.steps, optimizer_class(config.optimizer).replayable)
@@ -119,11 +103,7 @@ def is_trajectory_folder(path: Path) -> bool:
 
 
 def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders in which runs are looked for; outputs/ if none is named.
-
-    Raises:
-        UserError: when there is no outputs/ either.
-    """
+    """Return the folders in which runs are looked for; outputs/ if none is named."""
     if not folders and not OUTPUTS.is_dir():
         raise UserError(f"no runs: there is no folder {OUTPUTS}/ here; name the folder of your runs")
     return list(folders) or [OUTPUTS]

@@ -40,11 +40,7 @@ def predict(
     out: Path | None,
     quiet: bool = False,
 ) -> None:
-    """Predict rows with the weights of a run, and print or write label and probabilities.
-
-    Raises:
-        UserError: for a run or rows that cannot be read, and a file that cannot be written; nothing is left there.
-    """
+    """Predict rows with the weights of a run, and print or write label and probabilities."""
     if words and file is not None:
         raise UserError("--text and --file: give one of them")
     if out is not None:

@@ -17,12 +17,7 @@ class NothingToPruneError(UserError):
 
 
 def prune(folder: Path) -> None:
-    """Prune a run, or every finished run under a folder, and print the bytes that were freed.
-
-    Raises:
-        UserError: when there is no run; for a single run, when it cannot be pruned; for a folder, when the checkpoints
-            of some run are damaged or differ from their replay (the other runs are pruned first).
-    """
+    """Prune a run, or every finished run under a folder, and print the bytes that were freed."""
     single = (folder / "config.yaml").is_file()
     runs = [Run(folder)] if single else find_runs(folder)
     if not runs:

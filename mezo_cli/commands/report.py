@@ -16,11 +16,7 @@ WAIT = 10  # seconds between two pages, at least
 
 
 def report(folders: Sequence[Path], out: Path | None, figure: Path | None, watch: bool = False) -> None:
-    """Report on the runs under `folders` (outputs/ if none is given): a page at `out`, a figure at `figure`.
-
-    Raises:
-        UserError: when neither is given, for a folder that does not exist, no runs, a file that cannot be written.
-    """
+    """Report on the runs under `folders` (outputs/ if none is given): a page at `out`, a figure at `figure`."""
     if out is None and figure is None:
         raise UserError("mezo report: give --out FILE.html for a page, or --figure FILE.svg (.pdf, .png) for a figure")
     if out is not None:

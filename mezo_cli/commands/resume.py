@@ -35,11 +35,7 @@ def resume(
     quiet: bool = False,
     new_reward: bool = False,
 ) -> int:
-    """Continue a run or a sweep, and return the exit status; a finished run is left as it is.
-
-    Raises:
-        UserError: for a directory that holds neither.
-    """
+    """Continue a run or a sweep, and return the exit status; a finished run is left as it is."""
     if sweep_record.exists(path) and not (path / "config.yaml").exists():
         from mezo_cli.commands import sweep  # imports Hydra
 
@@ -110,12 +106,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
 
 
 def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config of a run with other values of `KEYS`. Nothing is written.
-
-    Raises:
-        UserError: for another key, a value that is not allowed, fewer steps, or more steps where a step depends on
-            their number.
-    """
+    """Return the config of a run with other values of `KEYS`. Nothing is written."""
     changes: dict[str, Any] = {}
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -49,11 +49,7 @@ class Filter:
 
 
 def parse_filters(words: Sequence[str]) -> list[Filter]:
-    """Return the filters that words mean: a key (`optimizer.lr=1e-5,1e-6`), or a group, whose choice is meant.
-
-    Raises:
-        UserError: for an unknown key, with the nearest one, and for a value of another type.
-    """
+    """Return the filters that words mean: a key (`optimizer.lr=1e-5,1e-6`), or a group, whose choice is meant."""
     filters = []
     for word in words:
         key, _, value = word.partition("=")
@@ -74,11 +70,7 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
 
 
 def parse_statuses(text: str | None) -> tuple[str, ...]:
-    """Return the statuses that `--status` names, separated by commas.
-
-    Raises:
-        UserError: for an unknown one.
-    """
+    """Return the statuses that `--status` names, separated by commas."""
     names = () if text is None else tuple(text.split(","))
     allowed = (*STATUSES, "damaged")
     for name in names:
@@ -93,9 +85,6 @@ def parse_sort(
     """Return the sort key of a run, given its record and its settings; None for the order in which they began.
 
     Scores are sorted from the best on, everything else from the least on. Runs without the value come last.
-
-    Raises:
-        UserError: for what is neither a column nor a setting.
     """
     known = (*columns, "start", "end")
     if name is None:

@@ -69,11 +69,7 @@ class Listed:
 def runs(
     words: Sequence[str], status: str | None = None, sort: str | None = None, as_json: bool = False, quiet: bool = False
 ) -> None:
-    """Print a table of runs: status, settings, scores; below it why runs failed or are damaged.
-
-    Raises:
-        UserError: for a folder that does not exist, an unknown key, status or column.
-    """
+    """Print a table of runs: status, settings, scores; below it why runs failed or are damaged."""
     folder, filters = _split(words)
     statuses, order = parse_statuses(status), parse_sort(sort, COLUMNS)
     listed = [_read(run, folder) for run in find_runs(folder)]
@@ -120,11 +116,7 @@ def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], f
 
 
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Print the settings in which two runs differ, and what they came to.
-
-    Raises:
-        UserError: when one is no run, or is damaged.
-    """
+    """Print the settings in which two runs differ, and what they came to."""
     pair = [_read(Run.open(path), Path()) for path in (first, second)]
     for run in pair:
         if run.record["status"] == "damaged":
@@ -191,9 +183,6 @@ def _progress(
 
     The scores of a finished run are those of its best checkpoint, which that metric has chosen. Before the end `dev`
     is the best so far.
-
-    Raises:
-        UserError: when the run is damaged.
     """
     metric = _metric(info, settings)
     steps = int(setting(settings, "steps"))

@@ -10,11 +10,7 @@ from mezo_cli.report.terminal import document, show_details, show_result
 
 
 def show(run: Path, as_json: bool, quiet: bool = False) -> None:
-    """Show the run in the directory `run`, or, if `quiet`, its warnings and its result only. It may be running.
-
-    Raises:
-        UserError: when there is no run, or one of its files is damaged.
-    """
+    """Show the run in the directory `run`, or, if `quiet`, its warnings and its result only. It may be running."""
     details = read_details(read_run(run))
     if as_json:
         print_line(json.dumps(document(details), indent=2, allow_nan=False))

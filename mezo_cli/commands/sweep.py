@@ -66,11 +66,7 @@ def sweep(
     quiet: bool = False,
     gpus_per_job: int | None = None,
 ) -> int:
-    """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed.
-
-    Raises:
-        UserError: when a job is not valid, or the directory contains a sweep over another grid; no job is started then.
-    """
+    """Run the jobs of a sweep, or those that are left of it; return the exit status: 1 when a job failed."""
     with training_output(quiet) as console:
         plan = plan_sweep(overrides, config_dir, _log_validated)
         record = with_own_code_noted(plan.directory, make_record(plan, config_dir), plan)
@@ -96,11 +92,7 @@ def sweep(
 
 
 def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
-    """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written.
-
-    Raises:
-        UserError: when the directory contains a sweep over another grid, or a job's run with other settings.
-    """
+    """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written."""
     folder = plan.directory
     jobs = None
     if plan.jobs is not None:
@@ -123,10 +115,6 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
         again: `engine.python`, a function as `objective.reward`; the launcher with its settings, in place of those of
             the record.
         retry_failed, quiet: as in `sweep`.
-
-    Raises:
-        UserError: when its record is damaged, or names what runs a program, and when the working directory that it was
-            started in is gone.
     """
     record = sweep_record.read(folder)
     launcher, own = split_own_code(again)
@@ -225,11 +213,7 @@ def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, co
 
 
 def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
-    """Return the record to continue with in a directory that already contains a sweep.
-
-    Raises:
-        UserError: when that sweep is over another grid.
-    """
+    """Return the record to continue with in a directory that already contains a sweep."""
     stored = sweep_record.read(folder)
     if stored.tune is not None:
         raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")

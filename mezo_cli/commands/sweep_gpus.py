@@ -37,9 +37,6 @@ def plan_gpus(per_job: int | None, launcher: str, overrides: Sequence[str]) -> t
         per_job: the number of GPUs per job; None: every job sees all.
         launcher: the name of the launcher.
         overrides: of the sweep.
-
-    Raises:
-        UserError: when there are too few GPUs, or the overrides ask for others.
     """
     if per_job is None:
         return [], []
@@ -93,9 +90,6 @@ def claim(folder: Path, values: Sequence[str]) -> str:
 
     Returns:
         The value of CUDA_VISIBLE_DEVICES; the same one whenever this process asks for the same folder.
-
-    Raises:
-        UserError: when the lock files cannot be written, or the file system has no locks.
     """
     if folder in _held:
         return _held[folder][1]

@@ -99,21 +99,13 @@ def print_unfinished(statuses: Mapping[int, tuple[Path, str]], record: SweepReco
 
 
 def check_record(folder: Path, record: SweepRecord, new: Sequence[str]) -> None:
-    """Check that the overrides of a stored record, which may be another user's, run no code, but for those given now.
-
-    Raises:
-        UserError: for the first one that may.
-    """
+    """Check that the overrides of a stored record, which may be another user's, run no code, but those given now."""
     texts = [*record.overrides, *(text for job in record.jobs or () for text in job.overrides)]
     check_stored((text for text in texts if text not in new), folder / sweep_record.NAME)
 
 
 def with_own_code_noted(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:
-    """Return the record with whether the user's own code runs in the jobs; which one is not stored.
-
-    Raises:
-        UserError: when it did until now, and is not given again.
-    """
+    """Return the record with whether the user's own code runs in the jobs; which one is not stored."""
     used: dict[str, Any] = {field: True for key, field in FIELDS.items() if key in plan.own}
     for job in plan.jobs or ():
         used |= own_code_used(job.config)

@@ -52,11 +52,7 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
 
 
 def has_begun(job: compose.Job, ranks: Ranks) -> bool:
-    """Return whether rank 0 finds a run of this config in the job's directory: the ranks were started again.
-
-    Raises:
-        UserError: when the directory holds a run of another config.
-    """
+    """Return whether rank 0 finds a run of this config in the job's directory: the ranks were started again."""
     if ranks.is_first:
         try:
             Run.check_free(job.directory)

@@ -57,11 +57,7 @@ def tune(
     goal: str = "score",
     quiet: bool = False,
 ) -> int:
-    """Search for the settings with the best result on dev, or continue a search; return the exit status.
-
-    Raises:
-        UserError: for a setting or a range that is not valid; nothing is started then.
-    """
+    """Search for the settings with the best result on dev, or continue a search; return the exit status."""
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
@@ -114,11 +110,7 @@ def _settings(overrides: Sequence[str]) -> list[str]:
 
 
 def _continue(folder: Path, new: SweepRecord, search: Search) -> SweepRecord:
-    """Return the stored record of a search, with the number of trials asked for now.
-
-    Raises:
-        UserError: when it is another search, or a sweep.
-    """
+    """Return the stored record of a search, with the number of trials asked for now."""
     stored = sweep_record.read(folder)
     if stored.tune is None:
         raise UserError(f"{folder} contains a sweep of `mezo train -m`; name another hydra.sweep.dir")
@@ -149,11 +141,7 @@ def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Ran
 
 
 def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
-    """Open the study of a search, or create it.
-
-    Raises:
-        UserError: when its file is damaged, or does not belong to `sweep.json`.
-    """
+    """Open the study of a search, or create it."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -277,11 +265,7 @@ def _format(params: Mapping[str, float]) -> str:
 
 
 def _result(run: Run, config: Config, goal: str) -> tuple[str, float | None, str]:
-    """Return the state of a trial that has ended, its value for the study, and both in words.
-
-    Raises:
-        UserError: when it has failed for another reason than a loss that is not finite, or was not trained.
-    """
+    """Return the state of a trial that has ended, its value for the study, and both in words."""
     end, metric = trial_results.end_of(run), config.chosen_metric
     if end == DIVERGED:
         return "COMPLETE", math.inf if goal == "loss" else -math.inf, "diverged, which counts as the worst result"

@@ -14,11 +14,7 @@ from mezo_cli.config.schema import Config, SettingError
 
 
 def with_budget(config: Config) -> Config:
-    """Return the config with the most steps whose calls do not exceed `forwards`, if it is set.
-
-    Raises:
-        SettingError: when the budget does not pay for one step, or the optimizer takes none.
-    """
+    """Return the config with the most steps whose calls do not exceed `forwards`, if it is set."""
     if config.forwards is None:
         return config
     shown, chosen = f"forwards={config.forwards}", f"optimizer={config.optimizer.name}"

@@ -38,11 +38,7 @@ def plugin_dirs() -> tuple[Path, ...]:
 
 
 def config_dirs(config_dir: str | None = None) -> list[Path]:
-    """Return the folders that contain choices: the built-in one, those of plug-ins, the user's.
-
-    Raises:
-        UserError: when the user's folder does not exist, or has a name that Hydra reads as an interpolation.
-    """
+    """Return the folders that contain choices: the built-in one, those of plug-ins, the user's."""
     folders = [conf_dir(), *plugin_dirs()]
     if config_dir is not None:
         try:
@@ -57,12 +53,7 @@ def config_dirs(config_dir: str | None = None) -> list[Path]:
 
 
 def find_choices(config_dir: str | None = None) -> Choices:
-    """Return the file of every choice of every group.
-
-    Raises:
-        UserError: when two folders offer the same choice (one of them would be silently ignored), and when the user's
-            folder does not exist.
-    """
+    """Return the file of every choice of every group."""
     by_group: Choices = {group: {} for group in groups()}
     for folder in config_dirs(config_dir):
         for group, choices in by_group.items():

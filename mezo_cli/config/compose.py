@@ -75,30 +75,18 @@ class Sweeper:
 
 
 def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
-    """Compose the overrides over the defaults and return the validated config.
-
-    Raises:
-        UserError: for an unknown key or choice, a wrong type, a value out of range, a file that cannot be composed.
-    """
+    """Compose the overrides over the defaults and return the validated config."""
     return compose_run(overrides, config_dir).config
 
 
 def compose_run(overrides: Sequence[str], config_dir: str | None = None) -> Job:
-    """Compose a single run: its config, and its directory by `hydra.run.dir`.
-
-    Raises:
-        UserError: as `build_config`, and when the directory cannot be named.
-    """
+    """Compose a single run: its config, and its directory by `hydra.run.dir`."""
     with hydra_session():
         return _compose_valid(overrides, config_dir)[1]
 
 
 def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> str:
-    """Return the composed config as YAML: `job` without Hydra's own part, `hydra` that alone, `all` both.
-
-    Raises:
-        UserError: as `build_config`: a config that is not valid is not shown.
-    """
+    """Return the composed config as YAML: `job` without Hydra's own part, `hydra` that alone, `all` both."""
     with hydra_session() as hydra:
         node, _ = _compose_valid(overrides, config_dir)
         return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, what))
@@ -130,11 +118,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
-    """Parse the overrides by Hydra's grammar and check each by itself. `logger=[one,two]` becomes `logger.names`.
-
-    Raises:
-        UserError: for the first one that is not valid.
-    """
+    """Parse the overrides by Hydra's grammar and check each by itself. `logger=[one,two]` becomes `logger.names`."""
     parser, parsed = OverridesParser.create(), []
     for word in overrides:
         check_form(word, choices)
@@ -179,9 +163,6 @@ def check_read(config: Config, overrides: Iterable[Override], tolerated: Collect
     """Check that the choices that were made have the settings that the command line gives; files may have others.
 
     `tolerated` are keys that another job of the sweep reads.
-
-    Raises:
-        SettingError: for a setting that the choice does not have, with the choices that have it.
     """
     for override in overrides:
         other = INSTEAD.get(override.name)
@@ -227,10 +208,6 @@ def config_of(node: DictConfig) -> Config:
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
     any working directory. What own_code.py is about is in no override here: if there is one, it is a file's.
-
-    Raises:
-        SettingError: for the first setting that is not valid.
-        UserError: when the package of a logger, or the one that quantises, is not installed.
     """
     _fill_choices(node)
     settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])

@@ -24,11 +24,7 @@ NOT_READ = ("config.yaml", "mezo_schema.yaml")  # the built-in ones are read ins
 
 
 def check_folder(folder: Path) -> None:
-    """Check that the user's folder has no file that Hydra would ignore, or take for one of its own.
-
-    Raises:
-        UserError: naming the file.
-    """
+    """Check that the user's folder has no file that Hydra would ignore, or take for one of its own."""
     for name in NOT_READ:
         if (folder / name).exists():
             raise UserError(
@@ -47,10 +43,6 @@ def check_file(path: Path, group: str, content: Any, choices: Choices) -> None:
         group: its config group.
         content: its keys and values, as Hydra reads them; interpolations are not resolved.
         choices: the files of every group, which a defaults list may name.
-
-    Raises:
-        UserError: for a package or a defaults list that reaches out of mezo's groups, for Hydra's own keys, for
-            `_target_` and for resolvers, naming the file, and the line where it is known.
     """
     if not isinstance(content, Mapping):
         return  # Hydra refuses it where it is chosen

@@ -45,11 +45,7 @@ def is_group(node: Any) -> bool:
 
 
 def check_key(key: str, extra: Iterable[str] = ()) -> None:
-    """Check that a dotted key exists. `extra` are further top-level names.
-
-    Raises:
-        SettingError: for an unknown key, with the nearest one and its siblings, and for one of an earlier version.
-    """
+    """Check that a dotted key exists. `extra` are further top-level names."""
     if key in REMOVED:
         raise SettingError(key, f"{key} is of an earlier version: use {REMOVED[key]}")
     node: Any = Config

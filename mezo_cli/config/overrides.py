@@ -42,11 +42,7 @@ class Override:
 
 
 def check_form(text: str, choices: Choices) -> None:
-    """Check that a text looks like an override at all.
-
-    Raises:
-        UserError: when it does not; it names the groups that have a choice of that name.
-    """
+    """Check that a text looks like an override at all."""
     if not re.match(r"(~|\+{0,2})[^=\s]+=|~[^=\s]+$", text):
         meant = [f"{group}={text}" for group, names in choices.items() if text in names]
         near = f" (did you mean {' or '.join(meant)}?)" if meant else ""
@@ -54,11 +50,7 @@ def check_form(text: str, choices: Choices) -> None:
 
 
 def check_override(override: Override, choices: Choices) -> None:
-    """Check that the key, or the group and its choice, exist, and that the form is allowed there.
-
-    Raises:
-        UserError: with one line that names what is allowed.
-    """
+    """Check that the key, or the group and its choice, exist, and that the form is allowed there."""
     name = override.name
     if name.startswith("hydra"):
         _check_hydra(override)

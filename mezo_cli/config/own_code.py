@@ -53,9 +53,6 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
     """Return the overrides without what only the user can give, and this: `engine.python`, a reward's function, ...
 
     The last value of a key counts. A reward that is a name or a mixture of names stays among the overrides.
-
-    Raises:
-        UserError: for several values, and for a value that refers to other settings, which may be a file's.
     """
     own, rest = OwnCode(), []
     for text in overrides:
@@ -79,11 +76,7 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
 
 
 def with_own_code(config: Config, own: OwnCode) -> Config:
-    """Return the config with what the user has given.
-
-    Raises:
-        SettingError: when the config has no engine, or its objective no reward.
-    """
+    """Return the config with what the user has given."""
     for key, value in own.items():
         group, _, name = key.rpartition(".")
         part: Any = getattr(config, group)
@@ -116,11 +109,7 @@ def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_not_from_file(config: Config) -> None:
-    """Check a config that is composed without what the user has given (`split_own_code`): what is there is a file's.
-
-    Raises:
-        SettingError: for the first value that a file cannot give.
-    """
+    """Check a config that is composed without what the user has given (`split_own_code`): what is there is a file's."""
     for group, name in (key.split(".") for key in _NAMES):
         key, value = f"{group}.{name}", getattr(getattr(config, group), name, None)
         if why := why_not_from_file(key, value):
@@ -136,11 +125,7 @@ def own_code_used(config: Config) -> dict[str, bool]:
 
 
 def check_given_again(what: str, before: Mapping[str, Any], used: Collection[str]) -> None:
-    """Check that what a run or sweep used of the user's own code is given again: of `FIELDS`, `used` holds now.
-
-    Raises:
-        UserError: for the first that is not; `what` begins the line: `RUN was trained`.
-    """
+    """Check that what a run or sweep used of the user's own code is given again: of `FIELDS`, `used` holds now."""
     shown = {PYTHON: ("an", "PATH"), REWARD: ("a function as", "FILE.py:function")}
     for key, (article, value) in shown.items():
         if before.get(FIELDS[key]) and FIELDS[key] not in used and not os.environ.get(_NAMES[key]):
@@ -149,11 +134,7 @@ def check_given_again(what: str, before: Mapping[str, Any], used: Collection[str
 
 
 def of_server(engine: OpenAiConfig, key: str) -> str:
-    """Return what the user has given to this process for a key of engine=openai.
-
-    Raises:
-        UserError: when it is missing.
-    """
+    """Return what the user has given to this process for a key of engine=openai."""
     value = getattr(engine, key.partition(".")[2]) or os.environ.get(VARIABLES[key])
     if not value:
         raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
@@ -161,11 +142,7 @@ def of_server(engine: OpenAiConfig, key: str) -> str:
 
 
 def check_server_given(config: Config) -> None:
-    """Check that an engine=openai knows its server, before anything is written.
-
-    Raises:
-        UserError: with the first key that is missing.
-    """
+    """Check that an engine=openai knows its server, before anything is written."""
     if isinstance(config.engine, OpenAiConfig):
         for key in (URL, ADAPTER_DIR):
             of_server(config.engine, key)
@@ -192,12 +169,7 @@ def for_workers(own: OwnCode) -> AbstractContextManager[None]:
 
 
 def check_stored(overrides: Iterable[str], source: Path) -> None:
-    """Check overrides that a file has kept, a sweep's record: none of them may run code.
-
-    Raises:
-        UserError: for `engine.python`, for a function as `objective.reward`, and for a setting of Hydra's launcher or
-            sweeper that may name a program.
-    """
+    """Check overrides that a file has kept, a sweep's record: none of them may run code."""
     for text in overrides:
         name = text.lstrip("+~")
         key = next((own for own in _NAMES if name.startswith(own)), "")

@@ -38,11 +38,7 @@ class Registry:
         return [*self.built_in, *sorted(set(self.targets) - set(self.built_in))]
 
     def load(self, name: str) -> Any:
-        """Import and return what a name stands for.
-
-        Raises:
-            UserError: for an unknown name, and for a plug-in that cannot be imported.
-        """
+        """Import and return what a name stands for."""
         if name not in self.targets:
             raise UserError(f"{self.key}={name}: allowed are {join(self.names)}{did_you_mean(name, self.names)}")
         module, _, attribute = self.targets[name].partition(":")
@@ -225,9 +221,6 @@ def settings_class(base: type, name: str) -> Any:
     Args:
         base: the class that all choices of the group share: `OptimizerConfig`.
         name: the choice.
-
-    Raises:
-        UserError: for an unknown name, and for a plug-in that cannot be imported.
     """
     if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:  # their modules import torch
         return OBJECTIVE_SETTINGS.load(name) if name in OBJECTIVE_SETTINGS.built_in else base

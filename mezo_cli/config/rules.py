@@ -11,11 +11,7 @@ from mezo_cli.errors import UserError, did_you_mean, join, without_credentials
 
 
 def check_rules(config: Config) -> None:
-    """Apply every rule in turn.
-
-    Raises:
-        SettingError: for the first combination that is not allowed.
-    """
+    """Apply every rule in turn."""
     _check_values(config)
     _check_task(config)
     _check_objective(config)
@@ -225,21 +221,13 @@ def _check_engine(config: Config) -> None:
 
 
 def check_quantizer(how: str) -> None:
-    """Check that the package that quantises is there. It is located, not imported.
-
-    Raises:
-        UserError: naming the extra to install.
-    """
+    """Check that the package that quantises is there. It is located, not imported."""
     if how == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("model.quantize=nf4 needs bitsandbytes: pip install 'mezo-runner[quantized]'")
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Check that the package of every logger is there. It is located, not imported.
-
-    Raises:
-        UserError: naming the logger and what to install.
-    """
+    """Check that the package of every logger is there. It is located, not imported."""
     for name in names:
         package = LOGGERS.load(name).package
         if importlib.util.find_spec(package) is None:

@@ -254,11 +254,7 @@ class ObjectiveConfig(Settings):
         return task if self.needs_labels else replace(task, labels=[], choice=ChoicePrompt())
 
     def check_task(self, task: TaskConfig) -> None:
-        """Reject a task without what the objective reads, before its data is read.
-
-        Raises:
-            SettingError: with the key that is missing.
-        """
+        """Reject a task without what the objective reads, before its data is read."""
         name = task.name
         if self.name == "mlm" and task.template is None:
             raise SettingError("task.template", f"task.template is not set: give task.template=...{task.offered}")
@@ -271,18 +267,10 @@ class ObjectiveConfig(Settings):
             raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'{task.offered}")
 
     def check(self, config: "Config") -> None:
-        """Reject combinations with other settings that are individually valid but incompatible.
-
-        Raises:
-            SettingError: with the key of one of them.
-        """
+        """Reject combinations with other settings that are individually valid but incompatible."""
 
     def check_new_run(self, config: "Config") -> None:
-        """Reject what a new run cannot start with, though a stored config may have it. It may start a process.
-
-        Raises:
-            UserError: when something is missing, or cannot be loaded.
-        """
+        """Reject what a new run cannot start with, though a stored config may have it. It may start a process."""
 
     def check_resumed(self, config: "Config", info: Mapping[str, Any], new_reward: bool) -> None:
         """Reject a run that would go on with something else than it began with.
@@ -291,9 +279,6 @@ class ObjectiveConfig(Settings):
             config: of the run, with what the user has given to this process.
             info: the content of its run.json.
             new_reward: accept another function as `objective.reward`.
-
-        Raises:
-            UserError: when it is something else.
         """
         change = self.describe_change(config, info)
         if change and not new_reward:

@@ -32,11 +32,7 @@ class Range:
 
 
 def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
-    """Return the ranges of `--range`, `KEY=LOW:HIGH` each, or those of the default keys around their values in `base`.
-
-    Raises:
-        UserError: for a text that is no range of a numeric key.
-    """
+    """Return the ranges of `--range`, `KEY=LOW:HIGH` each, or of the default keys around their values in `base`."""
     if not texts:
         ranges = []
         for name in (name for name in DEFAULTS if hasattr(base.optimizer, name)):

@@ -53,9 +53,6 @@ def read_config(path: Path, text: str | None = None) -> Config:
     Args:
         path: the file.
         text: what is in it, if it was read already, as of many runs: a section that runs share is parsed once.
-
-    Raises:
-        UserError: when the file is missing or damaged; the line names it.
     """
     try:
         plain = _load(path.read_text(encoding="utf-8")) if text is None else read_settings(text)
@@ -80,9 +77,6 @@ def read_settings(text: str) -> dict[str, Any]:
 
     For listing many runs: a top-level section is parsed once, and runs differ in few of them. `to_yaml` writes lines of
     a section indented, so a section begins where a line is not.
-
-    Raises:
-        UserError: when it is not YAML.
     """
     settings: dict[str, Any] = {}
     for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE):

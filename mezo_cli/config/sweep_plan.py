@@ -39,9 +39,6 @@ def plan_sweep(
         overrides: of the command line; an experiment file may add a grid of its own (`hydra.sweeper.params`).
         config_dir: the user's config folder.
         on_progress: called after each job with the number of jobs done and of all.
-
-    Raises:
-        UserError: for the first job that is not valid, naming it, and when two jobs would share a directory.
     """
     overrides, own = split_own_code(overrides)
     parsed, sweeper = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
@@ -88,9 +85,6 @@ def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
     """Return the overrides of each job, in the order in which Hydra's basic sweeper runs them.
 
     Of several overrides of one key the last counts, in the place of the first. Those of Hydra's own keys are left out.
-
-    Raises:
-        UserError: for an override that names no value, or values that cannot be enumerated, and for too many jobs.
     """
     values: dict[Any, tuple[str, ...]] = {}
     for override in parsed:

@@ -28,9 +28,6 @@ def build(values: Any) -> Config:
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a run's own
     config.yaml of earlier versions lists the settings of all of them.
-
-    Raises:
-        SettingError: for the first unknown key, wrong type, value out of range, or combination that is not allowed.
     """
     values = _mapping(values, "")
     logger = values.get("logger")
@@ -46,11 +43,7 @@ def build(values: Any) -> Config:
 
 
 def build_group(base: type, values: Any, group: str) -> Any:
-    """Return a group made of plain values, of the class of the choice that its `name` makes.
-
-    Raises:
-        SettingError: as `build`.
-    """
+    """Return a group made of plain values, of the class of the choice that its `name` makes."""
     values = _mapping(values, group)
     if base not in CHOICES:
         return check(base, values, f"{group}.")
@@ -70,9 +63,6 @@ def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -
         settings_type: the class, a dataclass.
         values: its fields by name.
         parent: what stands before a field's name in error lines: `optimizer.`.
-
-    Raises:
-        SettingError: for the first value that is not allowed.
     """
     fields = type_hints(settings_type)
     unset = {name: MISSING for name in fields if name not in values and default_of(settings_type, name) == MISSING}
@@ -87,11 +77,7 @@ def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -
 
 
 def check_name(key: str, value: Any) -> Any:
-    """Return a name, or a list of names, after looking them up in the table of the key.
-
-    Raises:
-        SettingError: for one that is not there.
-    """
+    """Return a name, or a list of names, after looking them up in the table of the key."""
     for name in value if isinstance(value, list) else [value]:
         if name == MISSING:
             raise SettingError(key, f"{key} is not set: give {key}=...")

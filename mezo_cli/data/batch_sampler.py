@@ -104,11 +104,7 @@ class BalancedSampler(BatchSampler):
 
 
 def make_sampler(config: Config, rows: Sequence[Any]) -> BatchSampler:
-    """Return the sampler that `data.batches` names, over tokenized training rows.
-
-    Raises:
-        UserError: for balanced batches when a label has no row.
-    """
+    """Return the sampler that `data.batches` names, over tokenized training rows."""
     names, size, seed = config.task.labels, config.batch_size, config.seed
     if config.data.batches != "balanced":
         sampler = BatchSampler if config.data.batches == "shuffled" else ReplacementSampler

@@ -14,11 +14,7 @@ LABELS = ("negative", "positive")
 
 
 def open_source(task: TaskConfig) -> Source:
-    """Return the embedded train, dev and test rows: arithmetic problems for a task with a prompt and no columns.
-
-    Raises:
-        UserError: for a task that the demo data do not fit.
-    """
+    """Return the embedded train, dev and test rows: arithmetic problems for a task with a prompt and no columns."""
     if task.generate.prompt is not None and not task.columns:
         return _source("arithmetic", lambda path: task_rows(files.read_table([path], task), task))
     spellings = (task.labels, task.files.labels, task.hub.labels)

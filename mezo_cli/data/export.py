@@ -24,9 +24,6 @@ def export(
     is called with each note. A .tsv source keeps its lines and header, .csv is written with minimal quoting,
     everything else as JSONL. MNLI's files are dev_matched, test_matched, test_mismatched. No file is left
     half-written.
-
-    Raises:
-        UserError: when `out` already holds other content under these names, or other splits.
     """
     selected = select_rows(task, data, seed)
     for note in selected.notes:

@@ -16,9 +16,6 @@ def open_source(task: TaskConfig, data: FilesConfig) -> Source:
     Without `data.shots`, a test file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official
     dev file of a .tsv task is the test set, as in the published code, and the test file is not opened. If the folder
     has no train file, the task's own folder in it (`task.files.folder`) is opened: one `data.dir` serves several tasks.
-
-    Raises:
-        UserError: for files that are missing, ambiguous or damaged, and for what may not be read.
     """
     if data.dir is None:
         raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")

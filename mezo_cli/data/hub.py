@@ -19,11 +19,7 @@ log = logging.getLogger("mezo")
 
 
 def open_source(task: TaskConfig) -> Source:
-    """Return the splits that `task.hub` names. ClassLabel integers are replaced by their names.
-
-    Raises:
-        UserError: when the data set cannot be loaded; the line says what was tried and how to run without it.
-    """
+    """Return the splits that `task.hub` names. ClassLabel integers are replaced by their names."""
     hub = task.hub
     if hub.path is None:
         raise UserError(f"task '{task.name}' has no data set on the hub (task.hub.path); use data=files data.dir=PATH")

@@ -49,9 +49,6 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
     out of it before all else.
     With `data.train_size`, that many rows of train are drawn uniformly, and dev with them if it comes from train.
     `data.eval_limit` caps dev and test at the end.
-
-    Raises:
-        UserError: for settings that exclude each other, and for missing or damaged data.
     """
     if data.shots is not None and data.train_size is not None:
         raise UserError(
@@ -108,9 +105,6 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
     They have texts in the order of `task.columns` and the label's index; those of a task without labels (a config's
     `data_task`) have all columns. With `task.demonstrations`, rows of dev and test have theirs. `seed` is the config's
     `data_seed`. Warnings are in `Splits.notes`.
-
-    Raises:
-        UserError: for missing or damaged data, and if train or dev would be empty; the line names file and line number.
     """
     selected = select_rows(task, data, seed)
     for name, subset in (("train", selected.train), ("dev", selected.dev)):
@@ -144,11 +138,7 @@ def _with_demonstrations(rows: list[Example], subset: Subset, pool: Subset, coun
 
 
 def load_splits(config: Config) -> Splits:
-    """Load the splits of a run, and log their notes as warnings.
-
-    Raises:
-        UserError: as `load`.
-    """
+    """Load the splits of a run, and log their notes as warnings."""
     splits = load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
         log.warning("note   %s", note)

@@ -66,22 +66,14 @@ class Table:
         return replace(self, rows=[self.rows[i] for i in rows], line_numbers=numbers)
 
     def texts(self, i: int, columns: Sequence[int]) -> tuple[str, ...]:
-        """Return the texts in some columns of row `i`. They are not stripped.
-
-        Raises:
-            UserError: for a value that is not a text.
-        """
+        """Return the texts in some columns of row `i`. They are not stripped."""
         fields = self.fields(i)
         for column in columns:
             check_text(fields[column], self.location(i, full=True), self.columns[column])
         return tuple(fields[column] for column in columns)
 
     def find_columns(self, columns: Sequence[str], task: TaskConfig, hint: str = "") -> list[int]:
-        """Return the index of each column that the task names.
-
-        Raises:
-            UserError: for a column that is missing, or is in the header twice, and for a table without rows.
-        """
+        """Return the index of each column that the task names."""
         indices = []
         for column in columns:
             index = self.find_column(column, task.rename)
@@ -99,9 +91,6 @@ class Table:
         """Return the index of the first source column that `rename` maps to `column`, or else of `column` itself.
 
         The renamed one wins: a hub data set may have class numbers in `label` and the names in `label_text`.
-
-        Raises:
-            UserError: when the name occurs twice in the header.
         """
         sources = [source for source, target in rename.items() if target == column]
         for name in [*sources, column]:
@@ -134,11 +123,7 @@ class TaskRows:
         return len(self.labels)
 
     def example(self, i: int) -> Example:
-        """Return row `i`.
-
-        Raises:
-            UserError: for a row with a label that has a value that is not a text, and for a text that is not Unicode.
-        """
+        """Return row `i`."""
         where = self.table.location(i)
         if self.all_columns is None:
             return Example(self.table.texts(i, self.text_columns), self.labels[i], where)
@@ -173,11 +158,7 @@ def csv_line(row: Sequence[str]) -> str:
 
 
 def check_text(value: Any, where: str, column: str) -> None:
-    """Refuse a value that is not a text, or that UTF-8 cannot represent.
-
-    Raises:
-        UserError: naming the place and the column.
-    """
+    """Refuse a value that is not a text, or that UTF-8 cannot represent."""
     if not isinstance(value, str):
         kind = f"the {type(value).__name__} {str(value)[:60]!r}"
         what = "missing" if value is ABSENT else "null" if value is None else kind
@@ -207,10 +188,6 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
     """Return the table with what the task reads of it: texts and labels, or all columns if the task has no labels.
 
     Labels are mapped by name.
-
-    Raises:
-        UserError: for a missing column, a damaged row, a row without a label, an unknown label, and a table without
-            rows; the line names file and line number.
     """
     hint = "; to use a column of another name: +task.rename.ITS_NAME={}"
     indices = table.find_columns(read_columns(task), task, hint)
@@ -238,9 +215,6 @@ def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Exampl
     """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text.
 
     `where` is its place, for `Example.where`, and `full` the same with the path, for the error line.
-
-    Raises:
-        UserError: for a text that UTF-8 cannot represent.
     """
     try:
         text = json.dumps(dict(row), ensure_ascii=False, default=str)

@@ -18,9 +18,6 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
     """Return the rows that `--text` gives: `TEXT`, or `COLUMN=TEXT` for each column of a task of several.
 
     For a task without labels a list or a record is written as JSON: `numbers=[3,5,7]`.
-
-    Raises:
-        UserError: for an unknown column, and for a row that lacks one.
     """
     columns = read_columns(task)
     shape = " ".join(f"--text {column}=..." for column in columns)
@@ -48,9 +45,6 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
     """Yield a row per line as the lines come; fields of a task of several columns are separated by tabs.
 
     Lines without text are skipped.
-
-    Raises:
-        UserError: for a line that is not UTF-8 or has another number of fields; the error names its number.
     """
     columns = read_columns(task)
     for number, raw in enumerate(lines, 1):
@@ -72,9 +66,6 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
     """Return the rows of a JSONL, JSON, CSV, TSV or Parquet file.
 
     Columns that the task does not read are ignored, or kept with the row if it is a task without labels.
-
-    Raises:
-        UserError: when the file is missing, empty or damaged, or lacks a column.
     """
     if path.suffix not in SUFFIXES:
         near = did_you_mean(path.suffix, SUFFIXES)
@@ -98,9 +89,6 @@ def from_row(row: Any, where: str, task: TaskConfig) -> Example:
 
     The columns are `task.columns`, or those of the prompt of a task without labels, whose rows keep all columns of a
     mapping and need not be texts.
-
-    Raises:
-        UserError: for anything else, a column that is missing, and for a task with labels a value that is not a text.
     """
     columns = read_columns(task)
     if isinstance(row, str):

@@ -48,11 +48,7 @@ class Scores:
 
 
 def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedExample], deadline: Deadline) -> Section:
-    """Check the label words on as many dev rows as the time allows.
-
-    Raises:
-        UserError: when a score is not finite.
-    """
+    """Check the label words on as many dev rows as the time allows."""
     section = Section(TITLE)
     seen = score_rows(session, dev, deadline.part(DEV))
     if len(seen.labels) < len(dev):

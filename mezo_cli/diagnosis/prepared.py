@@ -47,11 +47,7 @@ class Prepared:
 
 
 def prepare_run(config: Config) -> Prepared:
-    """Load data and model, encode all rows and compile the noise.
-
-    Raises:
-        UserError: for whatever `train` refuses before its first step.
-    """
+    """Load data and model, encode all rows and compile the noise."""
     start = time.perf_counter()
     splits = data.load_splits(config)
     session = load_session(config, trains=True)
@@ -81,11 +77,7 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
 
 
 def diagnose(prepared: Prepared, jobs: Jobs, deadline: Deadline) -> Iterator[Section]:
-    """Yield the section of each check as it is done, within the time limit.
-
-    Raises:
-        UserError: when memory runs out, or a score is not finite.
-    """
+    """Yield the section of each check as it is done, within the time limit."""
     session, rows = prepared.session, prepared.rows
     advice = smaller_batches(session.config)
     if isinstance(session.objective, Classification):

@@ -32,11 +32,7 @@ class Launch:
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return how this process was started; None if it is alone: WORLD_SIZE is 1 or not set.
-
-    Raises:
-        UserError: when a variable is missing, or is not a number in its range.
-    """
+    """Return how this process was started; None if it is alone: WORLD_SIZE is 1 or not set."""
     size = _number(environment, "WORLD_SIZE", 1)
     if size == 1:
         return None
@@ -54,22 +50,14 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def check_command(name: str | None) -> None:
-    """Refuse a command that ranks cannot share: each would do it by itself.
-
-    Raises:
-        UserError: for such a command under `torchrun`.
-    """
+    """Refuse a command that ranks cannot share: each would do it by itself."""
     launch = read_launch()
     if launch is not None and name is not None and name not in COMMANDS:
         raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
 
 
 def check_restarts(run_dir_given: bool) -> None:
-    """Refuse `--max-restarts` where the ranks that are started again would not find their run.
-
-    Raises:
-        UserError: when the run's directory gets a new name at every start.
-    """
+    """Refuse `--max-restarts` where the ranks that are started again would not find their run."""
     launch = read_launch()
     if launch is not None and launch.max_restarts and not run_dir_given:
         raise UserError(

@@ -192,9 +192,6 @@ class Ranks:
         Args:
             what: the text, for the error: `config`.
             text: this rank's.
-
-        Raises:
-            UserError: naming the first rank that differs, and the first line in which it does.
         """
         texts = self.exchange(text)
         for rank, other in enumerate(texts):

@@ -46,9 +46,6 @@ class EngineAnswers:
 
         When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
         the rows are completed twice.
-
-        Raises:
-            UserError: when the engine does not support the model, or computes other scores.
         """
         members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=bool(own.encoder.stop))
         answers = EngineAnswers(members, own.loaded.tokenizer, own.completer.ends)

@@ -59,9 +59,6 @@ class Engine:
         config: as given.
         record: what run.json says of it.
         is_started: whether it has been found right; from then on its errors are `RunFailed`.
-
-    Raises:
-        UserError: when the engine cannot be started.
     """
 
     def __init__(self, config: Config, max_length: int) -> None:
@@ -85,9 +82,6 @@ class Engine:
             loaded, forward: the session's model and its forwards.
             raw_logits: whether scores may be logits; else they are log-probabilities.
             stops: whether completions end at texts.
-
-        Raises:
-            UserError: when the engine does not support the model.
         """
         self.release()
         if not self.is_started:
@@ -141,9 +135,6 @@ class Engine:
             own: computes the scores of some rows, with theta or one sign: [rows, ...].
             by_engine: lets the engine compute them.
             rows: their number.
-
-        Raises:
-            UserError: when they differ.
         """
         if self.is_started:
             return

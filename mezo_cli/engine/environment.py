@@ -52,9 +52,6 @@ def find_python(python: str | None) -> Path:
 
     Args:
         python: `engine.python`; null: MEZO_ENGINE_PYTHON, else that of the environment of `mezo engine install`.
-
-    Raises:
-        UserError: when there is none.
     """
     name, python = ("engine.python", python) if python else (VARIABLE, os.environ.get(VARIABLE))
     if python:
@@ -75,9 +72,6 @@ def install(report: Callable[[str], None]) -> Path:
 
     Args:
         report: takes the name of what is done now.
-
-    Raises:
-        UserError: when a part of it fails, with the last line of pip.
     """
     environment = folder()
     if is_installed(environment):

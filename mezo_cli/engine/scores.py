@@ -30,11 +30,7 @@ class EngineScores:
 
     @staticmethod
     def attach(own: CausalLabelScorer, engine: Engine, rows: Sequence[TokenizedExample]) -> CausalLabelScorer:
-        """Let an engine score the labels of an objective; compare some when it has just started.
-
-        Raises:
-            UserError: when the engine does not support the model, or computes other scores.
-        """
+        """Let an engine score the labels of an objective; compare some when it has just started."""
         one_token = max(map(len, own.label_ids)) == 1
         members = engine.attach(own.loaded, own.forward, raw_logits=one_token, stops=False)
 
@@ -54,11 +50,7 @@ class EngineChoices:
 
     @staticmethod
     def attach(own: Choice, engine: Engine, rows: Sequence[ChoiceRow]) -> Choice:
-        """Let an engine score the candidates of an objective; compare some when it has just started.
-
-        Raises:
-            UserError: when the engine does not support the model, or computes other scores.
-        """
+        """Let an engine score the candidates of an objective; compare some when it has just started."""
         members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=False)
         return _attach(own, engine, rows, own.log_probs, partial(_candidate_scores, members), lambda scores: scores)
 

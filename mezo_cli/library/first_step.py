@@ -45,11 +45,7 @@ def saying_what_takes_long(compiles: bool) -> Iterator[None]:
 
 
 def to_tensor(loss: Tensor | float) -> Tensor:
-    """Return a closure's loss as a tensor of shape [].
-
-    Raises:
-        UserError: for a tensor of several elements, or what is no number.
-    """
+    """Return a closure's loss as a tensor of shape []."""
     if isinstance(loss, Tensor):
         if loss.numel() != 1:
             raise UserError(f"the closure returned a tensor of shape {list(loss.shape)}; it must return one loss")
@@ -65,9 +61,6 @@ def loss_with_graph(closure: Closure, tensors: Iterable[Tensor]) -> Tensor:
 
     So the memory is that of a forward without gradients. A closure that itself takes a gradient needs them: it is
     called again, and they are kept.
-
-    Raises:
-        UserError: when the closure calls backward(), at the first of `tensors` that gets a gradient.
     """
     hooks = [p.register_post_accumulate_grad_hook(_refuse_gradient) for p in tensors if p.requires_grad]
     try:

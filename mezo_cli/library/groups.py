@@ -19,10 +19,6 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
         model: its `named_parameters()` give the names; a tied tensor has one.
         params: None for every tensor with requires_grad; a function that is true for the names to tune; names or
             tensors; or dicts with `params` (one of these) and the group's `lr` and `weight_decay`.
-
-    Raises:
-        UserError: for a name or a tensor that the model lacks or that is frozen, one in two groups, an empty group, and
-            for a model that is none.
     """
     if not isinstance(model, nn.Module):
         class_name = type(model).__name__

@@ -75,9 +75,6 @@ class MezoOptimizer(torch.optim.Optimizer):
         result: losses and projected gradients of the last step.
         unreachable: names of the tensors that were left out, known after the first step.
         uncovered: names of the tensors that are perturbed in place, known after the first step.
-
-    Raises:
-        UserError: for a value out of range; its text is one line.
     """
 
     def __init__(
@@ -123,11 +120,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a group after the optimizer was made: memory and names are laid out by then.
-
-        Raises:
-            UserError: always but when torch calls it to make the optimizer.
-        """
+        """Refuse a group after the optimizer was made: memory and names are laid out by then."""
         if hasattr(self, "forward"):
             raise UserError("add_param_group: the groups of a MezoOptimizer are given when it is made (params=...)")
         super().add_param_group(param_group)
@@ -200,11 +193,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the step of a state dict; the model must have the weights of that step.
-
-        Raises:
-            UserError: when it is of another noise or method or of other tensors, or lacks a field.
-        """
+        """Continue after the step of a state dict; the model must have the weights of that step."""
         for name in ("steps", *SAVED):
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")

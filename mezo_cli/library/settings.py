@@ -66,11 +66,7 @@ class StepSettings(OptimizerConfig):
 
 
 def check_settings(**values: Any) -> StepSettings:
-    """Return the settings with Python's own numbers: NumPy's cannot be written as JSON.
-
-    Raises:
-        UserError: naming the setting that is out of range, or that another one excludes.
-    """
+    """Return the settings with Python's own numbers: NumPy's cannot be written as JSON."""
     try:
         settings = check(StepSettings, {"name": "mezo", **values})
     except SettingError as error:

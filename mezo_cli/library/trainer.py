@@ -29,9 +29,6 @@ class MezoTrainer(Trainer):
         *args, **kwargs: as of `transformers.Trainer`. `args.learning_rate`, `args.weight_decay` (not of biases and
             normalizations, as there), the scheduler and `args.seed` are the step's.
         mezo: further arguments of `MezoOptimizer`: eps, params, samples, momentum, betas, noise, trajectory, ...
-
-    Raises:
-        UserError: for an optimizer of one's own, and for several GPUs in one process, DeepSpeed or FSDP.
     """
 
     optimizer: MezoOptimizer | None

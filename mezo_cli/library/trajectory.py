@@ -43,11 +43,7 @@ def make_header(
 
 
 def open_writer(path: Path, header: Header, step: int) -> Writer:
-    """Open a file to record from step `step` on: a new one for step 0, else the file that has the steps before.
-
-    Raises:
-        UserError: when there is a file for step 0, or none that fits for a later step; it is left as it is.
-    """
+    """Open a file to record from step `step` on: a new one for step 0, else the file that has the steps before."""
     if step == 0:
         try:
             return Writer(open(path, "xb"), header)
@@ -79,10 +75,6 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
 
     Returns:
         The number of steps that were replayed.
-
-    Raises:
-        UserError: when the file is damaged or of a run directory, the model does not have the tensors or the initial
-            weights, or `step` is out of range. The weights are then as they were.
     """
     path = Path(path)
     recorded = trajectory.read(path)

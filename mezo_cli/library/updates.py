@@ -66,11 +66,7 @@ class Updates:
         return (decay if self.in_float64 else {}) | ({"moments": moments} if moments else {})
 
     def load_state(self, state: Mapping[str, Any], step: int) -> None:
-        """Take over what `state` returned after `step` steps.
-
-        Raises:
-            UserError: when it lacks the moments of that step.
-        """
+        """Take over what `state` returned after `step` steps."""
         for (params, optimizer), deferred in zip(
             self._parts, state.get("deferred", [1.0] * len(self._parts)), strict=True
         ):

@@ -65,9 +65,6 @@ class Decoder:
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
         ends: the tokens that end a completion.
-
-    Raises:
-        UserError: for a model that keeps no keys and values.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -99,9 +96,6 @@ class Decoder:
 
         Returns:
             One completion per prompt; with members those of the first member first.
-
-        Raises:
-            UserError: for an empty prompt: there is no token after which the model could go on.
         """
         if not all(prompts):
             raise UserError("task.generate.prompt: a prompt has no tokens, so there is nothing to complete")

@@ -63,10 +63,6 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
     Args:
         config: its path is `demo` or `demo-decoder`, a local folder, or a hub id (with its revision).
         weights: whether to fetch the weights too.
-
-    Raises:
-        UserError: when the checkpoint is not found, has no tokenizer or needs its own code, or when its weights are
-            not safetensors or are damaged.
     """
     folder = _local_folder(config.path)
     if folder is None:
@@ -81,11 +77,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path is an embedded model or a folder on this machine, not a hub id.
-
-    Raises:
-        UserError: when it is neither.
-    """
+    """Return whether a path is an embedded model or a folder on this machine, not a hub id."""
     return _local_folder(path) is not None
 
 

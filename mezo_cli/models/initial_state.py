@@ -43,11 +43,7 @@ def _add(total: Any, name: str, tensor: Tensor) -> None:
 
 
 def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
-    """Refuse to replay a trajectory on other weights than it started from.
-
-    Raises:
-        UserError: naming the trajectory.
-    """
+    """Refuse to replay a trajectory on other weights than it started from."""
     if fingerprint(model) != wanted:
         quantised = describe(model)
         changed = "model.path" if quantised == "none" else f"model.path, model.quantize (now {quantised})"
@@ -91,11 +87,7 @@ def _find_copies(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str,
 
 
 def load_initial_state(model: Any, path: Path) -> None:
-    """Load the saved tensors and rows into a model; do nothing when there is no file.
-
-    Raises:
-        UserError: when the file is damaged.
-    """
+    """Load the saved tensors and rows into a model; do nothing when there is no file."""
     if not path.exists():
         return
     state = model.state_dict()

@@ -80,10 +80,6 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         model_kind: the kind of model to load.
         labels: the classes of a classification head, in the task's order.
         seed: draws a new classification head.
-
-    Raises:
-        UserError: when the checkpoint is not found, when weights are missing, are not safetensors or have other
-            shapes than config.json says, and when tokenizer and model do not belong together.
     """
     device = pick_device(config.device)
     folder = fetch(config)
@@ -131,12 +127,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
 
 
 def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
-    """Load the tokenizer alone, with the length that the model's config allows.
-
-    Raises:
-        UserError: when it is not found, or has no padding token and the model kind needs one, and for an encoder where
-            a decoder is needed.
-    """
+    """Load the tokenizer alone, with the length that the model's config allows."""
     folder = fetch(config, weights=False)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     stored = _load_config(folder, config.path)
@@ -147,11 +138,7 @@ def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; `auto` is cuda where there is one, else cpu.
-
-    Raises:
-        UserError: when the name is not a device, or this machine does not have it.
-    """
+    """Return the device called `name`; `auto` is cuda where there is one, else cpu."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -197,9 +197,6 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
         model: a transformers model on the CPU, its weights in the dtype of the file.
         how: int8 or nf4.
         name: of the model, for error lines.
-
-    Raises:
-        UserError: for a model with other matrices in its layers than those of `nn.Linear`.
     """
     matrices = _find_matrices(model, how, name)
     for path, module in matrices.items():

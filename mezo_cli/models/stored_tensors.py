@@ -31,9 +31,6 @@ def check_headers(files: Iterable[Path], stored: Any, path: str) -> None:
         files: of the checkpoint.
         stored: its config.json, as transformers reads it.
         path: of the checkpoint, for the error line.
-
-    Raises:
-        UserError: naming the number, or the first tensor.
     """
     count, layers = 0, getattr(stored, "num_hidden_layers", None)
     for file in files:
@@ -55,9 +52,6 @@ def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
         unused: names of tensors in the files that the model did not take.
         model: the loaded transformers model.
         path: of the checkpoint, for the error line.
-
-    Raises:
-        UserError: for a layer that the model lacks, and for a tensor that a layer of the model has no place for.
     """
     names = sorted(unused)
     for name in names:
@@ -80,11 +74,7 @@ def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
 
 
 def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
-    """Refuse parameters that are stored as anything but floats.
-
-    Raises:
-        UserError: naming the first.
-    """
+    """Refuse parameters that are stored as anything but floats."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for file in files:
         for name, dtype in _read_dtypes(file):
@@ -138,11 +128,7 @@ def _read_dtypes(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a safetensors file that a run wrote, and its metadata.
-
-    Raises:
-        UserError: when it is missing or damaged.
-    """
+    """Return the tensors of a safetensors file that a run wrote, and its metadata."""
     if not path.is_file():  # a pipe: opening it would wait
         raise UserError(f"{path} is damaged or missing: it is not a regular file")
     try:

@@ -96,11 +96,7 @@ class Objective:
         raise NotImplementedError
 
     def check_start(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """Check what has to be right before the first step, on rows of train; return what run.json keeps of it.
-
-        Raises:
-            UserError: when something is wrong.
-        """
+        """Check what has to be right before the first step, on rows of train; return what run.json keeps of it."""
         return {}
 
     def begin_step(self, step: int) -> None:
@@ -167,11 +163,7 @@ class Objective:
     def predict(
         self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
     ) -> Sequence[Mapping[str, Any]]:
-        """Return a record per row: what the model says of it. The right answers are not needed.
-
-        Raises:
-            UserError: when an output of the model is not finite.
-        """
+        """Return a record per row: what the model says of it. The right answers are not needed."""
         evaluation = self.evaluate(rows, report, ranks)
         if not evaluation.is_finite:
             raise UserError("the scores are not finite: the weights have diverged or are damaged")

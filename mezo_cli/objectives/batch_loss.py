@@ -22,9 +22,6 @@ class BatchLoss:
         ranks: those that share its rows, of which `batches` are this rank's; None if this process has all of them.
         rows: the number of rows of the whole batch, for ranks.
         weights: what the loss of each row of the whole batch is multiplied by; None for 1.
-
-    Raises:
-        UserError: for weights of a loss that follows from counts, which has no losses of rows.
     """
 
     def __init__(

@@ -102,9 +102,6 @@ class Classification(Objective):
         """Return the layer that scores the labels, and its rows that do, in label order (None: all of them).
 
         A linear probe is written to these rows.
-
-        Raises:
-            UserError: when there is no such layer.
         """
         raise UserError(f"init=linear_probe: {type(self).__name__} has no output layer for a probe")
 

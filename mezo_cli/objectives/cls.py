@@ -44,11 +44,7 @@ class ClassHeadScorer(Classification):
         return self.model(**batch.inputs()).logits.float()
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
-        """Return the last linear layer over the labels, of which all rows score labels.
-
-        Raises:
-            UserError: when the head's last layer is not linear.
-        """
+        """Return the last linear layer over the labels, of which all rows score labels."""
         layers = _label_layers(self.model)
         if not layers:
             labels = self.model.config.num_labels

@@ -113,11 +113,7 @@ class Completer:
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
     def check(self, spec: RewardSpec, rows: Sequence[PromptRow]) -> bool:
-        """Call a reward twice on some rows; return whether it gave the same numbers.
-
-        Raises:
-            UserError: when it cannot be opened, or fails.
-        """
+        """Call a reward twice on some rows; return whether it gave the same numbers."""
         places = [row.where or f"row {row.index}" for row in rows]
         seeds = [self.seed_of(row, 0, 0) for row in rows]
         return self.open(spec).check([row.columns for row in rows], [row.golds for row in rows], seeds, places)

@@ -234,11 +234,7 @@ class Generation(Objective):
     # --- evaluations ---
 
     def check_start(self, rows: Sequence[PromptRow]) -> dict[str, Any]:
-        """Call the reward twice on two rows; return what run.json keeps of it.
-
-        Raises:
-            UserError: when there is none and the loss needs one, and when it takes other arguments.
-        """
+        """Call the reward twice on two rows; return what run.json keeps of it."""
         if self._reward is None and self._own.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         if self._reward is None:

@@ -104,11 +104,7 @@ class CausalLabelScorer(Classification):
             self._whole_vocabulary = False
 
     def output_layer(self) -> tuple[nn.Linear, Tensor]:
-        """Return the head, and its rows of the label words, in label order.
-
-        Raises:
-            UserError: when a word has several tokens: no single row of the head scores it.
-        """
+        """Return the head, and its rows of the label words, in label order."""
         for index, (word_starts, _) in enumerate(self._word_tokens):
             if len(word_starts) > 1:
                 raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")

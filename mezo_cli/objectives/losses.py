@@ -42,11 +42,7 @@ class Loss:
 
 
 def find_loss(name: str) -> Loss:
-    """Return the loss that `objective.loss` names.
-
-    Raises:
-        UserError: for an unknown name, and for a plug-in that cannot be imported.
-    """
+    """Return the loss that `objective.loss` names."""
     loss = LOSSES.load(name)
     return loss if isinstance(loss, Loss) else Loss(partial(_checked, name, loss))
 

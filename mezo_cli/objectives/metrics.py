@@ -82,10 +82,6 @@ class Matthews(CountMetric):
 
 
 def find_metric(name: str) -> Metric:
-    """Return the metric that `task.metric` names.
-
-    Raises:
-        UserError: for an unknown name, and for a plug-in that cannot be imported.
-    """
+    """Return the metric that `task.metric` names."""
     metric: Metric = METRICS.load(name)()
     return metric

@@ -51,9 +51,6 @@ class PlainCheck:
 
         Without a perturbation they are right where a weight is also read by another module than its own (an embedding
         in a linear layer elsewhere), which sees it unperturbed. So they are compared with perturbed weights too.
-
-        Raises:
-            UserError: also when the plain outputs are not finite, which means that the weights are damaged.
         """
         batch, plain = objective.collate(self.rows), self._plain
         outputs = objective.outputs(batch)

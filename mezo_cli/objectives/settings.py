@@ -53,11 +53,7 @@ class ChoiceConfig(ObjectiveConfig):
         return task if task.choice.each is None else replace(task, labels=[])
 
     def check_task(self, task: TaskConfig) -> None:
-        """Reject a task without candidates, and labels that do not number them.
-
-        Raises:
-            SettingError: with the key that is missing, or wrong.
-        """
+        """Reject a task without candidates, and labels that do not number them."""
         choice, name = task.choice, f"task '{task.name}'"
         if choice.prompt is None:
             why = f"{name} has no prompt with candidates (objective={self.name})"
@@ -77,11 +73,7 @@ class ChoiceConfig(ObjectiveConfig):
             raise SettingError("task.choice.candidates", f"{why}; give one for each, in the same order, two or more")
 
     def check(self, config: "Config") -> None:
-        """Reject rows whose loss only text that is generated can measure.
-
-        Raises:
-            SettingError: with the key.
-        """
+        """Reject rows whose loss only text that is generated can measure."""
         if config.data.keep is not None:
             why = "objective=choice does not read it, only objective=generate"
             raise SettingError("data.keep", f"data.keep={config.data.keep}: {why}")
@@ -145,11 +137,7 @@ class GenerateConfig(ObjectiveConfig):
         return self.max_new_tokens if completes else 0
 
     def check(self, config: "Config") -> None:
-        """Reject combinations that are individually valid but incompatible.
-
-        Raises:
-            SettingError: with the key of one of them.
-        """
+        """Reject combinations that are individually valid but incompatible."""
         task, reward = config.task, reward_of(config)
         if self.loss == "lm" and task.generate.answer is None:
             raise SettingError("objective.loss", f"objective.loss=lm: task '{task.name}' has no task.generate.answer")
@@ -171,11 +159,7 @@ class GenerateConfig(ObjectiveConfig):
             raise SettingError("distributed.split", f"distributed.split=rows: {why}; use directions")
 
     def check_new_run(self, config: "Config") -> None:
-        """Open the reward, which checks its file and its arguments.
-
-        Raises:
-            UserError: when there is none and the loss needs one, and when it cannot be opened.
-        """
+        """Open the reward, which checks its file and its arguments."""
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         reward = reward_spec(config)

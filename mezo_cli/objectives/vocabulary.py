@@ -29,9 +29,6 @@ class VocabularyHead:
 
     Attributes:
         head: the linear layer over the vocabulary. Where `peft` trains a copy of it, that copy: it computes.
-
-    Raises:
-        UserError: for a model without one.
     """
 
     def __init__(

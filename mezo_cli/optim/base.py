@@ -83,11 +83,7 @@ class BaseOptimizer(Protocol):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Reject settings that are individually valid but incompatible.
-
-        Raises:
-            SettingError: with the key of one of them.
-        """
+        """Reject settings that are individually valid but incompatible."""
         return None
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -95,9 +91,6 @@ class BaseOptimizer(Protocol):
 
         Args:
             shapes: name -> shape of each.
-
-        Raises:
-            SettingError: with the key of one of them.
         """
         return None
 
@@ -153,11 +146,7 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
         return None
 
     def load_state(self, path: Path, step: int) -> None:
-        """Read what `save_state` wrote after `step` steps, instead of `rebuild_state`.
-
-        Raises:
-            UserError: when the file is missing or damaged, or of another step.
-        """
+        """Read what `save_state` wrote after `step` steps, instead of `rebuild_state`."""
         raise UserError(f"{path}: this optimizer stores no state")
 
 
@@ -170,11 +159,7 @@ class StatefulOptimizer(BaseOptimizer, Protocol):
         """Write the state to a file."""
 
     def load_state(self, path: Path) -> None:
-        """Read what `save_state` wrote, before the first step.
-
-        Raises:
-            UserError: when the file is missing or damaged.
-        """
+        """Read what `save_state` wrote, before the first step."""
 
 
 Optimizer = ReplayableOptimizer | StatefulOptimizer  # `replayable` tells which

@@ -343,11 +343,7 @@ def variance(values: list[float]) -> float:
 
 
 def _rows_of(loss_fn: LossFn) -> "Tensor":
-    """Return the losses of the rows: [signs, rows].
-
-    Raises:
-        UserError: for a loss that does not have them.
-    """
+    """Return the losses of the rows: [signs, rows]."""
     if not isinstance(loss_fn, RowLossFn):
         raise UserError(
             "optimizer.shaping_std=rows: this loss has no losses of single rows; use optimizer.shaping_std=members"

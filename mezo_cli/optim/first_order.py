@@ -145,11 +145,7 @@ class FirstOrder(StatefulOptimizer):
         safetensors.torch.save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, path)
 
     def load_state(self, path: Path) -> None:
-        """Read what `save_state` wrote, before the first step.
-
-        Raises:
-            UserError: when the file is missing or damaged.
-        """
+        """Read what `save_state` wrote, before the first step."""
         from mezo_cli.models.stored_tensors import read_tensors
 
         self._loaded, _ = read_tensors(path)

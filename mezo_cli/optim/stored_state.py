@@ -35,11 +35,7 @@ class StoredState(ReplayableOptimizer):
             safetensors.torch.save_file(tensors, path)
 
     def load_state(self, path: Path, step: int) -> None:
-        """Read what `save_state` wrote after `step` steps.
-
-        Raises:
-            UserError: when the file is missing or damaged, or of another step.
-        """
+        """Read what `save_state` wrote after `step` steps."""
         from mezo_cli.models.stored_tensors import read_tensors
 
         tensors, _ = read_tensors(path)

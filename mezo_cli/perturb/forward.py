@@ -329,9 +329,6 @@ class PerturbedForward:
 
         Args:
             run: runs a small forward and returns its logits.
-
-        Raises:
-            UserError: when no trainable tensor is in the graph.
         """
         self._read.clear()
         # In theta's dtype: the graph would keep all copies in another one.

@@ -84,11 +84,7 @@ class Params:
         return sum(p.numel() for p in self.tensors.values())
 
     def select_reachable(self, output: Tensor) -> list[str]:
-        """Keep only the tensors in the autograd graph of `output`; return the names of the others.
-
-        Raises:
-            UserError: when no trainable tensor is in the graph.
-        """
+        """Keep only the tensors in the autograd graph of `output`; return the names of the others."""
         leaves = graph_leaves(output)
         reachable = {name: p for name, p in self.tensors.items() if id(p) in leaves}
         if not reachable:

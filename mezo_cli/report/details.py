@@ -84,9 +84,6 @@ class RunDetails:
         steps, losses, seconds: arrays, of the logged training steps.
         rewards: arrays by name, of the same steps, of a run on rewards: `reward`, `reward_min`, `reward_max`; else {}.
         evaluations: the lines of metrics.jsonl, in order.
-
-    Raises:
-        UserError: (by its parts) when a file of the run is damaged.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -398,11 +395,7 @@ class RunDetails:
 
 
 def read_details(entry: Entry) -> RunDetails:
-    """Return the details of a run with all its files read.
-
-    Raises:
-        UserError: when one of them is damaged.
-    """
+    """Return the details of a run with all its files read."""
     try:
         details = RunDetails(entry)
         for part in (details.sentence, details.facts, details.results, details.baseline_sentence, details.commands):

@@ -167,11 +167,7 @@ def bench_panel(bench: Bench) -> Panel | None:
 
 
 def forwards_view(entries: Sequence[Entry]) -> Comparison:
-    """Return a table per bench, one row per method; for CSV one record per run.
-
-    Raises:
-        UserError: when no run has `forwards`.
-    """
+    """Return a table per bench, one row per method; for CSV one record per run."""
     benches = read_benches(entries)
     if not benches:
         raise UserError("--forwards: no run here has forwards=N (docs/bench.md)")

@@ -293,9 +293,6 @@ def paper_figure(runs: Sequence[RunDetails], panels: Sequence[Panel], path: Path
     """Write one figure for a paper, in the colours on white: of one run its loss and dev metric, else the panels.
 
     It holds no date, so that the same runs give the same file.
-
-    Raises:
-        UserError: when there is nothing to draw, or the file cannot be written.
     """
     if not panels:
         raise UserError("--figure: no run here has been evaluated yet, so there is nothing to draw")

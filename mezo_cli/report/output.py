@@ -83,9 +83,6 @@ def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "
         path: the file.
         formats: the file extensions that are allowed.
         option: the option that named it.
-
-    Raises:
-        UserError: for an unknown file extension, a folder that does not exist, a path inside a run directory.
     """
     if path.suffix not in formats:
         near = did_you_mean(path.suffix, formats)
@@ -99,21 +96,13 @@ def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """Write a comparison in the format of the file's extension, completely or not at all.
-
-    Raises:
-        UserError: when the file cannot be written.
-    """
+    """Write a comparison in the format of the file's extension, completely or not at all."""
     text = {".md": _markdown, ".csv": _csv, ".json": _json}[path.suffix](comparison)
     write_output(path, text)
 
 
 def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
-    """Write the file that an option named, completely or not at all.
-
-    Raises:
-        UserError: when the file cannot be written.
-    """
+    """Write the file that an option named, completely or not at all."""
     try:
         output.write_file(path, content)
     except OSError as error:

@@ -61,11 +61,7 @@ class Report:
 
 
 def read_report(folders: Sequence[Path], progress: Progress) -> Report:
-    """Read all runs under `folders`, at any depth.
-
-    Raises:
-        UserError: for a folder that does not exist, and if there are no runs that can be read.
-    """
+    """Read all runs under `folders`, at any depth."""
     entries, warnings = read_runs(folders)
     runs = []
     with progress("runs read", len(entries)) as done:

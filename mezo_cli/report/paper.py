@@ -121,11 +121,7 @@ class Paper:
 
 
 def paper(table: str = TABLE) -> Paper:
-    """Return a table.
-
-    Raises:
-        UserError: for a table that there is not.
-    """
+    """Return a table."""
     if table not in _tables():
         names = list(_tables())
         raise UserError(f"--table {table}: allowed are {join(names)}{did_you_mean(table, names)}")

@@ -127,11 +127,7 @@ def few_shot_folder(config: Config) -> re.Match[str] | None:
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
-    """Return the runs under `folders`, each once, and one warning per directory that cannot be read as a run.
-
-    Raises:
-        UserError: for a folder that does not exist.
-    """
+    """Return the runs under `folders`, each once, and one warning per directory that cannot be read as a run."""
     runs = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
     entries, warnings = [], []
     for run in runs.values():
@@ -154,11 +150,7 @@ def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
 
 
 def read_run(path: Path) -> Entry:
-    """Return the run in a directory.
-
-    Raises:
-        UserError: when there is none, or its files are damaged.
-    """
+    """Return the run in a directory."""
     return _read(Run.open(path))
 
 

@@ -42,9 +42,6 @@ def comparison(
         width: characters per line that a table may take; some views split a table that is wider.
         warn: called for each directory that cannot be read as a run.
         table: which of the paper's tables the view `paper` shows.
-
-    Raises:
-        UserError: for a folder or a table that does not exist, and if there are no runs (`paper` needs none).
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
@@ -193,9 +190,6 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     """Return one of the paper's whole tables with the user's results below its rows.
 
     A terminal that is too narrow for all tasks gets them in several tables.
-
-    Raises:
-        UserError: for a table that there is not.
     """
     whole = paper(table)
     sections = dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows)
@@ -291,11 +285,7 @@ Common = tuple[str, str, int, str]
 
 
 def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
-    """Return one table per set of comparable runs, with one column per run, for a terminal of `width` columns.
-
-    Raises:
-        UserError: when no run has been evaluated yet, or all that have are damaged.
-    """
+    """Return one table per set of comparable runs, with one column per run, for a terminal of `width` columns."""
     runs, unread = _evaluated(entries)
     sets: dict[Common, list[RunDetails]] = defaultdict(list)
     for run in sorted(runs, key=_run_order):

@@ -41,9 +41,6 @@ class Reward:
         spec: what it is.
         timeout: seconds for a batch (`objective.reward_timeout`); a callable has none.
         on_error: `stop` ends the run where the reward of a row fails, `zero` counts 0 (`objective.reward_errors`).
-
-    Raises:
-        UserError: when it cannot be imported within 60 s, or takes other arguments.
     """
 
     def __init__(self, spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> None:
@@ -71,11 +68,7 @@ class Reward:
             self._worker.close()
 
     def check(self, rows: Rows, golds: Golds, seeds: Sequence[int], locations: Sequence[str]) -> bool:
-        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers.
-
-        Raises:
-            UserError: when it fails, with reward_errors=zero when it fails on every row.
-        """
+        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers."""
         texts = [answers[0] if answers else "" for answers in golds]
         try:
             first, second = (self._row_scores((texts, rows, golds, seeds), locations) for _ in range(2))

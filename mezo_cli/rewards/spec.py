@@ -79,9 +79,6 @@ def parse(setting: Any) -> RewardSpec:
     Args:
         setting: a text (`FORMS`); a mapping name -> weight, or name -> {weight: ..., settings}; or a callable
             `function(completions, rows)`.
-
-    Raises:
-        SettingError: for an unknown name or setting, a file that is not there, a weight that is no number.
     """
     if callable(setting):
         name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"

@@ -50,20 +50,12 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
 
 
 def read_step(folder: Path, name: str) -> int | None:
-    """Return the step of checkpoint `name`; None if there is none.
-
-    Raises:
-        UserError: when its mezo.json is missing or damaged.
-    """
+    """Return the step of checkpoint `name`; None if there is none."""
     return int(_read_checksums(folder / name)["step"]) if (folder / name).is_dir() else None
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare a checkpoint's files with their checksums.
-
-    Raises:
-        UserError: for the first file that is missing or different.
-    """
+    """Compare a checkpoint's files with their checksums."""
     for name, stored in _read_checksums(checkpoint)["sha256"].items():
         path = checkpoint / name
         if not path.is_file():

@@ -24,11 +24,7 @@ TEMPORARY = ".{}.tmp"  # of the name of the file that it becomes
 
 
 def open_to_read(path: Path) -> io.BufferedReader:
-    """Open a file to read its bytes. A link is followed: the hub's cache consists of links.
-
-    Raises:
-        UserError: for what is no regular file: reading it could wait for ever, or never end.
-    """
+    """Open a file to read its bytes. A link is followed: the hub's cache consists of links."""
     return open(path, "rb", opener=_open_regular)
 
 
@@ -39,11 +35,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_to_write(path: Path, mode: Literal["ab", "wb", "xb", "r+b"]) -> BinaryIO:
-    """Open a file in a run directory to write in it, never through a link.
-
-    Raises:
-        UserError: for a link, and for what is no regular file.
-    """
+    """Open a file in a run directory to write in it, never through a link."""
     check_no_link(path)
     return open(path, mode, opener=lambda name, flags: _open_regular(name, flags | NO_FOLLOW))
 
@@ -66,11 +58,7 @@ def _open_regular(name: str, flags: int) -> int:
 
 
 def check_no_link(path: Path) -> None:
-    """Check that what is to be written in a run directory, if it exists, is a file or a folder.
-
-    Raises:
-        UserError: for a link, a pipe or a device.
-    """
+    """Check that what is to be written in a run directory, if it exists, is a file or a folder."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -167,11 +155,7 @@ def file_sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds.
-
-    Raises:
-        UserError: when the file is missing or damaged.
-    """
+    """Return the JSON object that a file holds."""
     try:
         value = json.loads(read_bytes(path))
     except FileNotFoundError as error:

@@ -8,11 +8,7 @@ from mezo_cli.runs.run import Run
 
 
 def find_runs(root: Path) -> list[Run]:
-    """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first.
-
-    Raises:
-        UserError: when the folder does not exist, or may not be read.
-    """
+    """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first."""
     if not root.is_dir():
         siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
         raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")

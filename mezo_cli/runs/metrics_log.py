@@ -49,11 +49,7 @@ class MetricsLog:
             self._synced = True
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the lines without an incomplete last one.
-
-        Raises:
-            UserError: for any other damage, with the line's number.
-        """
+        """Return the lines without an incomplete last one."""
         lines, problem = self._read()
         if problem is not None:
             raise UserError(problem)
@@ -63,9 +59,6 @@ class MetricsLog:
         """Return the lines before damage at the end, and what is wrong there: a power cut can leave that.
 
         An incomplete last line is left out without a word.
-
-        Raises:
-            UserError: for damage with a line behind it that looks valid: no crash leaves that.
         """
         lines, problem = self._read(refuse_in_middle=True)
         return [line for line, _ in lines], problem
@@ -132,11 +125,7 @@ def compress(path: Path, into: Path) -> None:
 
 
 def _decompress(path: Path) -> bytes:
-    """Return the log in a compressed file, which may be somebody else's.
-
-    Raises:
-        UserError: when it is damaged, or holds more than MAX_BYTES.
-    """
+    """Return the log in a compressed file, which may be somebody else's."""
     unpacker = zlib.decompressobj(wbits=31)  # gzip
     try:
         content = unpacker.decompress(read_bytes(path), MAX_BYTES)

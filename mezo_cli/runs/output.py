@@ -64,11 +64,7 @@ def write_folder(path: Path, write: Callable[[Path], None], option: str = "--out
 
 
 def check_new_folder(path: Path, option: str = "--out") -> None:
-    """Check that `write_folder` may make a folder.
-
-    Raises:
-        UserError: when it is a file, a link or not empty; `option` names the argument of the command line.
-    """
+    """Check that `write_folder` may make a folder."""
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise UserError(f"{option} {path}: it exists and is not an empty folder")
 

@@ -12,11 +12,7 @@ from mezo_cli.system import termination_as_keyboard_interrupt
 
 
 class ReadOnlyRun(Run):
-    """A run that another process has claimed and writes; see `Run` for the methods.
-
-    Raises:
-        UserError: when the directory is not there: it lies on a disk that this host does not share.
-    """
+    """A run that another process has claimed and writes; see `Run` for the methods."""
 
     writes = False
 

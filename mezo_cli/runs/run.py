@@ -103,11 +103,7 @@ class Run:
 
     @classmethod
     def check_free(cls, path: Path) -> None:
-        """Check that `create` would find the directory free, without writing anything.
-
-        Raises:
-            UserError: in the words of `create`.
-        """
+        """Check that `create` would find the directory free, without writing anything."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: the run directory cannot be written: this is a file")
         if not cls(path)._is_free():
@@ -142,11 +138,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open an existing run, and check that its config.yaml is unchanged.
-
-        Raises:
-            UserError: when there is no run, or its config.yaml was damaged or edited.
-        """
+        """Open an existing run, and check that its config.yaml is unchanged."""
         run = cls(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"{_why_no_run(path)} (`mezo runs` lists the runs)")
@@ -161,11 +153,7 @@ class Run:
         return run
 
     def read(self) -> tuple[dict[str, Any], str]:
-        """Return run.json and the text of config.yaml, each read once. Unlike `open`, nothing is repaired.
-
-        Raises:
-            UserError: when one is missing or damaged, or the two do not match.
-        """
+        """Return run.json and the text of config.yaml, each read once. Unlike `open`, nothing is repaired."""
         info, path = self.info(), self.path / "config.yaml"
         try:
             content = read_bytes(path)
@@ -196,11 +184,7 @@ class Run:
             raise write_error(self.path, error) from error
 
     def _acquire(self) -> bool:
-        """Lock the directory, and remove what a process that was killed left there; False if another has the lock.
-
-        Raises:
-            UserError: when a file to be written is a link, or no regular file; nothing was written then.
-        """
+        """Lock the directory, and remove what a process that was killed left there; False if another has the lock."""
         for name in (*OTHERS, *REPLACED, *APPENDED):
             check_no_link(self.path / name)
         if not self._lock.acquire():
@@ -237,11 +221,7 @@ class Run:
     # --- run.json ---
 
     def info(self) -> dict[str, Any]:
-        """Return run.json without its checksum.
-
-        Raises:
-            UserError: when it is missing or was changed.
-        """
+        """Return run.json without its checksum."""
         return self._read_checked(self.path / "run.json")
 
     def update(self, **fields: Any) -> None:
@@ -263,9 +243,6 @@ class Run:
 
         Args:
             info: run.json, if it was read already.
-
-        Raises:
-            UserError: when run.json is missing or damaged.
         """
         info = self.info() if info is None else info
         status = info.get("status")
@@ -283,11 +260,7 @@ class Run:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the run inside the block; its status stays as it is.
-
-        Raises:
-            UserError: when another process is training in it.
-        """
+        """Keep other processes from training in the run inside the block; its status stays as it is."""
         if self.status() == "running" or not self._acquire():
             raise UserError(f"{self.path} is running")
         try:
@@ -356,11 +329,7 @@ class Run:
         self._metrics_log.append(record_kind, step, **values)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl without an incomplete last one.
-
-        Raises:
-            UserError: for any other damage.
-        """
+        """Return the lines of metrics.jsonl without an incomplete last one."""
         return self._metrics_log.read()
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
@@ -380,11 +349,7 @@ class Run:
         self._completions.sync()
 
     def completions(self) -> dict[int, list[dict[str, Any]]]:
-        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without.
-
-        Raises:
-            UserError: when completions.jsonl is damaged.
-        """
+        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without."""
         by_step: dict[int, dict[int, dict[str, Any]]] = {}
         for line in self._completions.read():  # of an evaluation that a crash had interrupted the second counts
             by_step.setdefault(line["step"], {})[line["row"]] = line
@@ -403,9 +368,6 @@ class Run:
 
         A part of a record at the end is left out: a kill leaves that. Of whole records that fail their checksums, which
         a power cut or damage leaves, `warn` is told before they are left out. A finished run has neither.
-
-        Raises:
-            UserError: when the file is damaged otherwise, or the run has finished.
         """
         past = trajectory.read(self.trajectory)
         if past.cut_bytes and self.status() == "finished":
@@ -423,9 +385,6 @@ class Run:
         Args:
             steps: of its config.
             is_replayable: whether its optimizer writes a trajectory.
-
-        Raises:
-            UserError: when one of the files is missing, empty, cut, or not what its checksum says.
         """
         if self.status() == "finished":
             steps = int(self.read_summary().get("steps", self.steps_at_end(steps)))
@@ -457,11 +416,7 @@ class Run:
         write_atomically(self.path / "summary.json", text + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Return summary.json without its checksum.
-
-        Raises:
-            UserError: when it is missing or was changed.
-        """
+        """Return summary.json without its checksum."""
         return self._read_checked(self.path / "summary.json")
 
     def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
@@ -469,11 +424,7 @@ class Run:
         write_atomically(self.path / "untrained.json", json.dumps(add_checksum(dict(scores)), allow_nan=False) + "\n")
 
     def read_untrained(self) -> dict[str, list[list[float]]] | None:
-        """Return the scores of `write_untrained`; None if there are none.
-
-        Raises:
-            UserError: when the file was changed.
-        """
+        """Return the scores of `write_untrained`; None if there are none."""
         path = self.path / "untrained.json"
         try:
             return self._read_checked(path) if path.exists() else None
@@ -504,9 +455,6 @@ class Run:
 
         Args:
             lines: of metrics.jsonl, if they were read already: the evaluations.
-
-        Raises:
-            UserError: when predictions.jsonl or metrics.jsonl is damaged.
         """
         path = self.path / "predictions.jsonl"
         if not path.is_file() or not (self.path / "summary.json").is_file():
@@ -541,11 +489,7 @@ class Run:
         return size
 
     def make_logger_folder(self, name: str) -> Path:
-        """Make the folder that a logger writes in, or check the one that is there.
-
-        Raises:
-            UserError: when it is a link, or has a link that leads out of it. Packages make links inside of it.
-        """
+        """Make the folder that a logger writes in, or check the one that is there."""
         folder = self.path / name
         check_no_link(folder)
         folder.mkdir(exist_ok=True)

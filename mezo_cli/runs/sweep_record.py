@@ -59,11 +59,7 @@ class SweepRecord:
     stopped: bool = False  # jobs that would start now end at once: Ctrl-C in a sweep on several processes
 
     def write(self, folder: Path) -> None:
-        """Write the record into the sweep's directory.
-
-        Raises:
-            UserError: when it cannot be written.
-        """
+        """Write the record into the sweep's directory."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_file(folder / NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
@@ -101,11 +97,7 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path) -> SweepRecord:
-    """Read the record of a sweep.
-
-    Raises:
-        UserError: when it is missing or damaged, and when a job's directory is not in that of the sweep.
-    """
+    """Read the record of a sweep."""
     try:
         record = TypeAdapter(SweepRecord).validate_json(json.dumps(read_json(folder / NAME)), strict=True)
     except ValidationError as error:

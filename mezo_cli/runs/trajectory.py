@@ -193,11 +193,7 @@ def scalar_stats(grads: np.ndarray | None) -> dict[str, float | None]:
 
 
 def read(path: Path) -> Trajectory:
-    """Read a trajectory file without incomplete records at its end.
-
-    Raises:
-        UserError: when the file is missing, its header is damaged, or a record is that has a valid one behind it.
-    """
+    """Read a trajectory file without incomplete records at its end."""
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -221,19 +217,12 @@ def count_steps(path: Path) -> int:
     """Return the number of complete records of a trajectory file, 0 if it is missing or empty.
 
     It is quick: only the header is read and checked.
-
-    Raises:
-        UserError: when the header is damaged.
     """
     return _length(path)[0] if path.exists() and path.stat().st_size else 0
 
 
 def check_length(path: Path, steps: int) -> None:
-    """Check that a trajectory file has the records of `steps` steps, by its size: no record is read.
-
-    Raises:
-        UserError: when it is missing, is longer or shorter, or its header is damaged.
-    """
+    """Check that a trajectory file has the records of `steps` steps, by its size: no record is read."""
     records, rest = _length(path)
     if (records, rest) != (steps, 0):
         more = f" and {rest} bytes more" if rest else ""

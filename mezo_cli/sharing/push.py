@@ -9,11 +9,7 @@ from mezo_cli.hub import hub_url, is_offline, is_reachable
 
 
 def check_push(repo: str) -> str:
-    """Check that a folder can be uploaded as `repo`, before it is made; return the token.
-
-    Raises:
-        UserError: for a name that is no `USER/NAME`, without a token, and when the hub cannot be reached.
-    """
+    """Check that a folder can be uploaded as `repo`, before it is made; return the token."""
     import huggingface_hub
 
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo):
@@ -29,11 +25,7 @@ def check_push(repo: str) -> str:
 
 
 def push(folder: Path, repo: str, token: str, private: bool) -> str:
-    """Create the repository if it is not there, upload the folder in one commit, and return its address.
-
-    Raises:
-        UserError: when the hub refuses it or the connection is lost; the repository has all files or none.
-    """
+    """Create the repository if it is not there, upload the folder in one commit, and return its address."""
     import huggingface_hub
     from huggingface_hub.utils import HfHubHTTPError, disable_progress_bars
 

@@ -61,9 +61,6 @@ def open_shared(path: Path, base: Path | None) -> SharedRun:
     Args:
         path: `hub:USER/REPO`, `hub:USER/REPO@REVISION`, or a folder.
         base: the folder of the base model; None: as the trajectory folder says.
-
-    Raises:
-        UserError: when it cannot be had, is damaged, or names what is not allowed.
     """
     name = str(path)
     folder = _download(name) if name.startswith(PREFIX) else path
@@ -86,11 +83,7 @@ def open_shared(path: Path, base: Path | None) -> SharedRun:
 
 
 def with_own_data(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config with the user's own data and sizes for an evaluation.
-
-    Raises:
-        UserError: for any other key, and for values that are not valid.
-    """
+    """Return the config with the user's own data and sizes for an evaluation."""
     values = to_dict(config)
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -114,11 +107,7 @@ def with_own_data(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def check_weights(shared: SharedRun, step: int, sha256: str) -> None:
-    """Compare rebuilt weights with the sha256 that the folder names for this step, if it names one.
-
-    Raises:
-        UserError: when they differ.
-    """
+    """Compare rebuilt weights with the sha256 that the folder names for this step, if it names one."""
     for name, one in shared.weights.items():
         if one["step"] == step and one["sha256"] != sha256:
             raise UserError(

@@ -61,11 +61,7 @@ RUN_FIELDS = (
 
 
 def check_rebuildable(config: Config, name: str) -> None:
-    """Refuse a run whose weights do not follow from its trajectory on every machine.
-
-    Raises:
-        UserError: for a method without a trajectory, and for noise=torch.
-    """
+    """Refuse a run whose weights do not follow from its trajectory on every machine."""
     if not optimizer_class(config.optimizer).replayable:
         raise UserError(
             f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
@@ -86,9 +82,6 @@ def write_trajectory_folder(folder: Path, run: Run, config: Config, repo: str | 
         run: a finished run.
         config: its config.
         repo: the hub id that the folder will have; None if it will not be uploaded.
-
-    Raises:
-        UserError: when a file of the run is missing or damaged.
     """
     steps = {name: restore.find_step(config, run, name) for name in ("best", "last")}
     sums, sessions = {}, restore.replay_to_each(config, run, steps.values())

@@ -65,9 +65,6 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
 
     Attributes:
         max_length: the most tokens of a prompt and its longest candidate.
-
-    Raises:
-        UserError: for a template that cannot be parsed.
     """
 
     limit_key = "task.choice.max_length"

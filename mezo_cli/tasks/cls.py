@@ -12,9 +12,6 @@ class ClsEncoder(ClassificationEncoder):
     """One text, or a pair as the tokenizer itself joins it.
 
     The tokenizer adds its special tokens, and cuts the longer text first at `max_length`. `position` is -1.
-
-    Raises:
-        UserError: for a task of more than two columns.
     """
 
     scored_by = "a classification head"

@@ -35,9 +35,6 @@ class InputEncoder(Generic[Row]):
 
     Attributes:
         max_length: the most tokens of a row.
-
-    Raises:
-        UserError: for a slow tokenizer.
     """
 
     when_cut: ClassVar[str] = "{lost} lose text of a sentence"
@@ -64,11 +61,7 @@ class InputEncoder(Generic[Row]):
         return [row for chunk in chunks for row in self.encode_chunk(chunk)]
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[Row]:
-        """Encode rows, in order; `encode_all` calls it with a bounded number of them.
-
-        Raises:
-            UserError: for a row that cannot be encoded, naming the row.
-        """
+        """Encode rows, in order; `encode_all` calls it with a bounded number of them."""
         raise NotImplementedError
 
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[Row], list[bool]]:
@@ -164,9 +157,6 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
         max_length: rows are cut at this many tokens.
         label_words: in label order; empty for an objective that reads none.
         label_ids: the token id (mlm) or token ids (lm) of each label word; empty for an objective that reads none.
-
-    Raises:
-        UserError: for labels that are fewer than two or not distinct.
     """
 
     scored_by: ClassVar[str] = ""
@@ -205,11 +195,7 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
 
 
 def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
-    """Refuse a number of label words that differs from that of the labels.
-
-    Raises:
-        UserError: naming the key of the words.
-    """
+    """Refuse a number of label words that differs from that of the labels."""
     if len(words) != len(task.labels):
         raise UserError(
             f"task '{task.name}' has {len(task.labels)} labels ({join(task.labels)}) but {len(words)} label words"
@@ -224,11 +210,7 @@ def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:
 
 
 def start_ids(tokenizer: Tokenizer, bos_token_id: int | None) -> list[int]:
-    """Return a token, or the special tokens that the tokenizer itself puts before a text.
-
-    Raises:
-        UserError: for a token that the tokenizer does not have.
-    """
+    """Return a token, or the special tokens that the tokenizer itself puts before a text."""
     if bos_token_id is not None:
         if bos_token_id >= len(tokenizer):
             what = f"{describe_tokenizer(tokenizer)} has {len(tokenizer)} tokens"

@@ -62,9 +62,6 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         max_length: the most tokens of a prompt and its answer, or its completion.
         stop: the texts that end a completion.
         keep_stop: whether a completion keeps the text that ended it.
-
-    Raises:
-        UserError: for a task without a prompt, a template that cannot be parsed, and a chat without a chat template.
     """
 
     limit_key = "task.generate.max_length"
@@ -86,11 +83,7 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
             raise UserError(f"task '{task.name}': task.generate.prompt is empty; {needs}")
 
     def leave_room(self, max_new_tokens: int) -> None:
-        """Let each row that is encoded from now on leave room for a completion after its prompt.
-
-        Raises:
-            UserError: when no token would be left for a prompt.
-        """
+        """Let each row that is encoded from now on leave room for a completion after its prompt."""
         if len(self._start) + 1 + max_new_tokens > self.max_length:
             limit = f"the limit of {self.max_length} tokens (task.generate.max_length, or the model's)"
             raise UserError(f"objective.max_new_tokens={max_new_tokens}: {limit} leaves none for a prompt")
@@ -118,11 +111,7 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
             yield self._fit(prompt_ids, answer_ids, row, self._golds(row, answer, place), place)
 
     def prompt(self, columns: Mapping[str, Any], where: str) -> str:
-        """Return the prompt of a row, with `chat` in the tokenizer's chat template.
-
-        Raises:
-            UserError: for a row that lacks a column, or has no messages that the chat template takes.
-        """
+        """Return the prompt of a row, with `chat` in the tokenizer's chat template."""
         template, settings = self._texts.prompt, self.task.generate
         if not settings.chat:
             return template.render(columns, where)

@@ -28,9 +28,6 @@ class LmEncoder(ClassificationEncoder):
     `label_ids` holds the tokens of each label word, in label order, the same for every row. `max_length` is the most
     tokens that the model is given: a prompt, and the longest word without its last token. A `TokenizedExample` is the
     prompt alone, and its `position` is the last one: the next token is the first of the label word.
-
-    Raises:
-        UserError: for a task without a template for decoders, and for a template or label word that does not fit.
     """
 
     scored_by = "label words that continue a prompt"

@@ -42,9 +42,6 @@ class MlmEncoder(ClassificationEncoder):
     """A task's template and label words for a masked LM.
 
     `label_ids` holds one token id per label, in label order. `position` of a row is its mask.
-
-    Raises:
-        UserError: for a template or a label word that does not fit the task or the tokenizer.
     """
 
     scored_by = "label words at the mask"
@@ -210,10 +207,6 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
 
     A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
     up in the vocabulary first.
-
-    Raises:
-        UserError: for a word that is not one token, for two labels with the same token, and for a number of words that
-            differs from that of the labels.
     """
     words, labels = list(task.label_words), list(task.labels)
     encoder.check_one_per_label(task, words, "task.label_words")

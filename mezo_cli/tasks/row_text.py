@@ -29,11 +29,7 @@ class ColumnPath:
 
     @classmethod
     def parse(cls, text: str, where: str) -> "ColumnPath":
-        """Parse a column with any number of `.KEY` and `[NUMBER]` after it.
-
-        Raises:
-            UserError: for anything else.
-        """
+        """Parse a column with any number of `.KEY` and `[NUMBER]` after it."""
         match = _PATH.fullmatch(text)
         if match is None:
             raise UserError(f"{where}: '{text}' is no column; a part of one is COLUMN.KEY or COLUMN[NUMBER]")
@@ -41,11 +37,7 @@ class ColumnPath:
         return cls(text, match[1], tuple(steps))
 
     def find(self, columns: Mapping[str, Any], where: str) -> Any:
-        """Return the value in a row.
-
-        Raises:
-            UserError: when the row does not have it.
-        """
+        """Return the value in a row."""
         if self.column not in columns:
             known = f"the columns are: {join(columns)}{did_you_mean(self.column, columns)}"
             raise UserError(f"{where}: no column '{self.column}'; {known}")
@@ -68,9 +60,6 @@ class RowTemplate:
     Args:
         text: the template; its white space counts.
         where: the task and the setting, for error lines.
-
-    Raises:
-        UserError: for a template that cannot be parsed.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -83,11 +72,7 @@ class RowTemplate:
         return self.paths[0] if self._parts == [Sentence(0)] else None
 
     def render(self, columns: Mapping[str, Any], where: str) -> str:
-        """Return the text of a row.
-
-        Raises:
-            UserError: for a value that the row lacks, that cannot be in a text, or that a filter does not take.
-        """
+        """Return the text of a row."""
         texts = [_as_text(path, columns, where) for path in self.paths]
         try:
             return "".join(p.render(texts) if isinstance(p, Sentence) else p.text for p in self._parts)
@@ -103,9 +88,6 @@ class RowTexts:
         answer: the answer's; None: none.
         gold: the right text or texts; None: the answer.
         prompt_columns, answer_columns: the columns that the prompt reads, and those of the answer and the gold texts.
-
-    Raises:
-        UserError: for a task without a prompt, and for a template that cannot be parsed.
     """
 
     def __init__(self, task: TaskConfig) -> None:
@@ -130,9 +112,6 @@ class ChoiceTexts:
         each: the list of texts; None: a row has all of `candidates`.
         right: the right one of them, or several; None without `each`.
         prompt_columns, answer_columns: the columns that the prompt and the candidates read, and that of the right one.
-
-    Raises:
-        UserError: for a template that cannot be parsed, and one that reads a column that rows with a label do not have.
     """
 
     def __init__(self, task: TaskConfig) -> None:
@@ -160,11 +139,7 @@ def row_texts(task: TaskConfig) -> RowTexts | ChoiceTexts:
 
 
 def gold_texts(path: ColumnPath, columns: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return a row's gold texts: a text, or a list of texts.
-
-    Raises:
-        UserError: for anything else.
-    """
+    """Return a row's gold texts: a text, or a list of texts."""
     value = path.find(columns, where)
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):

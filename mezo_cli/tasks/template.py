@@ -115,11 +115,7 @@ class Sentence:
     space: bool = False
 
     def render(self, texts: Sequence[str]) -> str:
-        """Return the text that is tokenized for a row with these texts.
-
-        Raises:
-            UserError: for a text that a filter does not take.
-        """
+        """Return the text that is tokenized for a row with these texts."""
         text = texts[self.column]
         for call in self.filters:
             arguments = (texts[value] if isinstance(value, int) else value for value in call.arguments)
@@ -148,10 +144,6 @@ class Template:
             text: the template.
             columns: the task's text columns, in order: sent_0, sent_1.
             task: its name, for error lines.
-
-        Raises:
-            UserError: for unbalanced braces or stars, an unknown part, column or filter, no column at all, and any
-                number of masks other than one.
         """
         where = f"task '{task}', template {text!r}"
         if not columns:
@@ -223,9 +215,6 @@ def parse_text(text: str, where: str) -> tuple[list[Literal | Sentence], list[st
 
     Returns:
         Its parts, and the columns in their braces, in the order of `Sentence.column`.
-
-    Raises:
-        UserError: for unbalanced braces, an unknown filter, a mask and a separator.
     """
     columns: list[str] = []
 

@@ -24,11 +24,7 @@ def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | Non
 
 
 def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
-    """Check that all ranks have the same rows; and, if they share them, one each at least.
-
-    Raises:
-        UserError: when they have not.
-    """
+    """Check that all ranks have the same rows; and, if they share them, one each at least."""
     ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
     rows = min(config.batch_size, len(splits.train))
     if ranks.split == "rows" and rows < ranks.size:
@@ -36,11 +32,7 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
 
 
 def check_same_weights(session: Session, ranks: Ranks) -> None:
-    """Check that all ranks start from the same weights.
-
-    Raises:
-        UserError: when they do not.
-    """
+    """Check that all ranks start from the same weights."""
     path, loaded = session.config.model.path, session.loaded
     fingerprint = models.fingerprint(loaded.model)
     ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")

@@ -29,11 +29,7 @@ PART = 1 << 22  # scalars of a tensor that are compared at a time, in float64
 
 
 def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
-    """Return the rows of `data.keep`, encoded as the task's prompts are; none without the setting.
-
-    Raises:
-        UserError: for a file that cannot be read, lacks `prompt` or `answer`, or has too many answer tokens.
-    """
+    """Return the rows of `data.keep`, encoded as the task's prompts are; none without the setting."""
     file = config.data.keep
     if file is None:
         return []

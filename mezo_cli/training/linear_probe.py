@@ -51,9 +51,6 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
     Returns:
         The record for run.json: rows, width (of a feature), forwards (batches of `batch_size`), C, folds,
         validated (C -> accuracy in cross-validation), train_accuracy, converged.
-
-    Raises:
-        UserError: when a label has no row, or a feature is not finite.
     """
     config = session.config
     layer, label_rows = find_output_layer(session)
@@ -78,11 +75,7 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
 
 
 def find_output_layer(session: Session) -> tuple[nn.Linear, Tensor | None]:
-    """Return the layer that the probe is written to, and its rows that score labels, in label order (None: all).
-
-    Raises:
-        UserError: when there is no such layer.
-    """
+    """Return the layer that the probe is written to, and its rows that score labels, in label order (None: all)."""
     if not isinstance(session.objective, Classification):
         raise UserError(f"init=linear_probe: objective={session.config.objective.name} scores no labels")
     return session.objective.output_layer()
@@ -117,9 +110,6 @@ def fit(x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None
             the rows (stratified, in their order; the stronger penalty on a tie); 1, scikit-learn's default, if a
             label has only one row.
         intercept: whether the output layer has a bias.
-
-    Raises:
-        UserError: when a label has no row, or a feature is not finite.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

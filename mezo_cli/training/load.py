@@ -74,9 +74,6 @@ def load_session(
         checkpoint: the folder of one of its checkpoints.
         trains: a new run begins: the model's scores are then also checked with perturbed weights.
         restores: the caller loads the run's own head, so nothing is said about a new one.
-
-    Raises:
-        UserError: when the model cannot be loaded or is not supported.
     """
     full = config.peft.name == "none"
     source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and full else config.model
@@ -139,9 +136,6 @@ def running_engine(config: Config, run: Run, session: Session, *splits: Sequence
         run: its directory.
         session: at the weights that training begins from.
         splits: the rows of train, and all others that will be scored.
-
-    Raises:
-        UserError: when the engine is not installed, does not start, or does not support the model.
     """
     if config.engine.name == "none":
         del session  # which is replaced at the end of a run: memory may not hold two models

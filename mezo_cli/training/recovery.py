@@ -24,9 +24,6 @@ def find_resume_step(config: Config, run: Run) -> int | None:
 
     It is the last step up to which the trajectory (or the checkpoint `last`) and metrics.jsonl are complete. If a crash
     has lost what followed it, the log says so.
-
-    Raises:
-        UserError: when a file that the run resumes from is missing, or damaged as no crash leaves it.
     """
     lines, bad_line = run.read_valid_metrics()
     begun = bool(lines) or bad_line is not None
@@ -106,11 +103,7 @@ def _refuse_unexplained(config: Config, run: Run, lines: list[dict[str, Any]], p
 
 
 def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
-    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`.
-
-    Raises:
-        UserError: when their fingerprint differs.
-    """
+    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`."""
     before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
     if before.get("data_fingerprint") not in (None, splits.fingerprint):
         raise UserError(f"{run.path}: the data have {why}")
@@ -119,11 +112,7 @@ def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
 
 
 def file_sha256(file: str | None) -> str | None:
-    """Return the sha256 of a file's content; None for no file.
-
-    Raises:
-        UserError: when it cannot be read.
-    """
+    """Return the sha256 of a file's content; None for no file."""
     try:
         return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError as error:

@@ -31,22 +31,14 @@ PART = 64  # steps that are replayed between two looks at the clock
 
 
 def load_checkpoint(config: Config, run: Run, name: str) -> Session:
-    """Return a session at the weights of `best`, `last` or a step number.
-
-    Raises:
-        UserError: for another name, a step that the run has not reached, or a damaged run.
-    """
+    """Return a session at the weights of `best`, `last` or a step number."""
     if name in checkpoints.NAMES and (run.checkpoints / name).is_dir():
         return load_verified(config, run, name)
     return load_step(config, run, find_step(config, run, name))
 
 
 def find_step(config: Config, run: Run, name: str) -> int:
-    """Return the step of `best`, `last` or a step number.
-
-    Raises:
-        UserError: for another name, and when there is no such step.
-    """
+    """Return the step of `best`, `last` or a step number."""
     if name.isdecimal():
         return int(name)
     if name not in checkpoints.NAMES:
@@ -72,9 +64,6 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
 
     Args:
         for_resume: also rebuild the state of the method (its moments), so that training can continue.
-
-    Raises:
-        UserError: when the run has not reached the step, or a file that is needed is damaged.
     """
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     if not optimizer_class(config.optimizer).replayable and step in saved.values():
@@ -92,11 +81,7 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
 
 
 def rebuild(session: Session, run: Run, step: int) -> None:
-    """Write the weights and the optimizer's state of `step` into a session that has lost them; all else stays.
-
-    Raises:
-        UserError: when a file that is needed is damaged.
-    """
+    """Write the weights and the optimizer's state of `step` into a session that has lost them; all else stays."""
     config = session.config
     stored = load_step(config, run, step)
     optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
@@ -112,11 +97,7 @@ def rebuild(session: Session, run: Run, step: int) -> None:
 
 
 def load_for_resume(config: Config, run: Run, step: int) -> Session:
-    """Return a session at the weights and the optimizer state of `step`: training continues as if never stopped.
-
-    Raises:
-        UserError: when a file that is needed is damaged.
-    """
+    """Return a session at the weights and the optimizer state of `step`: training continues as if never stopped."""
     if optimizer_class(config.optimizer).replayable:
         return load_step(config, run, step, for_resume=True)
     session = load_verified(config, run, "last")
@@ -129,20 +110,13 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
     """Return a session at the weights of `step`, rebuilt from the base model and the trajectory alone.
 
     The method's state is rebuilt with them.
-
-    Raises:
-        UserError: when the run has not reached the step, or the base model is not the one that the run began with.
     """
     past = _read_trajectory(config, run, step)
     return _replay(load_start(config, run, past), run, past, 0, step)
 
 
 def load_start(config: Config, run: Run, past: Trajectory | None = None) -> Session:
-    """Return a session at the weights that the run began with, also of a method without a trajectory (`past`).
-
-    Raises:
-        UserError: when model.path, or the run's start.safetensors, has changed.
-    """
+    """Return a session at the weights that the run began with, also of a method without a trajectory (`past`)."""
     session = load_session(config, restores=True)
     models.load_initial_state(session.loaded.model, run.initial_state_file)
     if past is None:
@@ -153,11 +127,7 @@ def load_start(config: Config, run: Run, past: Trajectory | None = None) -> Sess
 
 
 def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[tuple[int, Session]]:
-    """Yield (step, session) for each of the steps in order: one session, replayed from the base model on.
-
-    Raises:
-        UserError: as `replay_from_base`.
-    """
+    """Yield (step, session) for each of the steps in order: one session, replayed from the base model on."""
     session, at = None, 0
     for step in sorted(set(steps)):
         if session is None:
@@ -172,11 +142,7 @@ def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[t
 
 
 def load_verified(config: Config, run: Run, name: str) -> Session:
-    """Return a session at the weights of checkpoint `best` or `last`, whose files match their checksums.
-
-    Raises:
-        UserError: when a file is missing or damaged.
-    """
+    """Return a session at the weights of checkpoint `best` or `last`, whose files match their checksums."""
     checkpoints.verify(run.checkpoints / name)
     return load_session(config, run.checkpoints / name)
 

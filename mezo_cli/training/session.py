@@ -123,9 +123,6 @@ class Session:
         """Predict rows, in order, in batches of `eval_batch_size`. `report` is called with the number of rows done.
 
         The rows of a split, in their order, give scores bitwise identical to those of its evaluation.
-
-        Raises:
-            UserError: for a row that cannot be encoded, and for scores that are not finite.
         """
         if not examples:
             return []

@@ -111,11 +111,7 @@ def verdict(diverged: bool, best_step: int, steps: int) -> str | None:
 def dev_evaluations(
     config: Config, run: Run, lines: Sequence[Mapping[str, Any]], stop: int
 ) -> dict[int, Mapping[str, Any]]:
-    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl.
-
-    Raises:
-        UserError: when an evaluation that was due before step `stop` is missing.
-    """
+    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl."""
     evaluations = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}
     for step in range(stop):
         if config.evaluates_at(step) and step not in evaluations:

@@ -13,9 +13,5 @@ __all__ = ["NOISES", "Direction", "Noise", "make_noise"]
 
 
 def make_noise(name: str) -> Noise:
-    """Return a new noise of that name.
-
-    Raises:
-        UserError: for an unknown name.
-    """
+    """Return a new noise of that name."""
     return cast("Noise", NOISES.load(name)())

@@ -45,11 +45,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """Return what the kernels are compiled for: MEZO_SIMD, or the best that the CPU has.
-
-    Raises:
-        UserError: if this machine does not have what MEZO_SIMD asks for.
-    """
+    """Return what the kernels are compiled for: MEZO_SIMD, or the best that the CPU has."""
     allowed = (EAGER, *instruction_sets())
     name = os.environ.get("MEZO_SIMD") or allowed[-1]
     if name not in allowed:
