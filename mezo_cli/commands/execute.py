@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
+from mezo_cli.runs.commands import run_command
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.read_only import ReadOnlyRun
 from mezo_cli.system import import_torch
@@ -151,7 +151,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
         format_duration(summary["seconds"]),
         summary["peak_memory_bytes"] / 1e9,
     )
-    log.info("evaluate again: mezo eval %s", shlex.quote(relative_path(run.path)))
+    log.info("evaluate again: %s", run_command("eval", run.path, run.info()))
     if summary["verdict"] is not None:
         gain = f"dev {metric} {_show(metric, first)} before training, {_show(metric, summary['dev'])} at step {best}"
         start = "the result is that of step 0, the model before training"

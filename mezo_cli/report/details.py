@@ -1,5 +1,7 @@
 """Collect everything that a page or a terminal shows about one run. Needs its directory only: no model and no torch."""
 
+import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.config.schema import data_dir
+from mezo_cli.data.texts import read_columns
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
@@ -18,6 +21,7 @@ from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import method_name
 from mezo_cli.runs import sweep_record, trajectory
+from mezo_cli.runs.commands import own_reward, run_command
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK, NOTE
 
@@ -325,13 +329,17 @@ class RunDetails:
 
     def commands(self) -> list[tuple[str, str]]:
         """Return what can be done with the run, and the command for it."""
-        config, status, run, optimizer = self.config, self.entry.status, shlex.quote(self.name), self.optimizer
+        config, status, optimizer = self.config, self.entry.status, self.optimizer
         # A folder that `mezo export --trajectory` made cannot be resumed, and does not say where the files were.
         resumable = not (self.run.path / "export.json").exists()
-        data = " data.dir=DIR" if config.data.name == "files" and data_dir(config.data) is None else ""
+        data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
+
+        def command(verb: str, *words: str) -> str:
+            return run_command(verb, self.run.path, self.info, *words)
+
         commands = [("Run again", self._train_command)]
         if resumable and status in ("interrupted", "failed"):
-            commands.append(("Resume", f"mezo resume {run}"))
+            commands.append(("Resume", command("resume")))
         elif (
             resumable
             and status == "finished"
@@ -339,15 +347,25 @@ class RunDetails:
             and self.config.forwards is None
             and not optimizer.depends_on_total_steps(config.optimizer)
         ):
-            commands.append(("Train longer", f"mezo resume {run} steps={2 * config.steps}"))
+            commands.append(("Train longer", command("resume", f"steps={2 * config.steps}")))
         if optimizer.replayable and config.steps and self.best is not None:
-            replay = f"mezo replay {run} --step {self.best['step']} --out FOLDER"
+            replay = command("replay", "--step", str(self.best["step"]), "--out", "FOLDER")
             commands.append(("Rebuild the weights of a step", replay))
         if status == "finished":
-            commands.append(("Evaluate", f"mezo eval {run} --split test{data}"))
-            commands.append(("Export the model", f"mezo export {run} --out FOLDER"))
-            commands.append(("Predict a text of your own", _predict_command(config, run)))
+            commands.append(("Evaluate", command("eval", "--split", "test", *data)))
+            commands.append(("Export the model", command("export", "--out", "FOLDER")))
+            commands.append(("Predict a text of your own", command("predict") + self._texts()))
         return [(name, command) for name, command in commands if command]
+
+    def _texts(self) -> str:
+        """Return the words of `mezo predict` that give one row; a list or a record is that of a test row."""
+        columns, rows = read_columns(self.config.data_task), self.examples.completions
+        values = rows[0]["columns"] if rows else {}
+        lists = {name: json.dumps(value) for name, value in values.items() if isinstance(value, (list, dict))}
+        names = columns if len(columns) > 1 else []
+        words = [f"{name}={lists.get(name, '...')}" for name in names] or [lists.get(columns[0], "...")]
+        quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
+        return "".join(f" --text {word}" for word in quoted)
 
     @cached_property
     def _train_command(self) -> str:
@@ -364,7 +382,7 @@ class RunDetails:
         jobs = {job.directory: job.overrides for job in (record and record.jobs) or ()}
         if self.run.path.name in jobs:
             folder_words = ["--config-dir", record.config_dir] if record is not None and record.config_dir else []
-            words = ["train", *jobs[self.run.path.name], *folder_words]
+            words = ["train", *jobs[self.run.path.name], *folder_words, *own_reward(self.info)]
         return _command([word for word in words if not word.startswith("hydra.run.dir=")])
 
     def facts(self) -> list[tuple[str, str]]:
@@ -438,9 +456,3 @@ def _command(words: Sequence[str]) -> str:
     if words[:1] == ["finetune"]:
         return f"finetune({', '.join(words[1:])})"
     return shlex.join(["mezo", *words]) if words else ""
-
-
-def _predict_command(config: Config, run: str) -> str:
-    columns = config.task.columns
-    texts = ["..."] if len(columns) == 1 else [f"{column}=..." for column in columns]
-    return " ".join([f"mezo predict {run}", *(f'--text "{text}"' for text in texts)])

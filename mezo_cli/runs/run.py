@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, sweep_record, trajectory
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
+from mezo_cli.runs.commands import run_command
 from mezo_cli.runs.files import (
     TEMPORARY,
     check_no_link,
@@ -287,11 +288,11 @@ class Run:
             self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:
             self._record_end("interrupted", "interrupted")
-            log.warning("interrupted; resume with: mezo resume %s", self.path)
+            log.warning("interrupted; resume with: %s", run_command("resume", self.path, self.info()))
             raise
         except RunStopped as stop:
             self._record_end("interrupted", str(stop))
-            log.warning("%s; resume with: mezo resume %s", stop, self.path)
+            log.warning("%s; resume with: %s", stop, run_command("resume", self.path, self.info()))
             raise
         except (UserError, RunFailed) as error:
             self._record_end("failed", str(error))

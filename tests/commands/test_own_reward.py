@@ -1,6 +1,7 @@
 """A function as `objective.reward`: train, eval, resume, finetune; mistakes, before anything is written."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,17 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
     Path("other.py").write_text(CODE + "# changed\n")
     assert "--new-reward goes on with it" in error_line(mezo("resume", "run", "objective.reward=other.py:score"))
     assert Run(Path("run")).status() == "interrupted"
-    assert mezo("resume", "run", reward).code == 0
+    resumed = mezo(*shlex.split(Path("run/train.log").read_text().rpartition("resume with: mezo ")[2].splitlines()[0]))
+    assert f"evaluate again: mezo eval run {reward}\n" in resumed.out
     assert mezo("train", *DEMO, reward, "hydra.run.dir=whole").code == 0
     weights = Path("checkpoints/last/model.safetensors")
     assert ("run" / weights).read_bytes() == ("whole" / weights).read_bytes()
 
     assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("eval", "run"))
     assert "'seed=3'" in error_line(mezo("eval", "run", "seed=3"))
+    shown = json.loads(mezo("show", "run", "--json").out)["commands"]
+    for name in ("Evaluate", "Predict a text of your own"):
+        assert mezo(*shlex.split(shown[name])[1:]).code == 0, shown[name]
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
     assert {name: document[name] for name in ("loss", "reward", "digits")} == {
@@ -66,7 +71,6 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
     assert stored is not None
     found = load("run").predict([row["columns"] for row in stored])
     assert [one.completion for one in found] == [row["completion"] for row in stored]  # type: ignore[union-attr]
-    assert mezo("show", "run").code == 0
 
 
 def test_another_function_goes_on_with_new_reward(reward: str) -> None:
