@@ -54,7 +54,7 @@ def expected(name: str, row: Row) -> tuple[str, list[str], list[str]]:
         question = f'Question: {r["question"]}\nI found this answer "{r["answer"]}". Is that correct? Yes or No?'
         return f"{r['paragraph']}\n{question}\n", no_yes, [no_yes[r["label"]]]
     if name == "copa":
-        premise = r["premise"][:-1] if r["premise"].endswith(".") else r["premise"]
+        premise = r["premise"].rstrip().removesuffix(".")
         choices = [" " + _first_word_lower(r["choice1"]), " " + _first_word_lower(r["choice2"])]
         return f"{premise} {'so' if r['question'] == 'effect' else 'because'}", choices, [choices[r["label"]]]
     if name == "record":

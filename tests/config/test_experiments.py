@@ -124,7 +124,7 @@ def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins(name: str) -> 
 OPT_ZEROTH = {**ZEROTH, "steps": 20_000, "eval_every": 4_000, "batch_size": 16}
 OPT: dict[str, tuple[dict[str, Any], list[float], list[float]]] = {
     "zero_shot": ({"steps": 0, "task.demonstrations": 0}, [], []),
-    "icl": ({"steps": 0, "task.demonstrations": 32, "data.train_size": None}, [], []),
+    "icl": ({"steps": 0, "task.demonstrations": 32, "data.train_size": None, "data.as_released": False}, [], []),
     "mezo": ({**OPT_ZEROTH, "peft.name": "none"}, [1e-6, 1e-7], [1e-6, 5e-7, 1e-7]),
     "mezo_lora": (
         {**OPT_ZEROTH, "peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "optimizer.eps": 1e-2},
@@ -167,6 +167,8 @@ def test_a_large_model_experiment_is_the_papers_setting_for_every_task(name: str
         "data.train_size": 1000,
         "data.dev_size": 100 if task in ("cb", "copa") else 500,
         "data.test_size": 1000,
+        "data.as_released": True,
+        "task.bos_token_id": 0,
         "metric": "f1" if name == "non_differentiable" else "loss",
         **own,
     }
