@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-fast test-oldest test-engine campaign check release-check bench clean
+.PHONY: help run test test-slow test-all test-oldest test-engine campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -24,8 +24,6 @@ test-slow: $(VENV)/.dev ## install, then the slow tests: crashes, launchers, ran
 
 test-all: test ## both, one after the other (what .ci/run does)
 	$(BIN)/python -m pytest -n auto -m slow
-
-test-fast: test ## the old name of `make test`, for one version
 
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"

@@ -3,9 +3,9 @@
     git worktree add /tmp/old af9a540
     python scripts/compare_trees.py /tmp/old . --out /tmp/compared
 
-For each case it trains in a process of its own with each tree, then resumes an interrupted run of each kind in
-tests/fixtures/runs with both trees. Compared: trajectory.bin, every .safetensors file, and the fields of
-metrics.jsonl, summary.json and predictions.jsonl except times and memory. Exit status 1 when anything differs.
+For each case it trains in a process of its own with each tree. Compared: trajectory.bin, every .safetensors file, and
+the fields of metrics.jsonl, summary.json and predictions.jsonl except times and memory.
+Exit status 1 when anything differs.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "runs"
 DEMO = ["model=demo", "data=demo", "seed=13", "eval_every=5", "log_every=1", "data.eval_limit=40"]
 CASES = {
     "demo": ["experiment=demo", "peft=none", "batch_size=64", "steps=20", "eval_every=10"],
@@ -68,25 +67,14 @@ def differences(old: Path, new: Path) -> list[str]:
     return found
 
 
-def interrupted_runs() -> list[Path]:
-    """Return the interrupted runs of the fixture."""
-    return sorted(FIXTURES.glob("*-interrupted"))
-
-
 def make(tree: Path, out: Path, chosen: list[str]) -> None:
-    """Train the chosen cases, and resume the chosen interrupted runs, with one tree; what is there already is kept."""
+    """Train the chosen cases with one tree; what is there already is kept."""
     out.mkdir(parents=True, exist_ok=True)
     for name, words in CASES.items():
         if name not in chosen or (out / name).exists():
             continue
         mezo(tree, ["train", *words, f"hydra.run.dir={name}"], out)
         print(f"{tree}: {name}", flush=True)
-    for run in interrupted_runs():
-        if run.name not in chosen or (out / run.name).exists():
-            continue
-        shutil.copytree(run, out / run.name)
-        mezo(tree, ["resume", run.name], out)
-        print(f"{tree}: {run.name}", flush=True)
 
 
 def main() -> None:
@@ -95,7 +83,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="what OUT/old holds already is used again")
-    known = [*CASES, *(run.name for run in interrupted_runs())]
+    known = [*CASES]
     parser.add_argument("--cases", nargs="+", choices=known, default=known, help="only these")
     args = parser.parse_args()
     make(args.old.resolve(), args.out / "old", args.cases)

@@ -201,7 +201,7 @@ def _progress(
 
 
 def _metric(info: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return the metric that picks the best checkpoint; run.json of earlier versions does not say it."""
+    """Return the metric that picks the best checkpoint; run.json says it once the data are read."""
     return str(info.get("metric") or setting(settings, "task.metric") or "accuracy")
 
 

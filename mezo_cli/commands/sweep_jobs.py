@@ -10,7 +10,7 @@ from typing import Any
 
 from mezo_cli.config.own_code import FIELDS, check_given_again, check_stored, own_code_used
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import is_same_run, read_config, to_yaml
+from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, describe_job
 from mezo_cli.console import format_duration, print_line
 from mezo_cli.errors import UserError
@@ -84,7 +84,7 @@ def open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | Non
 def open_same(path: Path, config: Config) -> Run:
     """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
     run = Run.open(path)
-    if not is_same_run(read_config(path / "config.yaml"), config):
+    if read_config(path / "config.yaml") != config:
         raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
     return run
 

@@ -14,11 +14,6 @@ from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import did_you_mean, join
 
-REMOVED = {
-    "logger.name": "logger.names=[NAME]",
-    "distributed.shard": "engine=vllm engine.tensor_parallel=N for a model larger than one device",
-}  # key of an earlier version -> what to use instead
-
 
 def children(node: Any) -> dict[str, Any]:
     """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
@@ -46,8 +41,6 @@ def is_group(node: Any) -> bool:
 
 def check_key(key: str, extra: Iterable[str] = ()) -> None:
     """Check that a dotted key exists. `extra` are further top-level names."""
-    if key in REMOVED:
-        raise SettingError(key, f"{key} is of an earlier version: use {REMOVED[key]}")
     node: Any = Config
     parts = key.split(".")
     for depth, part in enumerate(parts):

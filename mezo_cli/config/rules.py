@@ -202,7 +202,7 @@ def _check_engine(config: Config) -> None:
     name = config.optimizer.name
     if optimizer.needs_backward or not optimizer.replayable:
         raise SettingError("optimizer", f"optimizer={name}: {chosen} computes no gradients; use optimizer=mezo")
-    if optimizer.trajectory_version > 1:
+    if not optimizer.has_engine:
         why = "an engine has not computed its forwards yet"
         raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; use optimizer=mezo, es or fzoo")
     if peft == "none" and not optimizer.adds_directions(config.optimizer):

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,13 @@ import yaml
 
 from mezo_cli.config.own_code import without_own_code
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.validation import build, with_logger_names
+from mezo_cli.config.validation import build
 from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
 _WORDS = ("y", "yes", "n", "no", "true", "false", "on", "off")
 BOOLEANS = {spelling for word in _WORDS for spelling in (word, word.title(), word.upper())}
-
-
-# What a run had before these keys existed, where it is not the default of today.
-LATER = {"test_at_start": False}
 
 
 class _Dumper(yaml.Dumper):
@@ -57,7 +52,7 @@ def read_config(path: Path, text: str | None = None) -> Config:
     try:
         plain = _load(path.read_text(encoding="utf-8")) if text is None else read_settings(text)
         plain = _readable({} if plain is None else plain)
-        return build({**LATER, **plain} if isinstance(plain, dict) else plain)
+        return build(plain)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -65,11 +60,6 @@ def read_config(path: Path, text: str | None = None) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
-
-
-def is_same_run(stored: Config, job: Config) -> bool:
-    """Return whether a stored config is that of a job, composed again; their defaults may be of different versions."""
-    return replace(job, log_every=stored.log_every, test_at_start=stored.test_at_start) == stored
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -81,21 +71,12 @@ def read_settings(text: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE):
         settings |= _load_section(section) or {}
-    logger = settings.get("logger", {})
-    return settings | ({"logger": with_logger_names(logger)} if "name" in logger else {})
+    return settings
 
 
 def _readable(plain: Any) -> Any:
-    """Return the values of a config.yaml without the user's own code (own_code.py), and without a key that is removed.
-
-    A run whose ranks shared the weights (`distributed.shard`) is bitwise identical to one of one process.
-    """
-    if not isinstance(plain, dict):
-        return plain
-    plain = without_own_code(plain)
-    if isinstance(plain.get("distributed"), dict):
-        plain = {**plain, "distributed": {k: v for k, v in plain["distributed"].items() if k != "shard"}}
-    return plain
+    """Return the values of a config.yaml without the user's own code (own_code.py)."""
+    return without_own_code(plain) if isinstance(plain, dict) else plain
 
 
 @functools.lru_cache(maxsize=4096)

@@ -26,13 +26,9 @@ UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # pydantic's types
 def build(values: Any) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
-    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a run's own
-    config.yaml of earlier versions lists the settings of all of them.
+    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped.
     """
     values = _mapping(values, "")
-    logger = values.get("logger")
-    if isinstance(logger, Mapping) and "name" in logger:
-        values = {**values, "logger": with_logger_names(logger)}
     groups = dict(values)
     for name, hint in type_hints(Config).items():
         if is_group(hint):
@@ -85,12 +81,6 @@ def check_name(key: str, value: Any) -> Any:
         if name not in known:
             raise SettingError(key, f"{key}={show(name)}: not one of {join(known)}{did_you_mean(str(name), known)}")
     return value
-
-
-def with_logger_names(logger: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the group `logger` with the `name` of earlier versions as `names`."""
-    kept = {key: value for key, value in logger.items() if key != "name"}
-    return {**kept, "names": [] if logger["name"] == "none" else [logger["name"]]}
 
 
 def defaults(settings_type: Any = Config) -> dict[str, Any]:

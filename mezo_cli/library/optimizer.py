@@ -207,7 +207,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         if saved != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
         settings = replace(self.settings, **{name: state_dict[name] for name in SAVED})
-        updates = Updates(self.forward.params, own, settings, in_float64="decay" in state_dict)
+        updates = Updates(self.forward.params, own, settings)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]
@@ -277,7 +277,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         """Append the step to the trajectory file."""
         assert self._path is not None
         if self._writer is None:
-            header = make_header(self._model, self.forward.params, groups, self.settings, self._updates.in_float64)
+            header = make_header(self._model, self.forward.params, groups, self.settings)
             self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
         if groups != self._recorded:
             raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")

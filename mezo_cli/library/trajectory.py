@@ -22,10 +22,10 @@ OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the 
 
 
 def make_header(
-    model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], settings: StepSettings, in_float64: bool
+    model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], settings: StepSettings
 ) -> Header:
     """Return the header of the trajectory that starts from the model's weights as they are now."""
-    decays = in_float64 and any(group["weight_decay"] for group in groups)
+    decays = any(group["weight_decay"] for group in groups)
     dtype, method = str(params.dtype).removeprefix("torch."), settings.method_settings()
     return Header(
         fingerprint=fingerprint(model),
@@ -90,7 +90,7 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     header, groups = recorded.header, recorded.header.settings["groups"]
     method = header.settings.get("method", {})
     settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
-    updates = Updates(params, [group["names"] for group in groups], settings, header.decay is not None)
+    updates = Updates(params, [group["names"] for group in groups], settings)
     updates.apply(groups, recorded.records(0, step))
     return step
 

@@ -19,13 +19,9 @@ class Updates:
         params: the tuned tensors.
         groups: the names of each group's.
         settings: choose the optimizer.
-        in_float64: whether weight decay is computed so: not in a training of before it was (see perturb/decay.py).
     """
 
-    def __init__(
-        self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings, in_float64: bool = True
-    ) -> None:
-        self.in_float64 = in_float64
+    def __init__(self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings) -> None:
         self._parts: list[tuple[Params, Mezo]] = []
         for names in groups:
             optimizer = settings.make_optimizer()
@@ -34,7 +30,6 @@ class Updates:
                 assert isinstance(first, WithMoment)
                 optimizer.share_moments(first)
             part = params.subset(names)
-            part.decay.in_float64 = in_float64
             self._parts.append((part, optimizer))
 
     def samples(self, step: int) -> int:
@@ -61,15 +56,13 @@ class Updates:
 
     def state(self) -> dict[str, Any]:
         """Return the weight decay that each group has deferred, and the moments where there are some."""
-        decay = {"decay": "float64", "deferred": [params.decay.deferred for params, _ in self._parts]}
+        deferred = {"deferred": [params.decay.deferred for params, _ in self._parts]}
         moments = next((o.state_tensors() for p, o in self._parts if p.tensors and isinstance(o, WithMoment)), {})
-        return (decay if self.in_float64 else {}) | ({"moments": moments} if moments else {})
+        return deferred | ({"moments": moments} if moments else {})
 
     def load_state(self, state: Mapping[str, Any], step: int) -> None:
         """Take over what `state` returned after `step` steps."""
-        for (params, optimizer), deferred in zip(
-            self._parts, state.get("deferred", [1.0] * len(self._parts)), strict=True
-        ):
+        for (params, optimizer), deferred in zip(self._parts, state["deferred"], strict=True):
             params.decay.deferred = deferred
             if isinstance(optimizer, WithMoment):
                 try:

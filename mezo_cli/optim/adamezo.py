@@ -59,7 +59,7 @@ class AdaMezo(Mezo):
     title = "AdaMeZO"
     settings: ClassVar[type[OptimizerConfig]] = AdaMezoConfig
     config: AdaMezoConfig
-    trajectory_version: ClassVar[int] = 2
+    has_engine: ClassVar[bool] = False
 
     def __init__(self, config: AdaMezoConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)

@@ -69,7 +69,7 @@ class BaseOptimizer(Protocol):
         needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
         scalar: the name of the scalars that a step records, as in summary.json.
         symbol: their letter in formulas.
-        trajectory_version: the oldest format of a trajectory that has the method.
+        has_engine: whether an engine may compute the forwards.
     """
 
     title: ClassVar[str] = ""
@@ -77,7 +77,7 @@ class BaseOptimizer(Protocol):
     needs_backward: ClassVar[bool] = False
     scalar: ClassVar[str] = "projected_grad"
     symbol: ClassVar[str] = "g"
-    trajectory_version: ClassVar[int] = 1
+    has_engine: ClassVar[bool] = True
 
     def __init__(self, config: Any, seed: int, steps: int) -> None: ...
 

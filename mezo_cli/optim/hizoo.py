@@ -95,7 +95,7 @@ class Hizoo(WithMoment):
     title = "HiZOO"
     settings: ClassVar[type[OptimizerConfig]] = HizooConfig
     config: HizooConfig
-    trajectory_version: ClassVar[int] = 2
+    has_engine: ClassVar[bool] = False
     moments: ClassVar[tuple[str, ...]] = ("_excess",)
 
     def __init__(self, config: HizooConfig, seed: int, steps: int) -> None:

@@ -65,7 +65,7 @@ class Lozo(Mezo):
     title = "LOZO"
     settings: ClassVar[type[OptimizerConfig]] = LozoConfig
     config: LozoConfig
-    trajectory_version: ClassVar[int] = 2
+    has_engine: ClassVar[bool] = False
 
     def __init__(self, config: LozoConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)

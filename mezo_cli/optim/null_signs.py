@@ -18,7 +18,7 @@ class NullSigns(Mezo):
     """MeZO with random signs."""
 
     title = "null (random signs)"
-    trajectory_version: ClassVar[int] = 2
+    has_engine: ClassVar[bool] = False
 
     def gradients(self, record: StepRecord) -> list[float]:
         """Return s g of each of a step's directions, g clipped."""

@@ -20,13 +20,10 @@ class WeightDecay:
     """What steps without a gradient have deferred. It follows from the records of the steps, in order.
 
     Attributes:
-        in_float64: False for a run that was begun before weight decay was computed so: decay is rounded to float32, and
-            nothing is deferred.
         deferred: the product of the deferred decays.
     """
 
     def __init__(self) -> None:
-        self.in_float64 = True
         self.deferred = 1.0
 
     def take(self, decay: float, moves: bool) -> float:
@@ -36,15 +33,13 @@ class WeightDecay:
             decay: the step's own, e.g. 1 - lr weight_decay.
             moves: whether a projected gradient of the step is not 0.
         """
-        if not self.in_float64:
-            return decay
         decay *= self.deferred
         self.deferred = 1.0 if moves else decay
         return decay if moves else 1.0
 
     def take_each(self, terms: Sequence[Term], decays: Sequence[float]) -> Sequence[float]:
         """Return the decays to apply with these terms: those of a step all with its first term that is not 0."""
-        if not self.in_float64 or (self.deferred == 1.0 and all(decay == 1.0 for decay in decays)):
+        if self.deferred == 1.0 and all(decay == 1.0 for decay in decays):
             return decays
         due: list[float] = []
         for of_step, with_decays in split_steps(terms, decays):

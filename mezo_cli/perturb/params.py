@@ -136,7 +136,7 @@ class Params:
         for some, with_decays in split_steps(terms, decays) if self.nonnegative else parts:
             self.noise.begin_pass()
             for span in self._spans[None]:
-                self.noise.update_(span, span.theta, some, with_decays, self.decay.in_float64)
+                self.noise.update_(span, span.theta, some, with_decays, decay_in_float64=True)
             for name in self.nonnegative:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)
@@ -150,11 +150,11 @@ class Params:
             for span in self._split(size):
                 if one_term and isinstance(self.noise, CounterNoise):
                     first = [of_step[0] for of_step, _ in steps]
-                    self.noise.update_and_round_(span, first, [d for _, (d,) in steps], self.decay.in_float64)
+                    self.noise.update_and_round_(span, first, [d for _, (d,) in steps], decay_in_float64=True)
                     continue
                 theta = self.load(span)
                 for of_step, with_decays in steps:
-                    self.noise.update_(span, theta, of_step, with_decays, self.decay.in_float64)
+                    self.noise.update_(span, theta, of_step, with_decays, decay_in_float64=True)
                     self.round_(span, theta, of_step[0][0])
                 self.store(span, theta)
 
@@ -204,8 +204,8 @@ class Params:
             decay: what `self.decay.take` returned.
             then: changes the result in place, before it is rounded; float64, like theta.
         """
-        if then is None and (decay == 1.0 or not self.decay.in_float64):
-            (theta if decay == 1.0 else theta.mul_(decay)).sub_(step)
+        if then is None and decay == 1.0:
+            theta.sub_(step)
             return
         device = compute_device(theta.device)
         if self._wide is None or len(self._wide) < len(theta) or self._wide.device != device:

@@ -31,7 +31,7 @@ from mezo_cli.runs.files import (
 from mezo_cli.runs.lock import RunLock
 from mezo_cli.runs.log_file import LogFile
 from mezo_cli.runs.metrics_log import MetricsLog, chained
-from mezo_cli.runs.run_json import STATUSES, initial_run_json, may_be_alive, utc_now
+from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
@@ -222,8 +222,14 @@ class Run:
     # --- run.json ---
 
     def info(self) -> dict[str, Any]:
-        """Return run.json without its checksum."""
-        return self._read_checked(self.path / "run.json")
+        """Return run.json without its checksum. A format that is not known is refused."""
+        path = self.path / "run.json"
+        found = read_json(path).get("format")
+        if found != FORMAT:
+            raise UserError(
+                f"{self.path}: of a version of mezo before 1.0, or of a format that this one does not know: {found}"
+            )
+        return self._read_checked(path)
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
@@ -235,7 +241,7 @@ class Run:
     @staticmethod
     def _read_checked(path: Path) -> dict[str, Any]:
         values = read_json(path)
-        if "crc" in values and verify_checksum(values) is None:  # the oldest runs have no checksum
+        if verify_checksum(values) is None:
             raise UserError(f"{path} is damaged: it does not match its own checksum")
         return {key: value for key, value in values.items() if key != "crc"}
 

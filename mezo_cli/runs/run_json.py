@@ -9,12 +9,14 @@ from typing import Any
 from mezo_cli import system
 from mezo_cli.errors import without_credentials
 
+FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
 STATUSES = ("running", "finished", "failed", "interrupted")
 
 
 def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:
     """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
     return {
+        "format": FORMAT,
         "status": "interrupted",
         "argv": [without_credentials(word) for word in argv],
         "pid": os.getpid(),

@@ -5,12 +5,8 @@ a header (which tensors are trained, from which weights, with which noise) and o
 
     step uint32 | lr float32 | scalars float32, one per direction | crc32 of these bytes, seeded with the header's
 
-little-endian, 16 bytes per step for one direction. The scalars are projected gradients, or what the header says. Where
-they are projected gradients and theta is float32, without weight decay, the file has version 1. Version 2 adds to the
-header theta's dtype, how an update is rounded to it, that weight decay, if there is some, is computed in float64, what
-other scalars there are, how g is clipped (the records hold it as it was computed), and of which tensors an update ends
-with max(theta, 0). A file with weight decay that does not say so is of a program that rounded 1 - lr wd to float32; it
-is replayed and continued in that way. The records are the same.
+little-endian, 16 bytes per step for one direction. The scalars are projected gradients, or what the header says (as
+they were computed, before `clip`).
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
 (`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
@@ -31,10 +27,8 @@ from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError, first_line, join
 from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
 
-MAGIC = b"MEZOTRAJ"
-VERSIONS = (1, 2)
-STORAGE = ("dtype", "rounding")  # fields of version 2 alone
-OPTIONAL = ("decay", "scalars", "clip", "needs_version", "nonnegative")  # likewise, where they are not their defaults
+MAGIC = b"MEZOSTEP"
+VERSION = 1
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
@@ -51,11 +45,9 @@ class Header:
         settings: the optimizer's settings and the number of steps of the run.
         dtype: how theta is stored.
         rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
-        decay: `float64` where weight decay is computed so (see perturb/params.py); None for a run without weight decay,
-            and in a file of a program that rounded its factor to float32.
+        decay: `float64`, in which weight decay is computed (see perturb/decay.py); None for a run without.
         scalars: what the records hold, as the optimizer names it.
         clip: `clip_g` and `clip_window` of the settings; None where g is not clipped.
-        needs_version: the oldest version that has the method.
         nonnegative: the tensors of which a step's update ends with max(theta, 0); None: there are none.
     """
 
@@ -72,24 +64,11 @@ class Header:
     decay: str | None = None
     scalars: str = "projected_grad"
     clip: dict[str, Any] | None = None
-    needs_version: int = 1
     nonnegative: list[str] | None = None
 
-    @property
-    def version(self) -> int:
-        """The format version of its file: the oldest that has all of its fields."""
-        is_first = self.dtype == "float32" and self.scalars == "projected_grad"
-        is_first &= self.decay is self.clip is self.nonnegative is None
-        return self.needs_version if is_first else VERSIONS[-1]
-
     def to_json(self) -> bytes:
-        """Return the fields that its version has, as JSON."""
-        absent = STORAGE if self.version == 1 else ()
-        values = {name: value for name, value in asdict(self).items() if name not in absent}
-        values = {
-            name: value for name, value in values.items() if name not in OPTIONAL or value != getattr(Header, name)
-        }
-        return json.dumps(values, separators=(",", ":")).encode()
+        """Return the fields as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 def _record(samples: int) -> struct.Struct:
@@ -110,7 +89,7 @@ class Writer:
         self._crc = zlib.crc32(packed) if crc is None else crc
         self._file, self._record, self._samples = file, _record(header.samples), header.samples
         if file.tell() == 0:
-            self._write(_FIXED.pack(MAGIC, header.version, len(packed), self._crc) + packed)
+            self._write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
 
     def append(self, step: int, scalars: list[float], lr: float) -> None:
         """Write the record of step `step` (from 0). If it drew fewer samples than the header's, the rest are 0."""
@@ -245,28 +224,27 @@ def _length(path: Path) -> tuple[int, int]:
 
 def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
     if len(data) < _FIXED.size or data[:8] != MAGIC:
-        raise UserError(f"{path} is damaged: it does not begin with a trajectory header")
+        raise UserError(f"{path} is damaged, or of a version of mezo before 1.0: it does not begin as a trajectory")
     _, version, length, crc = _FIXED.unpack_from(data)
-    if version not in VERSIONS:
-        raise UserError(f"{path}: format version {version}; this program reads versions {join(map(str, VERSIONS))}")
+    if version != VERSION:
+        raise UserError(f"{path}: format version {version}; this program reads version {VERSION}")
     packed = data[_FIXED.size : _FIXED.size + length]
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
     try:
-        return _parse_header(path, json.loads(unpacked), version), _FIXED.size + length, crc
+        return _parse_header(path, json.loads(unpacked)), _FIXED.size + length, crc
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: its header is not one: {first_line(error)}") from error
 
 
-def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
+def _parse_header(path: Path, values: dict[str, Any]) -> Header:
     """Return the header with these values; refuse a field, a dtype or a rounding of a version to come."""
-    known = [item.name for item in fields(Header) if version > 1 or item.name not in (*STORAGE, *OPTIONAL)]
-    needed = [name for name in known if name not in ("settings", *OPTIONAL)]
+    known = [item.name for item in fields(Header)]
     for name in values:
         if name not in known:
             raise UserError(f"{path}: its header has a field that this program does not know: {name}")
-    for name in needed:
+    for name in known:
         if name not in values:
             raise UserError(f"{path} is damaged: its header lacks {name}")
     values["tensors"] = [(name, list(shape)) for name, shape in values["tensors"]]
@@ -276,8 +254,4 @@ def _parse_header(path: Path, values: dict[str, Any], version: int) -> Header:
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")
     if header.decay not in (None, "float64"):
         raise UserError(f"{path}: weight decay is computed in {header.decay}; this program knows float64")
-    if header.needs_version not in VERSIONS:
-        raise UserError(
-            f"{path}: its method needs version {header.needs_version} of the format: {VERSIONS[-1]} is known"
-        )
     return header

@@ -185,11 +185,10 @@ def _replay(
 
 
 def _rebuild_deferred(session: Session, past: Trajectory, step: int) -> None:
-    """Let the session decay its weights as the run did, and know what the steps before `step` have deferred."""
+    """Let the session know which weight decay the steps before `step` have deferred."""
     first = step
     while first > 0 and not (past.grads[first - 1].any() and past.lrs[first - 1]):
         first -= 1
-    session.params.decay.in_float64 = past.header.decay is not None
     session.params.decay.rebuild(past.records(first, step), zeroth_order(session.config.optimizer).weight_decay)
 
 

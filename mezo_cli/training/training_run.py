@@ -120,7 +120,6 @@ class TrainingRun:
         if session.optimizer.replayable:
             session.optimizer.keep_start(lambda: session.params)
             header = _make_header(session, fingerprint)
-            session.params.decay.in_float64 = header.decay is not None
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
         self._loggers.open()
@@ -399,7 +398,6 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
         decay="float64" if drawn.weight_decay else None,
         scalars=optimizer.scalar,
         clip=drawn.clip_settings,
-        needs_version=optimizer.trajectory_version,
         nonnegative=[*params.nonnegative] or None,
     )
 

@@ -1,6 +1,6 @@
 """Time the commands that read runs, each in a process of its own: on many copies of a run, and on a long run.
 
-python scripts/bench/bench_reports.py tests/fixtures/decay/mezo --count 3000 --lines 200000
+python scripts/bench/bench_reports.py RUN --count 3000 --lines 200000
 """
 
 import argparse

@@ -52,8 +52,7 @@ def test_config_yaml_lists_the_settings_of_the_choices_alone() -> None:
     assert (list(stored["peft"]), stored["data"]["dir"]) == (["name", "layers"], None)
 
 
-def test_settings_of_other_choices_are_dropped_from_a_stored_config() -> None:
-    """config.yaml of earlier versions lists the settings of all choices."""
+def test_settings_of_other_choices_are_dropped_from_a_config_file() -> None:
     config = build({**plain(name="adamw", eps=1e-3, window=None, beta1=0.8), "peft": {"name": "none", "r": None}})
     assert config.optimizer == make_config("adamw", beta1=0.8)
     with pytest.raises(UserError, match=r"unknown key 'optimizer.epss' \(did you mean 'optimizer.eps'\?\)"):

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config, parse
-from mezo_cli.config.keys import REMOVED
 from mezo_cli.config.overrides import quote
 from tests.config.refused import error_of
 
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("objective.name=mml", ["not one of mlm, cls, lm"]),
         ("logger.names=[wand]", ["not one of tensorboard, wandb, trackio", "(did you mean 'wandb'?)"]),
         ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
-        *((f"{key}=wandb", [key, instead]) for key, instead in REMOVED.items()),
         ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),
         ("experiment=nosuch", ["experiment=nosuch: no such experiment"]),

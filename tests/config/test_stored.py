@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.stored import from_yaml, is_same_run, read_config, to_yaml
+from mezo_cli.config.stored import from_yaml, read_config, to_yaml
 from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
@@ -50,21 +50,3 @@ def test_aliases_are_read_and_limited() -> None:
     with pytest.raises(UserError, match=r"config.yaml:1: the alias \*x stands inside its own value"):
         from_yaml("steps: &x [*x]\n")
     check_yaml("a: &x {b: 1}\nc: [*x, *x, {<<: *x}]\n", "f")
-
-
-def test_what_did_not_exist_when_a_run_was_made_stays_out_of_it() -> None:
-    """So an old sweep goes on, whose jobs are composed again with the defaults of today."""
-    old = read_config(Path(__file__).parents[1] / "fixtures" / "runs" / "mezo" / "config.yaml")
-    assert (old.test_at_start, old.log_every, old.task.version) == (False, 2, 1)
-    composed = dataclasses.replace(old, test_at_start=True, log_every=None)
-    assert is_same_run(old, composed)
-    assert not is_same_run(old, dataclasses.replace(composed, steps=7))
-
-
-def test_a_run_whose_ranks_shared_the_weights_is_read_as_one_of_one_process() -> None:
-    config = build_config([])
-    old = to_yaml(config).replace("distributed:\n", "distributed:\n  shard: full\n")
-    assert "shard: full" in old
-    assert from_yaml(old) == config
-    with pytest.raises(UserError, match=r"distributed\.shard is of an earlier version: use engine=vllm"):
-        build_config(["distributed.shard=full"])

@@ -207,7 +207,7 @@ def test_a_run_records_its_coefficients_and_nothing_else(
     done = mezo("train", *small(roberta, movies, run, "optimizer=es", "steps=2", "eval_every=2"))
     assert done.code == 0, done
     past = trajectory.read(run / "trajectory.bin")
-    assert (past.record_bytes, past.header.version, past.header.scalars) == (132, 2, "coefficient")
+    assert (past.record_bytes, past.header.scalars) == (132, "coefficient")
     assert past.header.settings["members"] == 30
     assert past.grads.shape == (2, 30)
     assert "|c|" in mezo("show", run).out

@@ -18,6 +18,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
+from mezo_cli.runs.checksums import add_checksum
 from tests.command_line import environment, error_line, mezo
 
 CONFIG = to_yaml(build_config(["steps=3"]))
@@ -336,12 +337,31 @@ def test_a_flipped_bit_of_run_json_is_reported_or_has_no_effect(tmp_path: Path) 
         path.write_bytes(bytes(damaged))
         with contextlib.suppress(UserError):
             assert Run.open(tmp_path).status() == "finished"
-    without = {key: value for key, value in json.loads(whole).items() if key != "crc"}  # as earlier versions wrote it
+    without = {key: value for key, value in json.loads(whole).items() if key != "crc"}
     path.write_text(json.dumps(without))
-    assert Run.open(tmp_path).info() == without
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        Run.open(tmp_path)
     path.unlink()
     with pytest.raises(UserError, match=r"run\.json: no such file"):
         Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("found", [None, 2])
+def test_a_run_of_another_format_is_refused_and_left_out_of_lists_by_name(found: int | None, tmp_path: Path) -> None:
+    """A version before 1.0 wrote no format."""
+    with new_run(tmp_path / "old").tracked():
+        pass
+    path = tmp_path / "old" / "run.json"
+    values = {**json.loads(path.read_text()), "format": found}
+    path.write_text(json.dumps(add_checksum({key: value for key, value in values.items() if key != "crc"})))
+    line = f"{tmp_path / 'old'}: of a version of mezo before 1.0, or of a format that this one does not know: {found}"
+    for command in ("show", "eval", "resume", "export", "predict"):
+        more = ["--out", tmp_path / "out"] if command == "export" else []
+        assert line in error_line(mezo(command, tmp_path / "old", *more))
+    for words in (["runs", tmp_path], ["compare", tmp_path], ["report", tmp_path, "--out", tmp_path / "page.html"]):
+        said = mezo(*words)
+        assert "before 1.0" in " ".join((said.out + said.err).split()), said
+    assert {entry.name for entry in (tmp_path / "old").iterdir()} <= {".lock", "config.yaml", "run.json", "train.log"}
 
 
 # --- the list ---

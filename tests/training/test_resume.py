@@ -261,7 +261,7 @@ def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
         interrupt_at(patch, Mezo, "step", 8)
         assert mezo("train", *small(roberta, movies, tmp_path / "cut", *common)).code == 130
     header = trajectory.read(tmp_path / "whole" / "trajectory.bin").header
-    assert (header.version, header.decay) == (2, "float64")
+    assert header.decay == "float64"
     assert mezo("resume", tmp_path / "cut").code == 0
     assert state(tmp_path / "cut") == state(tmp_path / "whole")
     config = read_config(tmp_path / "cut" / "config.yaml")
