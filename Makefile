@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-oldest test-engine campaign check release-check bench clean
+.PHONY: help run test test-slow test-all test-oldest campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,10 +27,6 @@ test-all: test ## both, one after the other (what .ci/run does)
 
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"
-
-test-engine: $(VENV)/.dev ## install, then make vLLM's environment (3.5 GB) and run its tests (under 30 minutes)
-	$(BIN)/mezo engine install
-	MEZO_TEST_ENGINE=1 $(BIN)/python -m pytest -n 0 tests/engine
 
 campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, signals, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py

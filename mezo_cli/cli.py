@@ -343,35 +343,6 @@ def doctor(
 
 
 @app.command()
-def fetch(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Bring model and data into the local cache, for a node without a network: task=... model=..."""
-    from mezo_cli.commands import fetch as command
-
-    command.fetch(overrides or [], config_dir)
-
-
-@app.command()
-def engine(
-    action: Annotated[str, typer.Argument(metavar="install", help="Make its environment in the user's cache.")],
-) -> None:
-    """Install the inference engine vLLM in an environment of its own, for engine=vllm."""
-    from mezo_cli.commands import engine as command
-
-    command.engine(action)
-
-
-@app.command()
-def example(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="comments: the tutorial's data and task.")],
-    out: Annotated[Path, typer.Option("--out", help="Where to write them.")] = Path(),
-) -> None:
-    """Write the files of an example into this folder."""
-    from mezo_cli.commands import example as command
-
-    command.example(name, out)
-
-
-@app.command()
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
     from mezo_cli.commands import env as command

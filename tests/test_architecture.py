@@ -115,12 +115,11 @@ def test_a_library_is_known_only_where_it_is_needed() -> None:
             ),
         },
         {
-            # what runs inside an engine's own environment
-            "import mezo_cli.engine.worker, mezo_cli.engine.layout; "
-            "from mezo_cli.perturb.noise import make_noise; make_noise('gaussian')": (
+            # what will run inside an engine's own environment
+            "import mezo_cli.engine.layout; from mezo_cli.perturb.noise import make_noise; make_noise('gaussian')": (
                 "transformers datasets peft typer rich hydra omegaconf sklearn matplotlib"
             ),
-            "import mezo_cli.training.loop": "peft sklearn.linear_model mezo_cli.engine.process",
+            "import mezo_cli.training.loop": "peft sklearn.linear_model mezo_cli.engine.engine",
         },
     ],
     ids=["light", "with torch"],

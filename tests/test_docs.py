@@ -21,7 +21,7 @@ from tests.command_line import environment
 from tests.doc_blocks import NEEDS, PAGES, ROOT, Block, blocks
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-COMPOSING = ("train", "data", "doctor", "fetch")  # commands whose overrides are a whole config
+COMPOSING = ("train", "data", "doctor")  # commands whose overrides are a whole config
 
 
 @contextlib.contextmanager
@@ -93,6 +93,15 @@ def test_every_marker_is_known_and_every_program_compiles() -> None:
             assert block.page.name in text, f"{block.place}: {block.markers['run by']} does not read this page"
         if block.is_python:
             ast.parse(block.text)
+
+
+def test_every_example_is_printed_whole_in_a_page() -> None:
+    printed = [doc_blocks.files(page) for page in PAGES]
+    examples = [path for path in (ROOT / "docs" / "examples").rglob("*") if path.is_file()]
+    assert examples
+    for path in examples:
+        name = path.relative_to(ROOT / "docs" / "examples").as_posix().partition("/")[2]
+        assert path.read_text(encoding="utf-8") in [files.get(name) for files in printed], path
 
 
 def test_every_link_leads_to_a_file_and_every_page_is_on_the_map() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,8 +23,7 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import download as fetch
 from tests import tiny
-from tests.command_line import error_line as line_of
-from tests.command_line import mezo as run_in_process
+from tests.doc_blocks import ROOT
 from tests.hub_server import COMMIT, Hub
 from tests.terminal import raw_on_a_terminal
 
@@ -93,11 +93,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mezo(where: Path, url: str, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own: the libraries read HF_ENDPOINT and HF_HOME when they are imported."""
+    return python(where, url, home, "-m", "mezo_cli", *words, **more)
+
+
+def python(where: Path, url: str, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     kept = {k: v for k, v in kept.items() if "proxy" not in k.lower()}
     where.mkdir(exist_ok=True)
     return subprocess.run(
-        [sys.executable, "-m", "mezo_cli", *words],
+        [sys.executable, *words],
         env={**kept, "HF_ENDPOINT": url, "HF_HOME": str(home), "OMP_NUM_THREADS": "1", "MEZO_EAGER": "1", **more},
         cwd=where,
         capture_output=True,
@@ -151,17 +155,21 @@ def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_fetch_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path) -> None:
+def test_what_hf_download_brings_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path) -> None:
+    """The commands of docs/how-to/paper-table.md."""
     home = tmp_path / "home"
+    lines = (ROOT / "docs/how-to/paper-table.md").read_text(encoding="utf-8").splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("hf download ")]
+    assert len(commands) == 2
     with Hub(root) as hub:
-        done = mezo(tmp_path, hub.url, home, "fetch", "task=sst2", "model=roberta-large")
-    assert done.returncode == 0, done.stderr
-    model, data = done.stdout.splitlines()
-    assert model.startswith(f"model  FacebookAI/roberta-large  {COMMIT}  ")
-    assert data.startswith(f"data   nyu-mll/glue sst2  {COMMIT}  ")
-    for line in (model, data):
-        assert " MB  " in line
-        assert str(home) in line
+        for words in commands:
+            program = f"import sys; sys.argv = {words!r}; from huggingface_hub.cli.hf import main; main()"
+            done = python(tmp_path, hub.url, home, "-c", program)
+            assert done.returncode == 0, done.stderr
+    offline = mezo(tmp_path, hub.url, home, *PLAIN, *SHORT, "steps=0", "hydra.run.dir=run", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    info = json.loads((tmp_path / "run/run.json").read_text())
+    assert info["model_revision"] == info["data_revision"] == COMMIT
 
 
 @pytest.mark.slow
@@ -273,34 +281,15 @@ def test_a_cache_without_the_weights_says_so(hub: Hub, monkeypatch: Any) -> None
     models.load_tokenizer(config("FacebookAI/roberta-large"), models.MASKED_LM)
     monkeypatch.setenv("HF_ENDPOINT", CLOSED)
     said = error_line("FacebookAI/roberta-large", "the local cache lacks model.safetensors of FacebookAI/roberta-large")
-    assert "with a network: mezo fetch task=... model.path=FacebookAI/roberta-large;" in said
+    assert "with a network: hf download FacebookAI/roberta-large;" in said
     error_line("FacebookAI/roberta-base", "the server does not answer, and the local cache lacks config.json of")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     error_line("FacebookAI/roberta-base", "HF_HUB_OFFLINE is set, and the local cache lacks config.json of")
 
 
-def test_fetch_without_a_network_is_one_line(hub: Hub, monkeypatch: Any) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", CLOSED)
-    said = run_in_process("fetch", "task=sst2")
-    assert f"mezo fetch downloads from the hub, and {CLOSED} does not answer" in line_of(said)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set; run it where there is a network" in line_of(run_in_process("fetch", "task=sst2"))
-
-
-def test_fetch_needs_no_network_for_what_is_on_this_machine(movies: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = run_in_process("fetch", "model=demo", "data=demo")
-    assert said.code == 0, said
-    assert "model  demo  part of mezo  " in said.out
-    assert "data   data=demo: part of mezo, nothing to download (" in said.out
-    assert run_in_process("fetch", "model=demo", "data=files", f"data.dir={movies}").code == 0
-    assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "data=demo"))
-    assert "HF_HUB_OFFLINE is set" in line_of(run_in_process("fetch", "model=demo"))
-
-
 @pytest.mark.slow
 def test_downloads_have_bars_on_a_terminal_but_not_in_ci(root: Path, movies: Path, tmp_path: Path) -> None:
-    words = ["fetch", "data=files", f"data.dir={movies}"]
+    words = ["train", *SHORT, "steps=0", "data=files", f"data.dir={movies}", "hydra.run.dir=run"]
     with Hub(root) as hub:
         for variables, bars in (({}, True), ({"CI": "true"}, False)):
             home = str(tmp_path / f"home{bars}")

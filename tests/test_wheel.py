@@ -27,7 +27,7 @@ def test_everything_a_run_needs_is_inside(installed: Path) -> None:
     assert {"conf/config.yaml", "conf/task/sst2.yaml", "conf/experiment/demo.yaml"} <= inside
     assert {"conf/paper.yaml", "conf/experiment/paper/mezo.yaml"} <= inside
     assert {"report/paper.yaml", "report/templates/page.html", "report/templates/style.css"} <= inside
-    assert {"perturb/noise/simd.cpp", "engine/constraints.txt", "conf/engine/vllm.yaml"} <= inside
+    assert {"perturb/noise/simd.cpp", "conf/engine/vllm.yaml"} <= inside
     assert {"demo/data/train.jsonl", "demo/model/model.safetensors", "demo/model/tokenizer.json"} <= inside
     assert {"demo/arithmetic/train.jsonl", "demo/decoder/model.safetensors", "conf/model/demo-decoder.yaml"} <= inside
     assert not any("tests" in name or name.endswith(".pyc") for name in inside)

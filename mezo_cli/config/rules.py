@@ -218,6 +218,9 @@ def _check_engine(config: Config) -> None:
     if config.micro_batch_size is not None:
         why = f"{chosen} makes its batches itself"
         raise SettingError("micro_batch_size", f"micro_batch_size={config.micro_batch_size}: {why}; leave it out")
+    if engine.name == "vllm":
+        why = "this version starts no vLLM; start a server yourself, and use engine=openai peft=lora"
+        raise SettingError("engine", f"engine=vllm: {why} (docs/how-to/engines.md)")
 
 
 def check_quantizer(how: str) -> None:

@@ -379,8 +379,8 @@ class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md).
 
     Attributes:
-        name: none: the model's own forwards; vllm: vLLM's, openai: a server's, for objectives lm, choice and
-            generate; chosen by `engine=`.
+        name: none: the model's own forwards; openai: a server's, for objectives lm, choice and generate; vllm is
+            refused in this version; chosen by `engine=`.
     """
 
     name: Text = "none"
@@ -388,11 +388,11 @@ class EngineConfig(Settings):
 
 @dataclass(frozen=True)
 class VllmConfig(EngineConfig):
-    """vLLM in a process of its own.
+    """vLLM in a process of its own, which this version refuses to start.
 
     Attributes:
         python: the interpreter of an environment with vLLM, never from a file and never stored; null:
-            MEZO_ENGINE_PYTHON, else the environment that `mezo engine install` makes.
+            MEZO_ENGINE_PYTHON.
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.

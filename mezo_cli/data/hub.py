@@ -24,9 +24,11 @@ def open_source(task: TaskConfig) -> Source:
     if hub.path is None:
         raise UserError(f"task '{task.name}' has no data set on the hub (task.hub.path); use data=files data.dir=PATH")
     cache_only = is_offline() or not (Path(hub.path).is_dir() or is_reachable())
-    loaded = {split: _load(task, split, cache_only) for split in (hub.train, hub.dev, hub.test) if split}
-    folders = [Path(file["filename"]).parent.name for file in loaded[hub.train].cache_files]
-    revision = next((name for name in folders if re.fullmatch("[0-9a-f]{40}", name)), None)  # a commit names its folder
+    downloaded = _downloaded(task) if cache_only else None
+    loaded = {split: _load(task, split, cache_only, downloaded) for split in (hub.train, hub.dev, hub.test) if split}
+    folders = [Path(file["filename"]).parent for file in loaded[hub.train].cache_files] + [downloaded or Path()]
+    commits = (folder.name for folder in folders if re.fullmatch("[0-9a-f]{40}", folder.name))  # it names its folder
+    revision = next(commits, None)
     if cache_only and not is_offline():
         log.warning(
             "warning: %s does not answer: data set %s is read from the local cache, at commit %s",
@@ -36,12 +38,6 @@ def open_source(task: TaskConfig) -> Source:
         )
     rows = {split: _rows(task, split, dataset) for split, dataset in loaded.items()}
     return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
-
-
-def cached_files(task: TaskConfig) -> list[Path]:
-    """Return the files in the local cache of the splits that `task.hub` names."""
-    splits = [split for split in (task.hub.train, task.hub.dev, task.hub.test) if split]
-    return [Path(file["filename"]) for split in splits for file in _load(task, split, cache_only=True).cache_files]
 
 
 def _rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:
@@ -66,7 +62,20 @@ def _rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:
     return task_rows(table, task)
 
 
-def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:
+def _downloaded(task: TaskConfig) -> Path | None:
+    """Return the folder of a data set in the hub's local cache, as `hf download` makes it; None if it is not there."""
+    import huggingface_hub
+
+    try:
+        name, revision = str(task.hub.path), task.hub.revision
+        return Path(
+            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
+        )
+    except (OSError, ValueError):  # a folder's name is no name of a repository
+        return None
+
+
+def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | None) -> Any:
     """Call `datasets.load_dataset`, and raise a `UserError` of one line for any failure of it."""
     import datasets  # slow to import, and needed here only
 
@@ -74,12 +83,19 @@ def _load(task: TaskConfig, split: str, cache_only: bool) -> Any:
     assert hub.path is not None
     try:
         with progress_bars(datasets, is_live(sys.stderr)), _offline_mode(datasets) if cache_only else nullcontext():
-            return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
+            try:
+                return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
+            except OSError:  # it is not in the cache of `datasets`
+                if downloaded is None:
+                    raise
+                return datasets.load_dataset(str(downloaded), hub.name, split=split)
     except Exception as error:  # exceptions of datasets, huggingface_hub, httpx and pyarrow
         reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
         if cache_only and isinstance(error, OSError):  # ConnectionError, FileNotFoundError
             reason = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
-            reason += f", and the local cache lacks {hub.path}; with a network: mezo fetch task={task.name} model=..."
+            revision = f" --revision {hub.revision}" if hub.revision else ""
+            command = f"hf download --repo-type dataset {hub.path}{revision}"
+            reason += f", and the local cache lacks {hub.path}; with a network: {command}"
         what = hub.path + (f" ({hub.name})" if hub.name else "") + (f" at {hub.revision}" if hub.revision else "")
         raise UserError(
             f"data=hub: cannot load data set {what}, split {split}, from {hub_url()}: {reason}; "

@@ -1,1 +1,1 @@
-"""An inference engine computes the forwards: its environment, the process in it, the protocol, and the label scores."""
+"""An inference engine computes the forwards: a server by HTTP, what it is asked, and the scores of labels and texts."""

@@ -23,12 +23,9 @@ from torch import Tensor
 from mezo_cli.config.own_code import ADAPTER_DIR, URL, of_server
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
-from mezo_cli.engine.environment import find_python
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.members import AHEAD, Member, Members
-from mezo_cli.engine.placement import variables_of_rank
-from mezo_cli.engine.process import EngineFailed, EngineProcess
-from mezo_cli.engine.server import EngineServer
+from mezo_cli.engine.server import EngineFailed, EngineServer
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
@@ -71,7 +68,7 @@ class Engine:
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._process = _open(config.engine)
+            self._server = _open(config.engine)
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
@@ -95,7 +92,7 @@ class Engine:
         return self._members
 
     def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool, stops: bool) -> None:
-        """Let the process load the model, and check that it holds all that is trained."""
+        """Let the engine load the model, and check that it holds all that is trained."""
         config, engine = self.config, self._settings
         tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
         lora = config.peft.name == "lora"
@@ -247,7 +244,7 @@ class Engine:
 
     def _submit(self, method: str, **params: Any) -> Callable[[], Any]:
         with self._explaining():
-            wait = self._process.submit(method, **params)
+            wait = self._server.submit(method, **params)
 
         def result() -> Any:
             with self._explaining():
@@ -273,8 +270,8 @@ class Engine:
         self._members, self._adapters = None, None
 
     def close(self) -> None:
-        """End the process and remove what was written for it."""
-        self._process.close()
+        """Let go of the server and remove what was written for it."""
+        self._server.close()
         if self._adapters is not None:
             self._adapters.close()
 
@@ -296,16 +293,13 @@ class _RemoteParams:
         self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
 
 
-def _open(settings: VllmConfig | OpenAiConfig) -> EngineProcess | EngineServer:
-    """Start the engine's process, or find the server.
+def _open(settings: VllmConfig | OpenAiConfig) -> EngineServer:
+    """Find the server.
 
     Raises:
-        EngineFailed: when that fails.
-        UserError: when a setting is missing.
+        EngineFailed: for an address that is not one, or of another machine.
     """
-    if isinstance(settings, VllmConfig):
-        variables = variables_of_rank(settings.tensor_parallel)
-        return EngineProcess(find_python(settings.python), settings.timeout, variables)
+    assert isinstance(settings, OpenAiConfig)
     _adapter_dir(settings)
     return EngineServer(settings, of_server(settings, URL))
 

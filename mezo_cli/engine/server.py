@@ -1,4 +1,4 @@
-"""A server that the user has started, in the place of an engine's process: LoRA members by its HTTP interface.
+"""A server that the user has started computes the forwards of LoRA members: its HTTP interface.
 
 Adapters are folders that both see. Each is loaded by a name that is never used again, and unloaded after its requests.
 What is sent are tokens and settings; nothing that the server would unpickle.
@@ -17,12 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mezo_cli.config.schema import OpenAiConfig
-from mezo_cli.engine.process import EngineFailed
-from mezo_cli.engine.protocol import one_line
 
 KEY = "MEZO_ENGINE_KEY"
 REQUESTS = 64  # at a time
 START_IT = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+
+
+class EngineFailed(Exception):  # noqa: N818 (it names what happened)
+    """The engine reported an error, or cannot be reached. The text is one line."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ DIALECTS = {
 
 
 class EngineServer:
-    """A server at work; its methods are those of `EngineProcess`.
+    """A server at work.
 
     Args:
         config: the settings `engine.*`.
@@ -215,7 +217,7 @@ class EngineServer:
         except TimeoutError:
             raise EngineFailed(f"{self._place} did not answer within engine.timeout={self._timeout:g} s") from None
         except (OSError, HTTPException) as error:
-            raise EngineFailed(f"{self._place} cannot be reached: {one_line(str(error))}") from error
+            raise EngineFailed(f"{self._place} cannot be reached: {_one_line(str(error))}") from error
         finally:
             connection.close()
         if response.status >= 400:
@@ -239,7 +241,13 @@ class EngineServer:
         hint = (
             "; engine.adapter_dir is a folder that both see" if path == self._dialect.load and "found" in text else ""
         )
-        return one_line(f"{self._place} refused {path} with status {response.status}: {text}{hint}")
+        return _one_line(f"{self._place} refused {path} with status {response.status}: {text}{hint}")
+
+
+def _one_line(text: str, limit: int = 500) -> str:
+    """Return a text as one line, cut to a number of characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[:limit]}..."
 
 
 def _is_loopback(host: str) -> bool:

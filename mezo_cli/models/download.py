@@ -169,8 +169,8 @@ def _cannot_load(config: ModelConfig) -> str:
 def _not_cached(config: ModelConfig, name: str) -> str:
     """Return which file the local cache lacks, why it is not downloaded, and the command that brings it."""
     why = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
-    revision = f" model.revision={config.revision}" if config.revision else ""
-    command = f"mezo fetch task=... model.path={config.path}{revision}"
+    revision = f" --revision {config.revision}" if config.revision else ""
+    command = f"hf download {config.path}{revision}"
     return f"{why}, and the local cache lacks {name} of {config.path}; with a network: {command}; {HOW_OFFLINE}"
 
 

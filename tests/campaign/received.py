@@ -80,7 +80,6 @@ def cases(made: Received) -> list[Case]:
         Case(["train", *conf[:2], "experiment=elsewhere"], 2, "would not be in outputs/"),
         Case(["data", *conf]),
         Case(["doctor", *conf, *mine, "--seconds", "0.1"]),
-        Case(["fetch", *conf]),
         Case(["train", *conf, *mine, "model.path=coded"], 2, "such code is never run"),
         Case(["eval", "finished"], 2, "such code is never run", lambda folder: _add_classes(folder / CHECKPOINT)),
         Case([*weights, "--config-dir", "conf"]),
@@ -254,7 +253,7 @@ def _hostile_configs() -> list[Case]:
         if way not in ("grid", "forced"):
             found.append(Case(["train", *words, "hydra.run.dir=out"], 2, says))
     words = ["--config-dir", "hostile-engine", "experiment=bad"]
-    return [*found, *(Case([name, *words], 2, NAMES_A_PROGRAM) for name in ("doctor", "data", "fetch", "tune"))]
+    return [*found, *(Case([name, *words], 2, NAMES_A_PROGRAM) for name in ("doctor", "data", "tune"))]
 
 
 def _hostile_sweeps(made: Received) -> list[Case]:

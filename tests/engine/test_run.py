@@ -1,9 +1,8 @@
-"""A run whose forwards an engine computes: the trajectory of the model's own forwards, replay without it, its end."""
+"""Runs whose forwards a server computes: those of the model's own forwards, replay without it, its faults, ranks."""
 
 import json
-import os
-import shutil
-import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,44 @@ from safetensors.torch import load_file
 from mezo_cli.config.compose import build_config
 from mezo_cli.engine import engine as engine_module
 from mezo_cli.errors import UserError
-from mezo_cli.runs import sweep_record
+from mezo_cli.models.download import fetch
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.engine.fakes import fake_python
-from tests.engine.step_checks import losses_and_metrics
+from tests.engine.fake_server import FakeServer, serving
+from tests.engine.step_checks import compare_scores, losses_and_metrics
 from tests.live_models import count_live
+from tests.ranks import run_ranks
 
-ENGINE = ("engine=vllm", "engine.memory=100000000")
-ES = ("optimizer=es", "optimizer.members=4", "optimizer.eps=0.1")
+pytestmark = [pytest.mark.usefixtures("eager"), pytest.mark.usefixtures("in_tmp_path")]
 
-pytestmark = pytest.mark.usefixtures("eager")
+
+def by_server(server: FakeServer) -> list[str]:
+    """The words that let a server compute a run's forwards."""
+    folder = Path("adapters").absolute()
+    folder.mkdir(exist_ok=True)
+    return ["engine=openai", f"engine.url={server.url}", f"engine.adapter_dir={folder}"]
+
+
+# --- label words and candidates ---
 
 
 @dataclass(frozen=True)
 class Setting:
     """A tiny decoder and its data."""
 
-    folder: Path
     model: Path
     data: Path
 
-    def train(self, name: str, *more: str, mode: str | None = None) -> Any:
-        """Train a run, by the fake engine if a mode is given."""
-        python = () if mode is None else (*ENGINE, f"engine.python={fake_python(self.folder / 'bin', mode)}")
+    def train(self, name: str, *more: str) -> Any:
+        """Train a run of a LoRA."""
         objective = () if "objective=choice" in more else ("objective=lm",)
-        words = small(self.model, self.data, self.folder / name, *objective, "model=gpt2", "optimizer.lr=1e-4")
-        return mezo("train", *words, "log_every=1", *python, *more)
+        common = ("model=gpt2", "peft=lora", "optimizer.lr=1e-4", "log_every=1")
+        return mezo("train", *small(self.model, self.data, Path(name), *objective, *common, *more))
 
-    def grads(self, name: str) -> list[float]:
-        """The projected gradients of a run."""
-        lines = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
-        return [line["projected_grad"] for line in lines if line["kind"] == "train"]
+    @contextmanager
+    def serving(self, **settings: Any) -> Iterator[list[str]]:
+        with serving(self.model, **settings) as server:
+            yield by_server(server)
 
 
 @pytest.fixture(scope="module")
@@ -55,185 +60,205 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     movies = tiny.movie_folder(folder / "movies")
     with open(movies / "test.jsonl", "a", encoding="utf-8") as file:  # longer than every row of train
         file.write(json.dumps({"sentence": "what a long and winding film it was", "label": "negative"}) + "\n")
-    return Setting(folder, tiny.decoder(folder / "llama", "llama"), movies)
-
-
-def differ_little(grads: list[float], others: list[float]) -> bool:
-    """Whether two runs agree as a run by an engine should with one without it."""
-    mean = sum(map(abs, grads)) / len(grads)
-    return len(grads) == len(others) and max(abs(a - b) for a, b in zip(grads, others, strict=True)) <= 1e-3 * mean
-
-
-@pytest.mark.slow
-def test_an_engine_that_dies_leaves_a_run_that_is_resumed_and_replayed(setting: Setting) -> None:
-    """All parameters: the run ends as if the engine had not died, and as the model's own forwards end."""
-    # 2 scores per step, and 2 in the check at the start
-    died = setting.train("died", "optimizer.weight_decay=0.1", mode="dies=10")
-    assert died.code == 1
-    line = "error: engine=vllm failed: its process was ended by SIGKILL: out of luck\n"
-    assert died.err.endswith(line)
-    before = (setting.folder / "died" / "trajectory.bin").read_bytes()
-    assert json.loads((setting.folder / "died" / "run.json").read_text())["status"] == "failed"
-    fake_python(setting.folder / "bin", "dies=10").write_text(fake_python(setting.folder / "bin").read_text())
-    assert "give it again, engine.python=PATH" in error_line(mezo("resume", setting.folder / "died"))
-    python = fake_python(setting.folder / "bin", "dies=10")
-    assert mezo("resume", setting.folder / "died", f"engine.python={python}").code == 0
-    assert str(python) not in (setting.folder / "died" / "config.yaml").read_text()
-    assert (setting.folder / "died" / "trajectory.bin").read_bytes().startswith(before)
-    assert setting.train("own", "optimizer.weight_decay=0.1").code == 0
-    assert differ_little(setting.grads("own"), setting.grads("died"))
-    replayed = setting.folder / "replayed"
-    assert mezo("replay", setting.folder / "died", "--step", "6", "--out", replayed).code == 0
-    last = load_file(setting.folder / "died" / "checkpoints" / "last" / "model.safetensors")
-    assert all(torch.equal(value, last[name]) for name, value in load_file(replayed / "model.safetensors").items())
-
-
-@pytest.mark.slow
-def test_a_lora_goes_to_the_engine_with_every_request(setting: Setting) -> None:
-    words = ("peft=lora", "task.lm.label_words=[bad okay, bad good]", "optimizer.samples=2", "steps=3")
-    assert setting.train("lora", *words, mode="").code == 0
-    assert setting.train("own-lora", *words).code == 0
-    assert differ_little(setting.grads("own-lora"), setting.grads("lora"))
-    summaries = [json.loads((setting.folder / name / "summary.json").read_text()) for name in ("lora", "own-lora")]
-    scores = [summary["test"]["loss"] for summary in summaries]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    return Setting(tiny.decoder(folder / "llama", "llama"), movies)
 
 
 CHOICE = ("objective=choice", "task.choice.candidates=[' bad okay film', ' good']", "steps=2", "eval_every=1")
+ES = ("optimizer=es", "optimizer.members=4", "optimizer.eps=0.1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
-        ("peft=lora",),
-        ("objective.loss=lm",),
-        ("objective.loss=accuracy", "objective.normalize=sum", *ES, "peft=lora"),
+        ("task.lm.label_words=[bad okay, bad good]", "optimizer.samples=2", "steps=3"),
+        (*CHOICE, "objective.loss=lm"),
+        (*CHOICE, "objective.loss=accuracy", "objective.normalize=sum", *ES),
     ],
-    ids=["cross_entropy", "lm", "accuracy"],
+    ids=["words", "choice lm", "choice accuracy"],
 )
-def test_candidates_are_scored_as_the_model_scores_them(
-    setting: Setting, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    runs = [tmp_path / "by-engine", tmp_path / "own"]
-    for run, mode in zip(runs, ("", None), strict=True):
-        result = setting.train(str(run), *CHOICE, *words, mode=mode)
+def test_labels_are_scored_as_the_model_scores_them(setting: Setting, words: tuple[str, ...]) -> None:
+    with setting.serving() as engine:
+        result = setting.train("by-server", *words, *engine)
         assert result.code == 0, result.err
-    by_engine, own = map(losses_and_metrics, runs)
-    assert len(own) > 6
-    assert by_engine == [pytest.approx(line, abs=1e-4) for line in own]
+    assert setting.train("own", *words).code == 0
+    by_engine, own = map(losses_and_metrics, (Path("by-server"), Path("own")))
+    assert len(own) > 4
+    assert by_engine == [pytest.approx(line, rel=1e-4, abs=1e-4) for line in own]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("peft", ["none", "lora"])
 def test_the_best_weights_are_scored_and_the_last_are_gone_before(
-    setting: Setting, peft: str, monkeypatch: pytest.MonkeyPatch
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end of a run: the engine gets the weights that have the best score, and keeps no others in memory."""
     alive = count_live(monkeypatch)
-    name = f"best-{peft}"
-    result = setting.train(name, f"peft={peft}", "optimizer.lr=3e-2", "steps=4", "eval_every=2", mode="")
-    assert result.code == 0, result.err
+    with setting.serving() as engine:
+        result = setting.train("best", "optimizer.lr=3e-2", "steps=4", "eval_every=2", *engine)
+        assert result.code == 0, result.err
     assert alive == [0, 0]
-    summary = json.loads((setting.folder / name / "summary.json").read_text())
+    summary = json.loads(Path("best/summary.json").read_text())
     assert summary["best"]["step"] < 4
     best, last = (
-        json.loads(mezo("eval", setting.folder / name, "--checkpoint", which, "--json").out)["loss"]
-        for which in ("best", "last")
+        json.loads(mezo("eval", "best", "--checkpoint", which, "--json").out)["loss"] for which in ("best", "last")
     )
     assert summary["test"]["loss"] == pytest.approx(best, rel=1e-4)
     assert abs(last - best) > 1e-2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "code", "words"),
+    ("mode", "dtype", "code"),
     [
-        ("misses perturbations", 2, ()),
-        ("misses perturbations", 2, ("engine.dtype=bfloat16", "peft=lora")),
-        ("", 0, ("engine.dtype=bfloat16", "peft=lora")),
+        ("misses perturbations", "float32", 2),
+        pytest.param("misses perturbations", "bfloat16", 2, marks=pytest.mark.slow),
+        pytest.param("", "bfloat16", 0, marks=pytest.mark.slow),
     ],
-    ids=["float32", "bfloat16", "right"],
 )
 def test_the_check_at_the_start_sees_more_than_the_rounding_of_the_dtype(
-    setting: Setting, mode: str, code: int, words: tuple[str, ...], tmp_path: Path
+    setting: Setting, mode: str, dtype: str, code: int
 ) -> None:
     """A LoRA begins with B = 0, so that a small perturbation of it is lost in bfloat16."""
-    result = setting.train(str(tmp_path), *words, "steps=1", "eval_every=0", mode=mode)
-    assert result.code == code
+    with setting.serving(mode=mode, dtype=dtype) as engine:
+        result = setting.train("run", f"engine.dtype={dtype}", "steps=1", "eval_every=0", *engine)
+    assert result.code == code, result.err
     assert ("computes other scores than the model" in result.err) == bool(code)
+    assert Path("run/trajectory.bin").exists() != bool(code)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_the_jobs_of_a_sweep_get_the_program_from_its_process(setting: Setting, launcher: str, tmp_path: Path) -> None:
-    """It is stored nowhere, so a sweep is gone on with by giving it again."""
-    python, sweep = fake_python(setting.folder / "bin"), tmp_path / "sweep"
-    more = ("objective=lm", "model=gpt2", "steps=1", "optimizer.lr=1e-4,2e-4", *ENGINE, f"engine.python={python}")
-    launched = (f"hydra.sweep.dir={sweep}", f"hydra/launcher={launcher}")
-    result = mezo("train", "-m", *small(setting.model, setting.data, tmp_path, *more), *launched)
-    assert result.code == 0, result
-    assert str(python) not in (sweep / "0" / "config.yaml").read_text() + str(sweep_record.read(sweep).overrides)
-    shutil.rmtree(sweep / "1")
-    assert "give it again, engine.python=PATH" in error_line(mezo("resume", sweep))
-    assert mezo("resume", sweep, f"engine.python={python}").code == 0
-    assert "MEZO_ENGINE_PYTHON" not in os.environ
-
-
-@pytest.mark.slow
-def test_a_check_that_can_tell_nothing_says_so(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_can_tell_nothing_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "CHECKED_C", (1e-9,))
-    result = setting.train(str(tmp_path), "steps=1", "eval_every=0", mode="misses perturbations")
+    with setting.serving(mode="misses perturbations") as engine:
+        result = setting.train("run", "steps=1", "eval_every=0", *engine)
     assert result.code == 0
-    assert "the check cannot tell whether the engine's weights are perturbed" in " ".join(
-        (result.out + result.err).split()
-    )
-
-
-@pytest.mark.parametrize(
-    ("mode", "words", "parts"),
-    [
-        ("fails", (), ["engine=vllm failed: RuntimeError: no memory for the weights"]),
-        ("ends", (), ["engine=vllm cannot be started: its process ended with status 1"]),
-        pytest.param("misses a tensor", (), ["does not support Llama", "holds 0 of the"], marks=pytest.mark.slow),
-    ],
-    ids=["fails", "ends", "tensor"],
-)
-def test_an_engine_that_is_not_right_is_refused_before_training(
-    setting: Setting, mode: str, words: tuple[str, ...], parts: list[str], tmp_path: Path
-) -> None:
-    result = setting.train(str(tmp_path), *words, mode=mode)
-    assert result.code == 2
-    last = result.err.splitlines()[-1]
-    assert all(part in last for part in parts), last
-    assert not (tmp_path / "trajectory.bin").exists()
-
-
-def test_without_an_installed_engine_the_line_names_the_command(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    result = setting.train("nothing", "engine=vllm")
-    assert result.code == 2
-    assert "engine=vllm is not installed: run 'mezo engine install', or give engine.python=PATH" in result.err
-    given = setting.train("nowhere", "engine=vllm", f"engine.python={tmp_path}/python")
-    assert "there is no such program" in given.err.splitlines()[-1]
+    said = " ".join((result.out + result.err).split())
+    assert "the check cannot tell whether the engine's weights are perturbed" in said
 
 
 @pytest.mark.slow
-def test_an_environment_without_vllm_is_refused_with_the_command(setting: Setting) -> None:
-    result = setting.train("without", "engine=vllm", f"engine.python={sys.executable}")
-    assert result.code == 2
-    line = result.err.splitlines()[-1]
-    assert "No module named 'vllm'" in line
-    assert "'mezo engine install' makes an environment" in line
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+def test_a_server_that_fails_leaves_a_run_that_is_resumed_and_replayed(setting: Setting, fault: str) -> None:
+    with setting.serving(mode=f"{fault}=190") as engine:
+        failed = setting.train("failed", *engine, *(["engine.timeout=1"] if fault == "hangs" else []))
+    assert failed.code == 1
+    why = {"fails": "with status 500: out of luck", "hangs": "did not answer within engine.timeout=1 s"}[fault]
+    assert "error: engine=openai failed: " in failed.err.splitlines()[-1]
+    assert why in failed.err.splitlines()[-1]
+    before = Path("failed/trajectory.bin").read_bytes()
+    assert json.loads(Path("failed/run.json").read_text())["status"] == "failed"
+    assert "engine=openai needs engine.url" in error_line(mezo("resume", "failed"))
+    with setting.serving() as engine, pytest.MonkeyPatch.context() as patch:
+        for word, name in zip(engine[1:], ("MEZO_ENGINE_URL", "MEZO_ENGINE_ADAPTER_DIR"), strict=True):
+            patch.setenv(name, word.partition("=")[2])
+        assert mezo("resume", "failed").code == 0
+    assert Path("failed/trajectory.bin").read_bytes().startswith(before)
+    check_replay("failed", 6)
+
+
+# --- generation ---
+
+DEMO = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.max_new_tokens=6"]
+DEMO += ["model.device=cpu", "data.eval_limit=4", "data.train_size=8", "batch_size=4", "steps=3", "eval_every=0"]
+DEMO += ["log_every=1", "test_at_start=false", "peft=lora"]
+REWARD = "def score(completions, rows):\n    return [sum(map(ord, text)) / 1000 for text in completions]\n"
+MEMBERS = ["optimizer=es", "optimizer.members=5", "optimizer.eps=0.3", "optimizer.lr=1e-2"]
+PAIRS = ["optimizer.samples=2", "optimizer.lr=1e-4", "optimizer.eps=0.3"]
+CASES = {
+    "members": (MEMBERS, 2),
+    "pairs": (PAIRS, 3),
+    "answers": (["objective.loss=lm", "optimizer.lr=1e-4"], 8),
+    "drawn": ([*MEMBERS, "objective.temperature=1", "objective.samples=2", "checkpoint_every=1"], 2),
+}
+
+
+def train(name: str, words: Sequence[str], *more: str) -> Any:
+    """Train a run that completes prompts."""
+    Path("mine.py").write_text(REWARD)
+    return mezo("train", *DEMO, *words, "objective.reward=mine.py:score", *more, f"hydra.run.dir={name}")
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    """The numbers of metrics.jsonl, without times."""
+    left_out = ("seconds", "crc", "completions")
+    read = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in left_out and not isinstance(v, str)} for line in read]
+
+
+def check_same(name: str, other: str) -> None:
+    """Check that two runs have the same rewards and lengths, and losses as close as forwards round."""
+    for line, wanted in zip(lines(name), lines(other), strict=True):
+        assert line == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def check_replay(name: str, step: int = 3) -> None:
+    assert mezo("replay", name, "--step", step, "--out", f"{name}-again").code == 0
+    (file,) = Path(f"{name}-again").glob("*model.safetensors")
+    last = load_file(Path(name, "checkpoints", "last", file.name))
+    assert all(torch.equal(value, last[key]) for key, value in load_file(file).items())
+
+
+@pytest.mark.parametrize("case", ["members", *(pytest.param(c, marks=pytest.mark.slow) for c in ("pairs", "answers"))])
+def test_the_server_says_what_the_model_says(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = compare_scores(monkeypatch)
+    monkeypatch.setenv("MEZO_ENGINE_KEY", "secret-key")
+    words, at_once = CASES[case]
+    with serving(fetch(build_config(DEMO).model), key="secret-key") as server:
+        result = train("by-server", words, *by_server(server), f"engine.max_loras={at_once}")
+        assert result.code == 0, result.err
+        assert server.adapters == {}
+        assert len(server.names) == len(set(server.names)) > 10
+    assert list(Path("adapters").iterdir()) == []
+    assert len(errors) == 3
+    assert max(errors) <= 1e-4
+    if case != "answers":
+        assert len({line["reward"] for line in lines("by-server") if "reward_std" in line}) > 1
+    record = json.loads(Path("by-server/run.json").read_text())["engine"]
+    assert (record["name"], record["texts_repeat"]) == ("openai", True)
+    assert all("secret-key" not in path.read_text(errors="replace") for path in Path("by-server").glob("*.*"))
+    assert train("own", words).code == 0
+    check_same("by-server", "own")
+    check_replay("by-server")
+
+
+@pytest.mark.slow
+def test_drawn_completions_are_those_of_their_seeds_and_a_resumed_run_goes_on() -> None:
+    words, at_once = CASES["drawn"]
+    model, loras = fetch(build_config(DEMO).model), f"engine.max_loras={at_once}"
+    with serving(model, mode="fails=130") as server:
+        failed = train("failed", words, *by_server(server), loras)
+        assert failed.code == 1, failed
+    with serving(model) as server:
+        resumed = mezo("resume", "failed", *by_server(server)[1:], "objective.reward=mine.py:score")
+        assert resumed.code == 0, resumed.err
+        assert train("whole", words, *by_server(server), loras).code == 0
+    check_same("failed", "whole")
+    check_replay("failed")
+
+
+@pytest.mark.slow
+def test_ranks_share_a_server_and_its_fault_ends_all_in_one_line() -> None:
+    Path("mine.py").write_text(REWARD)
+    model, words = fetch(build_config(DEMO).model), CASES["members"][0]
+    with serving(model) as server, serving(model, mode="fails=100") as failing:
+        for name, servers in {"ranks": (server, server), "failed": (server, failing)}.items():
+            common = ["train", *DEMO, *words, "objective.reward=mine.py:score", f"hydra.run.dir={name}"]
+            results = run_ranks(*([*common, *by_server(own), "engine.max_loras=2"] for own in servers))
+            assert [result.code for result in results] == [int(name == "failed")] * 2, results
+        assert results[0].err.splitlines()[-1].startswith("error: rank 1: engine=openai failed: ")
+        assert train("alone", words, *by_server(server)).code == 0
+        same = ("loss", "loss_std", "loss_min", "loss_max", "step")
+        for line, wanted in zip(lines("ranks"), lines("alone"), strict=True):
+            assert {k: v for k, v in line.items() if k in same} == {k: v for k, v in wanted.items() if k in same}
+        check_replay("ranks")
+
+
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        (["engine=vllm", "objective=lm"], "this version starts no vLLM; start a server yourself, and use"),
         (
             ["engine=vllm"],
             "objective=mlm has no engine, only objective=lm, objective=choice, objective=generate have one",
@@ -241,6 +266,7 @@ def test_an_environment_without_vllm_is_refused_with_the_command(setting: Settin
         (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
         (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
         (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),
+        (["engine=vllm", "objective=lm", "optimizer=es", "optimizer.anchor={l2: 0.1}"], "without an anchor"),
         (["engine=vllm", "objective=lm", "optimizer.noise=torch"], "use gaussian"),
         (["engine=vllm", "objective=lm", "micro_batch_size=4"], "makes its batches itself"),
         (["engine.tensor_parallel=2"], "engine=none does not read it, only engine=vllm"),
@@ -250,11 +276,3 @@ def test_an_environment_without_vllm_is_refused_with_the_command(setting: Settin
 def test_what_an_engine_does_not_compute_is_refused(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=part):
         build_config([*words, "model=demo", "data=demo"])
-
-
-@pytest.mark.slow
-def test_weights_that_are_not_the_trajectorys_are_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module.Engine, "update", lambda *_: None)
-    result = setting.train("forgets", "steps=1", "eval_every=0", mode="")
-    assert result.code == 1
-    assert "the engine's weights are not those of the trajectory" in result.err.splitlines()[-1]

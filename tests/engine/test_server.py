@@ -9,18 +9,15 @@ from mezo_cli.config import own_code
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import OpenAiConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
-from mezo_cli.engine.process import EngineFailed
-from mezo_cli.engine.server import DIALECTS, EngineServer
+from mezo_cli.engine.server import DIALECTS, EngineFailed, EngineServer
 from mezo_cli.errors import UserError
-from mezo_cli.models.download import fetch
 from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
-from tests.engine import test_generation as generation
 from tests.engine.fake_server import FakeServer, serving
-from tests.engine.step_checks import compare_scores
+from tests.engine.test_run import DEMO
 
 pytestmark = [pytest.mark.usefixtures("eager"), pytest.mark.usefixtures("in_tmp_path")]
-LORA = ["engine=openai", "peft=lora"]
+OPENAI = "engine=openai"
 
 
 def failure(url: str, folder: Path | None = None, rank: int = 8, **settings: object) -> str:
@@ -71,27 +68,27 @@ def test_another_machine_is_asked_only_where_that_is_allowed() -> None:
 
 
 def test_where_weights_and_prompts_go_comes_from_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*generation.DEMO, *LORA]
+    words = [*DEMO, OPENAI]
     config = build_config([*words, "engine.url=http://127.0.0.1:1", f"engine.adapter_dir={tmp_path}"])
     assert config.engine == OpenAiConfig("openai", "http://127.0.0.1:1", str(tmp_path))
     assert from_yaml(to_yaml(config)).engine == OpenAiConfig("openai")
     assert "127.0.0.1" not in to_yaml(config)
     (tmp_path / "conf" / "engine").mkdir(parents=True)
     (tmp_path / "conf" / "engine" / "mine.yaml").write_text("name: openai\nurl: http://192.0.2.1:1\n")
-    result = mezo("train", *generation.DEMO, "engine=mine", "peft=lora", "--config-dir", tmp_path / "conf")
+    result = mezo("train", *DEMO, "engine=mine", "--config-dir", tmp_path / "conf")
     assert result.code == 2
     assert "only the command line, the Python API or MEZO_ENGINE_URL can give" in result.err
     with pytest.raises(UserError, match="take it out of the file"):
         own_code.check_stored(["engine.url=http://192.0.2.1:1"], tmp_path / "sweep.json")
     with pytest.raises(UserError, match="engine=none does not read it, only engine=openai"):
-        build_config([*generation.DEMO, "engine.url=http://127.0.0.1:1"])
+        build_config([*DEMO, "engine.url=http://127.0.0.1:1"])
     with pytest.raises(UserError, match="a server takes adapters alone; use peft=lora"):
-        build_config([*generation.DEMO, "engine=openai"])
+        build_config([*DEMO[:-1], "engine=openai"])
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MEZO_ENGINE_URL", raising=False)
-    words = [*generation.DEMO, *LORA, "objective.reward=contains", f"hydra.run.dir={tmp_path / 'run'}"]
+    words = [*DEMO, OPENAI, "objective.reward=contains", f"hydra.run.dir={tmp_path / 'run'}"]
     result = mezo("train", *words, f"engine.adapter_dir={tmp_path}")
     assert result.code == 2
     assert "engine=openai needs engine.url (or MEZO_ENGINE_URL)" in result.err.splitlines()[-1]
@@ -109,28 +106,3 @@ def test_sglang_gets_its_own_request() -> None:
     body = DIALECTS["sglang"].body("m", "a", [1, 2], {"max_tokens": 3, "seed": 4, "temperature": 0.0})
     sampling = {"max_new_tokens": 3, "sampling_seed": 4, "temperature": 0.0, "ignore_eos": True}
     assert body == {"input_ids": [1, 2], "lora_path": "a", "sampling_params": sampling}
-
-
-@pytest.mark.slow
-def test_a_run_by_a_server_says_what_the_model_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = compare_scores(monkeypatch)
-    monkeypatch.setenv("MEZO_ENGINE_KEY", "secret-key")
-    (tmp_path / "adapters").mkdir()
-    model = fetch(build_config(generation.DEMO).model)
-    with serving(model, key="secret-key") as server:
-        Path("mine.py").write_text(generation.REWARD)
-        words = [word for word in generation.CASES["lora"] if not word.startswith("engine.")]
-        engine = ["engine=openai", f"engine.url={server.url}", f"engine.adapter_dir={tmp_path / 'adapters'}"]
-        common = [*generation.DEMO, *words, "objective.reward=mine.py:score"]
-        by = [word for word in common if word.split("=")[0] != "optimizer.lr"] + ["optimizer.lr=1e-2"]
-        result = mezo("train", *by, *engine, "engine.max_loras=2", "hydra.run.dir=by-server")
-        assert result.code == 0, result.err
-        assert server.adapters == {}
-        assert len(server.names) == len(set(server.names)) > 15
-    assert list((tmp_path / "adapters").iterdir()) == []
-    assert len(errors) == 3
-    assert max(errors) <= 1e-4
-    assert all("secret-key" not in path.read_text(errors="replace") for path in Path("by-server").glob("*.*"))
-    assert generation.train("own", "lora", None).code == 0
-    generation.check_same("by-server", "own")
-    generation.check_replay("by-server")
