@@ -59,7 +59,7 @@ def execute(
 
         ended = loop.train(config, run, console, prunes)
         if run.writes:
-            _log_results(run, ended.summary, ended.dev[min(ended.dev)], config.chosen_metric)
+            _log_results(run, ended.summary, ended.dev[min(ended.dev)], config)
     return ended.summary
 
 
@@ -123,16 +123,16 @@ def announce(path: Path, quiet: bool) -> None:
         log.info("run    %s", relative_path(path))
 
 
-def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], metric: str) -> None:
+def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], config: Config) -> None:
     """Log the scores before training and at the best checkpoint, which the task's metric has chosen, and baselines."""
-    best, test = summary["best"]["step"], summary["test"]
+    metric, best, test = config.chosen_metric, summary["best"]["step"], summary["test"]
     rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
     rows += [("test before training", summary.get("test_before"), 0)]
     rows += [(name, scores, 0) for name, scores in untrained.baselines(summary).items()]
     rows += [("test at best", test, best)]
-    others = [name for name in ("accuracy", "loss") if name in first and name != metric]
+    others = [name for name in dict.fromkeys((config.shown_metric, "accuracy", "loss")) if name in first]
     width = max(len(name) for name, scores, _ in rows if scores is not None)
-    widths = {score: 6 if score == "loss" else 8 for score in (metric, *others)}
+    widths = {score: 6 if score == "loss" else 8 for score in dict.fromkeys((metric, *others))}
     heads = "  ".join(f"{score:>{columns}}" for score, columns in widths.items())
     log.info("%-*s  %s  at step  95%% interval", width, "", heads)
     mark = f"  {MARK}" if picked_start(summary) else ""
@@ -142,7 +142,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], me
             cells = "  ".join(f"{value:>{widths[score]}}" for score, value in values.items())
             line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric, _plain)}"
             log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
-    for said in textwrap.wrap(untrained.sentence(summary, metric), 100):
+    for said in textwrap.wrap(untrained.sentence(summary, config), 100):
         log.info("%s", said)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",

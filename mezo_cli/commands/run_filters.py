@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.keys import all_keys, allowed_values, check_key, groups
-from mezo_cli.config.schema import MISSING
+from mezo_cli.config.registry import settings_class
+from mezo_cli.config.schema import MISSING, Config, ObjectiveConfig
 from mezo_cli.config.validation import defaults
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import STATUSES
@@ -97,9 +98,20 @@ def parse_sort(
         value = record.get({"method": "optimizer"}.get(name, name)) if name in known else setting(settings, name)
         if value is None or not settings:
             return True, 0
-        return False, -value if name in SCORES else value if isinstance(value, (int, float)) else _text(value)
+        if name in SCORES:
+            return False, -judging_config(record["objective"]).order_of(record["metric"]) * value
+        return False, value if isinstance(value, (int, float)) else _text(value)
 
     return order
+
+
+@cache
+def judging_config(objective: str) -> Config:
+    """Return a config that orders values of an objective's metrics; as usual for a plug-in that is not installed."""
+    try:
+        return Config(objective=settings_class(ObjectiveConfig, objective)(name=objective))
+    except UserError:
+        return Config()
 
 
 def setting(settings: Mapping[str, Any], key: str) -> Any:

@@ -12,7 +12,14 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 from mezo_cli.commands.open_run import folders_or_outputs
-from mezo_cli.commands.run_filters import Filter, parse_filters, parse_sort, parse_statuses, setting
+from mezo_cli.commands.run_filters import (
+    Filter,
+    judging_config,
+    parse_filters,
+    parse_sort,
+    parse_statuses,
+    setting,
+)
 from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
@@ -195,9 +202,11 @@ def _progress(
         return steps, scores, None, summary
     done, lines = trajectory.count_steps(run.trajectory), run.metrics()
     problem = f"{info.get('error')}" if status == "failed" else None
-    dev = [line[metric] for line in lines if line.get("split") == "dev" and metric in line]
+    dev = [line for line in lines if line.get("split") == "dev" and metric in line]
+    ranks = judging_config(str(setting(settings, "objective.name")))
+    best = min(dev, key=lambda line: ranks.rank(line, metric))[metric] if dev else None
     step = max((line["step"] for line in lines), default=0)
-    return max(step, done), {"dev": max(dev, default=None), "test": None}, problem, {"verdict": info.get("verdict")}
+    return max(step, done), {"dev": best, "test": None}, problem, {"verdict": info.get("verdict")}
 
 
 def _metric(info: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

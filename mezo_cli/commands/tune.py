@@ -12,7 +12,7 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.execute import announce, execute
 from mezo_cli.commands.new_run import check_new_runs
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mezo")
 
 STUDY = "study.journal"
-GOALS: dict[str, Literal["maximize", "minimize"]] = {"score": "maximize", "loss": "minimize"}
+GOALS = ("score", "loss")
 
 
 def tune(
@@ -81,7 +81,7 @@ def tune(
     record = with_own_code_noted(folder, record, plan)
     with for_workers(plan.own):
         check_new_runs(job.config for job in plan.jobs or ())
-        return _run(folder, dataclasses.replace(record, quiet=quiet), search, searched)
+        return _run(folder, dataclasses.replace(record, quiet=quiet), search, searched, base)
 
 
 # --- what is searched for ---
@@ -125,10 +125,10 @@ def _continue(folder: Path, new: SweepRecord, search: Search) -> SweepRecord:
 # --- the trials ---
 
 
-def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Range]) -> int:
+def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Range], base: Config) -> int:
     with training_output(record.quiet) as console:
         record.write(folder)
-        study = _open_study(folder, search.goal, len(record.jobs or ()))
+        study = _open_study(folder, _order(base, search.goal), len(record.jobs or ()))
         announce(folder, record.quiet)
         try:
             while len(record.jobs or ()) < search.trials or _open_trial(study) is not None:
@@ -140,7 +140,12 @@ def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Ran
         return _conclude(folder, record, study, console)
 
 
-def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
+def _order(config: Config, goal: str) -> int:
+    """Return 1 for a goal of which the highest value is the best, -1 for one of which the lowest is."""
+    return config.order_of(trial_results.goal_metric(config, goal))
+
+
+def _open_study(folder: Path, order: int, jobs: int) -> "optuna.Study":
     """Open the study of a search, or create it."""
     import optuna
     from optuna.storages import JournalStorage
@@ -156,7 +161,7 @@ def _open_study(folder: Path, goal: str, jobs: int) -> "optuna.Study":
             study = optuna.create_study(
                 storage=storage,
                 study_name="mezo",
-                direction=GOALS[goal],
+                direction="maximize" if order > 0 else "minimize",
                 load_if_exists=True,
                 pruner=optuna.pruners.MedianPruner(),
             )
@@ -246,7 +251,7 @@ def _report(trial: "optuna.Trial", evaluations: Evaluations, config: Config, goa
     known = dict(trial.study.trials[trial.number].intermediate_values)
     for step, evaluation in evaluations.items():
         if step not in known:
-            known[step] = trial_results.value_of(evaluation, config.chosen_metric, goal)
+            known[step] = trial_results.value_of(evaluation, config, goal)
             trial.report(known[step], step)
     return max(known, default=None)
 
@@ -266,17 +271,17 @@ def _format(params: Mapping[str, float]) -> str:
 
 def _result(run: Run, config: Config, goal: str) -> tuple[str, float | None, str]:
     """Return the state of a trial that has ended, its value for the study, and both in words."""
-    end, metric = trial_results.end_of(run), config.chosen_metric
+    end, metric = trial_results.end_of(run), trial_results.goal_metric(config, goal)
     if end == DIVERGED:
-        return "COMPLETE", math.inf if goal == "loss" else -math.inf, "diverged, which counts as the worst result"
-    best = trial_results.best_evaluation(run, config.steps, metric, goal)
+        return "COMPLETE", -_order(config, goal) * math.inf, "diverged, which counts as the worst result"
+    best = trial_results.best_evaluation(run, config, goal)
     if end not in ("finished", "pruned") or best is None:
         raise UserError(why_not_finished(run.path, end))
     mark = f" {MARK}" if picked_start(run.read_summary()) else ""
-    text = f"{goal} {best['loss' if goal == 'loss' else metric]:.4f}{mark}"
+    text = f"{goal} {best[metric]:.4f}{mark}"
     if end == "pruned":
         return "PRUNED", None, f"pruned at step {run.steps_at_end(config.steps)} of {config.steps}, {text}"
-    return "COMPLETE", trial_results.value_of(best, metric, goal), text
+    return "COMPLETE", trial_results.value_of(best, config, goal), text
 
 
 def _best(study: "optuna.Study") -> "optuna.trial.FrozenTrial | None":

@@ -605,6 +605,18 @@ class Config(Settings):
         """Return 1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""
         return -1 if metric in self.objective.lower_is_better else 1
 
+    def better(self, metric: str, value: float, other: float) -> bool:
+        """Return whether one value of a metric is better than another."""
+        return self.order_of(metric) * (value - other) > 0
+
+    def rank(self, scores: Mapping[str, Any], metric: str | None = None) -> tuple[float, float]:
+        """Return the sort key of the scores on dev, the best first: by `metric`, of equal ones by the loss.
+
+        The metric is the chosen one if none is given. Of equal keys the earlier step, or the smaller setting, wins.
+        """
+        name = metric or self.chosen_metric
+        return -self.order_of(name) * float(scores[name]), float(scores["loss"])
+
     def evaluates_at(self, step: int) -> bool:
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and those that are asked for."""
         if self.eval_at_forwards:

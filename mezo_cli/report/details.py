@@ -189,8 +189,8 @@ class RunDetails:
 
     @cached_property
     def best(self) -> dict[str, Any] | None:
-        """The best evaluation on dev, of equal ones the first; None before the first."""
-        return max(self.dev, key=lambda line: self.entry.order * float(line[self.metric]), default=None)
+        """The best evaluation on dev, as the run picks it; None before the first."""
+        return min(self.dev, key=self.config.rank, default=None)
 
     @property
     def last(self) -> dict[str, Any] | None:
@@ -221,7 +221,7 @@ class RunDetails:
 
     def baseline_sentence(self) -> str:
         """Return what training has gained beside a removed bias; empty where that is not known."""
-        return untrained.sentence(self.entry.summary, self.metric)
+        return untrained.sentence(self.entry.summary, self.config)
 
     def one_label(self) -> tuple[str, float] | None:
         """Return the label predicted for nearly all rows of `last`, and its fraction; None if there is none."""

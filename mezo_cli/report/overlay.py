@@ -51,7 +51,7 @@ def overlays(runs: Sequence[RunDetails], names: Sequence[str]) -> list[Figure]:
 def _rank(run: RunDetails) -> tuple[float, float]:
     """Return the sort key of a run among others: by its best score, then by the loss there."""
     assert run.best is not None
-    return -run.entry.order * run.best[run.metric], run.best["loss"]
+    return run.config.rank(run.best)
 
 
 def _overlay(title: str, curves: "Mapping[str, pd.Series[float]]", metric: str, name: str) -> Figure:

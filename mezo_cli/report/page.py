@@ -216,8 +216,9 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first: name, value, note."""
     numbers, start = [], run.dev[0][run.metric] if run.dev else 0.0
     for result in run.results():
-        score, loss = result.scores[run.metric], result.scores.get("loss")
-        value = format_score(run.metric, score, "%")
+        metric = run.metric if run.metric in result.scores else run.config.shown_metric  # a removed bias has no loss
+        score, loss = result.scores[metric], result.scores.get("loss")
+        value = format_score(metric, score, "%")
         note = "no training" if loss is None else f"step {result.step:,}, loss {loss:.4f}"
         note += f"; 95% interval {result.interval}" if result.interval else ""
         if result.name.startswith("dev best"):
@@ -225,7 +226,7 @@ def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
             note = f"{f'{change:+.1f} points' if is_fraction(run.metric) else f'{change:+.3g}'}; {note}"
         if result.name.startswith("test at best") and run.examples.majority and run.metric == "accuracy":
             note += f"; always the most frequent label: {100 * run.examples.majority:.1f}%"
-        numbers.append({"name": f"{result.name} ({run.metric})", "value": value, "note": note})
+        numbers.append({"name": f"{result.name} ({metric})", "value": value, "note": note})
     summary = run.entry.summary
     if summary.get("forwards"):
         parts = [f"{summary['forwards']:,} forwards"]

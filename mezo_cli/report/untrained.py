@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mezo_cli.config.schema import Config
 from mezo_cli.report.settings import format_score
 
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
@@ -32,14 +33,20 @@ def interval(scores: Mapping[str, Any], metric: str, form: Callable[[str, float]
     return "" if ends is None else " to ".join(form(metric, end) for end in ends)
 
 
-def sentence(summary: Mapping[str, Any], metric: str) -> str:
-    """Return what training has gained, and what of it removing a bias gives too; empty where that is not known."""
-    split, known = result_split(summary), baselines(summary)
+def sentence(summary: Mapping[str, Any], config: Config) -> str:
+    """Return what training has gained, and what of it removing a bias gives too; empty where that is not known.
+
+    With metric=loss it is said of the task's metric: scores with a bias removed have no loss.
+    """
+    split, known, metric = result_split(summary), baselines(summary), config.shown_metric
     if not known or "difference" not in summary:
         return ""
-    best = max(known.values(), key=lambda scores: float(scores[metric]))
+    best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
     beyond = best["difference"]
-    more = "it is more than" if beyond["intervals"][metric][0] > 0 else "nothing shows that it is more than"
+    worst, most = sorted(config.order_of(metric) * end for end in beyond["intervals"][metric])
+    more = "it is more than" if worst > 0 else "nothing shows that it is more than"
+    if most < 0:
+        more = "it is worse than"
     return (
         f"Training changes {split} by {_points(summary['difference'][split], metric)}. The untrained model has "
         f"{100 * best[metric]:.1f} once the bias between its labels is removed. The result is "

@@ -45,7 +45,7 @@ class TrainingRun:
     Attributes:
         step: steps done.
         dev: every evaluation on dev so far.
-        best_step: the step of the best of them by the metric that the run is judged by; of equal scores the earliest.
+        best_step: the step of the best of them, see `verdict.best_step`.
         untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
         divergence: whether the run has diverged.
         stop_reason: what ended the run before its last step, see `find_stop_reason`.

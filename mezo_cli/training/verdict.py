@@ -19,7 +19,7 @@ EARLY_FLOOR = 1.0  # in place of FLOOR while the windows are smaller: the loss o
 
 Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
 
-TIE = 1e-7  # of equal scores the one with the lower loss is higher by less than two of these
+TIE = 1e-7  # of equal scores the one with the lower loss is better by less than two of these
 IMPROVED, NOT_IMPROVED, DIVERGED = "improved", "not_improved", "diverged"
 
 
@@ -120,9 +120,8 @@ def dev_evaluations(
 
 
 def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
-    """Return the step with the best value of the metric that the run is judged by; of equal ones the earliest."""
-    metric = config.chosen_metric
-    return max(evaluations, key=lambda step: (config.order_of(metric) * evaluations[step][metric], -step))
+    """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier step."""
+    return min(evaluations, key=lambda step: (*config.rank(evaluations[step]), step))
 
 
 # --- the trials of a search: for `mezo tune`, and for its page ---
@@ -138,20 +137,26 @@ def trained_evaluations(run: Run, steps: int) -> Evaluations:
     return {line["step"]: line for line in run.evaluations("dev") if line["step"] or not steps}
 
 
-def value_of(line: Mapping[str, Any], metric: str, goal: str) -> float:
-    """Return the one number by which evaluations are ordered; for the goal `score` the loss decides between equal ones.
+def goal_metric(config: Config, goal: str) -> str:
+    """Return the metric of which a search seeks the best value; `config.order_of` says whether that is the highest."""
+    return "loss" if goal == "loss" else config.chosen_metric
+
+
+def value_of(line: Mapping[str, Any], config: Config, goal: str) -> float:
+    """Return the one number by which evaluations are ordered; the loss decides between equal scores.
 
     TIE is below the step of any score that is a fraction of fewer than 5 million rows: the loss decides only ties.
     """
-    loss = float(line["loss"])
-    return loss if goal == "loss" else float(line[metric]) - TIE * loss / (1 + abs(loss))
+    metric, loss = goal_metric(config, goal), float(line["loss"])
+    tie = 0.0 if metric == "loss" else TIE * loss / (1 + abs(loss))
+    return float(line[metric]) - config.order_of(metric) * tie
 
 
-def best_evaluation(run: Run, steps: int, metric: str, goal: str) -> Mapping[str, Any] | None:
-    """Return the best evaluation of trained weights, of equal ones the first; None if there is none yet."""
-    sign = -1 if goal == "loss" else 1
-    evaluations = trained_evaluations(run, steps).values()
-    return max(evaluations, key=lambda line: sign * value_of(line, metric, goal), default=None)
+def best_evaluation(run: Run, config: Config, goal: str) -> Mapping[str, Any] | None:
+    """Return the best evaluation of trained weights by the rule of `Config.rank`; None if there is none yet."""
+    metric = goal_metric(config, goal)
+    evaluations = trained_evaluations(run, config.steps).values()
+    return min(evaluations, key=lambda line: config.rank(line, metric), default=None)
 
 
 def end_of(run: Run) -> str:
