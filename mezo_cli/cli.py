@@ -144,11 +144,12 @@ def resume(
     new_reward: Annotated[
         bool, typer.Option("--new-reward", help="Go on with another function as objective.reward.")
     ] = False,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
     from mezo_cli.commands import resume as command
 
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward))
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir))
 
 
 @app.command()

@@ -34,6 +34,7 @@ def resume(
     retry_failed: bool = False,
     quiet: bool = False,
     new_reward: bool = False,
+    config_dir: str | None = None,
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is."""
     if sweep_record.exists(path) and not (path / "config.yaml").exists():
@@ -42,7 +43,9 @@ def resume(
         check_command("resume SWEEP")
         if new_reward:
             raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
-        return sweep.resume(path, overrides, retry_failed, quiet)
+        return sweep.resume(path, overrides, retry_failed, quiet, config_dir)
+    if config_dir is not None:
+        raise UserError(f"--config-dir: {path} is no sweep; a run has its own settings")
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
     if is_trajectory_folder(path):

@@ -39,7 +39,7 @@ from mezo_cli.commands.sweep_jobs import (
 )
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.own_code import PYTHON, REWARD, for_workers, split_own_code
+from mezo_cli.config.own_code import PYTHON, REWARD, for_workers, own_of, split_own_code, with_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import from_yaml, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
@@ -72,7 +72,7 @@ def sweep(
         record = with_own_code_noted(plan.directory, make_record(plan, config_dir), plan)
         with for_workers(plan.own):
             check_new_runs(job.config for job in plan.jobs or ())
-        gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, record.overrides)
+        gpus, own = plan_gpus(gpus_per_job, plan.sweeper.launcher, plan.overrides)
         record = dataclasses.replace(
             record,
             retry_failed=retry_failed,
@@ -107,14 +107,19 @@ def make_record(plan: SweepPlan, config_dir: str | None) -> SweepRecord:
     return record
 
 
-def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, quiet: bool = False) -> int:
+def resume(
+    folder: Path,
+    again: Sequence[str] = (),
+    retry_failed: bool = False,
+    quiet: bool = False,
+    config_dir: str | None = None,
+) -> int:
     """Continue the sweep in `folder`; return the exit status.
 
     Args:
         folder: of the sweep.
-        again: `engine.python`, a function as `objective.reward`; the launcher with its settings, in place of those of
-            the record.
-        retry_failed, quiet: as in `sweep`.
+        again: what the record does not keep: `engine.python`, a function as `objective.reward`, the launcher.
+        retry_failed, quiet, config_dir: as in `sweep`.
     """
     record = sweep_record.read(folder)
     launcher, own = split_own_code(again)
@@ -125,11 +130,14 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
                 f"{REWARD}=FILE.py:function and, of a sweep, hydra/launcher=..., hydra.launcher.KEY=...; when a run "
                 "ends is changed run by run"
             )
-    kept = _relaunched(record.overrides, launcher) if launcher else record.overrides
-    check_record(folder, dataclasses.replace(record, overrides=kept), launcher)
+    check_record(folder, record)
+    if record.own_config_dir and config_dir is None:
+        raise UserError(f"{folder} was started with --config-dir, which is not stored: give it again, --config-dir DIR")
+    config_dir = None if config_dir is None else str(Path(config_dir).expanduser().absolute())
     overrides = [
-        *kept,
-        *(f"{key}={value}" for key, value in own.items()),
+        *record.overrides,
+        *launcher,
+        *(f"{key}={quote(value)}" for key, value in own.items()),
         f"hydra.sweep.dir={quote(folder.absolute())}",
     ]
     if not Path(record.cwd).is_dir():
@@ -143,8 +151,8 @@ def resume(folder: Path, again: Sequence[str] = (), retry_failed: bool = False, 
                     f"--retry-failed: {folder} is a search of `mezo tune`, which does not repeat a failed trial"
                 )
             search = record.tune
-            return tune.tune(overrides, record.config_dir, search.ranges, search.trials, search.goal, quiet)
-        return sweep(overrides, record.config_dir, retry_failed, quiet, record.gpus_per_job)
+            return tune.tune(overrides, config_dir, search.ranges, search.trials, search.goal, quiet)
+        return sweep(overrides, config_dir, retry_failed, quiet, record.gpus_per_job)
 
 
 def run_job(node: DictConfig) -> float:
@@ -208,7 +216,8 @@ def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, co
 
     run = open_or_create(path, config, record)
     if run is not None:
-        execute(run, read_config(path / "config.yaml"), console, check_going_on, of_many=True)
+        stored = with_own_code(read_config(path / "config.yaml"), own_of(config))
+        execute(run, stored, console, check_going_on, of_many=True)
     return float(Run(path).read_summary()["dev"][config.chosen_metric]) if job_status(path) == "finished" else math.nan
 
 
@@ -226,16 +235,8 @@ def _continue(folder: Path, new: SweepRecord) -> SweepRecord:
         raise UserError(
             f"{folder} contains a sweep over another grid: {what}; repeat its command, or name another hydra.sweep.dir"
         )
-    record = dataclasses.replace(
-        stored, overrides=_relaunched(stored.overrides, new.overrides), config_dir=new.config_dir
-    )
-    check_record(folder, record, new.overrides)
-    return record
-
-
-def _relaunched(stored: Sequence[str], new: Sequence[str]) -> list[str]:
-    """Return the stored overrides of a sweep and behind them the launcher that is chosen now: the jobs are the same."""
-    return [text for text in stored if not _is_launcher(text)] + [text for text in new if _is_launcher(text)]
+    check_record(folder, stored)
+    return dataclasses.replace(stored, own_config_dir=new.own_config_dir)
 
 
 def _is_launcher(text: str) -> bool:
@@ -245,7 +246,7 @@ def _is_launcher(text: str) -> bool:
 def _run_jobs(plan: SweepPlan, record: SweepRecord, gpus: Sequence[str]) -> None:
     """Let a launcher run the jobs. `gpus` are overrides for it: how many GPUs there are."""
     folder, launcher = plan.directory, plan.sweeper.launcher
-    overrides = [*record.overrides, f"hydra.sweep.dir={quote(folder)}", *gpus]
+    overrides = [*plan.overrides, f"hydra.sweep.dir={quote(folder)}", *gpus]
     try:
         if launcher == "basic":
             _launch_by_hydra(plan, record, overrides)
@@ -274,7 +275,7 @@ def _launch_by_hydra(plan: SweepPlan, record: SweepRecord, overrides: Sequence[s
         own.append("hydra.sweeper.params=null")  # the overrides include that grid
     if (plan.sweeper.name, plan.sweeper.launcher) == ("basic", "basic"):
         own.append("hydra.sweeper.max_batch_size=1")  # or it composes all jobs once more before the first one starts
-    path = compose.search_path(record.config_dir)
+    path = compose.search_path(plan.config_dir)
     with compose.hydra_session() as hydra:
         hydra.multirun(config_name=compose.MAIN, task_function=run_job, overrides=[*path, *overrides, *own])
 
@@ -282,7 +283,7 @@ def _launch_by_hydra(plan: SweepPlan, record: SweepRecord, overrides: Sequence[s
 def _launch_by_submitit(plan: SweepPlan, record: SweepRecord, overrides: Sequence[str]) -> None:
     jobs = plan.jobs or []
     own = [text for text in overrides if text.lstrip("+").startswith("hydra")]
-    settings = compose.launcher_settings([*own, *jobs[0].overrides], record.config_dir)
+    settings = compose.launcher_settings([*own, *jobs[0].overrides], plan.config_dir)
     if not any(text.lstrip("+").startswith("hydra.launcher.submitit_folder=") for text in own):
         # its results are pickles: none that was there may be read
         settings["submitit_folder"] = str(plan.directory / ".submitit" / uuid.uuid4().hex[:8] / "%j")

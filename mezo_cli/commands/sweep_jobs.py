@@ -4,13 +4,13 @@ import dataclasses
 import logging
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.own_code import FIELDS, check_given_again, check_stored, own_code_used
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import is_same_run, read_config, to_yaml
 from mezo_cli.config.sweep_plan import SweepPlan, describe_job
 from mezo_cli.console import format_duration, print_line
 from mezo_cli.errors import UserError
@@ -84,7 +84,7 @@ def open_or_create(path: Path, config: Config, record: SweepRecord) -> Run | Non
 def open_same(path: Path, config: Config) -> Run:
     """Open a job's run and check that it has the settings of the job: a file in conf/ may have changed since."""
     run = Run.open(path)
-    if read_config(path / "config.yaml") != config:
+    if not is_same_run(read_config(path / "config.yaml"), config):
         raise UserError(f"{path} contains a run with other settings than this job's; name another hydra.sweep.dir")
     return run
 
@@ -98,10 +98,10 @@ def print_unfinished(statuses: Mapping[int, tuple[Path, str]], record: SweepReco
             print_line(f"failed: {name}: {why_not_finished(path, status)}", sys.stderr)
 
 
-def check_record(folder: Path, record: SweepRecord, new: Sequence[str]) -> None:
-    """Check that the overrides of a stored record, which may be another user's, run no code, but those given now."""
+def check_record(folder: Path, record: SweepRecord) -> None:
+    """Check that the overrides of a stored record, which may be another user's, are data."""
     texts = [*record.overrides, *(text for job in record.jobs or () for text in job.overrides)]
-    check_stored((text for text in texts if text not in new), folder / sweep_record.NAME)
+    check_stored(texts, folder / sweep_record.NAME)
 
 
 def with_own_code_noted(folder: Path, record: SweepRecord, plan: SweepPlan) -> SweepRecord:

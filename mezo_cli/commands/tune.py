@@ -81,7 +81,7 @@ def tune(
     record = with_own_code_noted(folder, record, plan)
     with for_workers(plan.own):
         check_new_runs(job.config for job in plan.jobs or ())
-        return _run(folder, dataclasses.replace(record, quiet=quiet), search, searched, base)
+        return _run(folder, dataclasses.replace(record, quiet=quiet), search, searched, base, config_dir)
 
 
 # --- what is searched for ---
@@ -89,7 +89,7 @@ def tune(
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
     """Return the config that all trials share, and the plan of a sweep with that one job."""
-    for override in compose.parse(split_own_code(overrides)[0], find_choices(config_dir)):
+    for override in compose.parse(overrides, find_choices(config_dir)):
         if override.sweeps:
             raise UserError(f"'{override.text}': mezo tune takes one value per key; --range {override.name}=LOW:HIGH")
         if override.name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper", "hydra.run", "hydra.sweep.subdir")):
@@ -117,15 +117,16 @@ def _continue(folder: Path, new: SweepRecord, search: Search) -> SweepRecord:
     same = dataclasses.replace(stored.tune, trials=search.trials) == search
     if not same or sorted(stored.overrides) != sorted(new.overrides):
         raise UserError(f"{folder} contains a search with other settings or ranges; name another hydra.sweep.dir")
-    record = dataclasses.replace(stored, tune=search, config_dir=new.config_dir)
-    check_record(folder, record, new.overrides)
-    return record
+    check_record(folder, stored)
+    return dataclasses.replace(stored, tune=search, own_config_dir=new.own_config_dir)
 
 
 # --- the trials ---
 
 
-def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Range], base: Config) -> int:
+def _run(
+    folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Range], base: Config, config_dir: str | None
+) -> int:
     with training_output(record.quiet) as console:
         record.write(folder)
         study = _open_study(folder, _order(base, search.goal), len(record.jobs or ()))
@@ -133,7 +134,7 @@ def _run(folder: Path, record: SweepRecord, search: Search, ranges: Sequence[Ran
         try:
             while len(record.jobs or ()) < search.trials or _open_trial(study) is not None:
                 record, number = _next_trial(folder, record, study, ranges)
-                _run_trial(folder, record, search, study, number, console)
+                _run_trial(folder, record, search, study, number, console, config_dir)
         except KeyboardInterrupt:
             log.warning("continue with: mezo resume %s", shlex.quote(relative_path(folder)))
             raise
@@ -202,7 +203,13 @@ def _next_trial(
 
 
 def _run_trial(
-    folder: Path, record: SweepRecord, search: Search, study: "optuna.Study", number: int, console: Any
+    folder: Path,
+    record: SweepRecord,
+    search: Search,
+    study: "optuna.Study",
+    number: int,
+    console: Any,
+    config_dir: str | None,
 ) -> None:
     """Train a trial, or continue it, and tell the study its result; a trial that fails has none."""
     import optuna
@@ -214,7 +221,7 @@ def _run_trial(
         raise UserError(f"{path} is running: another process is at this search")
     trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
     try:
-        config = compose.build_config(job.overrides, record.config_dir)
+        config = compose.build_config(job.overrides, config_dir)
         _train(path, config, record, goal, trial, console)
         _report(trial, trial_results.trained_evaluations(Run(path), config.steps), config, goal)
         state, value, text = _result(Run(path), config, goal)

@@ -29,19 +29,17 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from packaging.version import Version
-from yaml import YAMLError
 
-from mezo_cli.config import file_rules
+from mezo_cli.config import files
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
 from mezo_cli.config.overrides import Override, check_form, check_override, quote
-from mezo_cli.config.own_code import check_not_from_file, split_own_code, with_own_code
+from mezo_cli.config.own_code import with_absolute_paths
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed, check_quantizer
 from mezo_cli.config.schema import Config, FilesConfig, SettingError
 from mezo_cli.config.validation import build, default_of, defaults
 from mezo_cli.config.values import show
-from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError, did_you_mean, join
 
 MAIN, VERSION_BASE = "config", "1.3"
@@ -49,7 +47,7 @@ MAX_JOBS = 100_000  # of a sweep
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
-# ${mezo_by:${task},{squad:generate},choice}: a value that depends on another, in the built-in files alone (file_rules)
+# ${mezo_by:${task},{squad:generate},choice}: a value that depends on another
 OmegaConf.register_new_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
 
 
@@ -94,7 +92,6 @@ def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> 
 
 def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
-    overrides, own = split_own_code(overrides)
     parsed = parse(overrides, choices)
     for override in parsed:
         if override.sweeps:
@@ -107,13 +104,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
         config = config_of(node)
         check_read(config, parsed)
         job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
-        usual = Path("outputs").absolute() in Path(os.path.normpath(job.directory)).parents
-        if not usual and all(override.name != "hydra.run.dir" for override in parsed):
-            name = job.config.task.name
-            raise SettingError("task.name", f"task.name={name}: the run's directory would not be in outputs/")
-    job = dataclasses.replace(job, config=with_own_code(job.config, own))  # what it refuses is in no file
-    for key, value in (own | {"steps": config.steps}).items():
-        OmegaConf.update(node, key, value)
+    OmegaConf.update(node, "steps", config.steps)
     return node, job
 
 
@@ -207,7 +198,7 @@ def config_of(node: DictConfig) -> Config:
     """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults of the choices.
 
     `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
-    any working directory. What own_code.py is about is in no override here: if there is one, it is a file's.
+    any working directory.
     """
     _fill_choices(node)
     settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
@@ -215,8 +206,7 @@ def config_of(node: DictConfig) -> Config:
         plain = OmegaConf.to_container(settings, resolve=True)
     except OmegaConfBaseException as error:
         raise _unresolved(error.full_key or "", error) from error
-    config = build(plain)
-    check_not_from_file(config)
+    config = with_absolute_paths(build(plain))
     check_installed(config.logger.names)
     check_quantizer(config.model.quantize)
     data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
@@ -316,43 +306,16 @@ def search_path(config_dir: str | None) -> list[str]:
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
     path, choices = search_path(config_dir), find_choices(config_dir)
-    problems = _check_files(choices, config_dir)
+    if config_dir is not None:
+        files.check_folder(config_dirs(config_dir)[-1])
     try:
         node = compose(config_name=MAIN, overrides=[*path, *overrides], return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
-        raise UserError(problems[0] if problems else _explain_composition(error)) from error
+        raise UserError(next(files.problems(choices), None) or _explain_composition(error)) from error
     return node
 
 
-# --- what the files may contain ---
-
-
-def _check_files(choices: Choices, config_dir: str | None) -> list[str]:
-    """Check every file of the user and of plug-ins before Hydra composes them: none of them can run code.
-
-    Returns:
-        Why files cannot be read or merged: Hydra reads them in the same way, and refuses them where they are chosen.
-    """
-    problems: list[str] = []
-    if config_dir is not None:
-        file_rules.check_folder(config_dirs(config_dir)[-1])
-    for group, files in choices.items():
-        for path in files.values():
-            if not file_rules.is_built_in(path):
-                try:
-                    content = _load(path)
-                except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-                    problems += file_rules.why_unreadable(path, error)
-                    continue
-                file_rules.check_file(path, group, content, choices)
-                problems += file_rules.why_unlike_schema(path, group, content)
-    return problems
-
-
-def _load(path: Path) -> Any:
-    """Return the content of a file as Hydra reads it. No interpolation is resolved."""
-    check_yaml(path.read_text(encoding="utf-8"), path)
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+# --- what went wrong, in one line ---
 
 
 def _select(node: DictConfig, key: str) -> str:
@@ -366,9 +329,6 @@ def _select(node: DictConfig, key: str) -> str:
     return str(value)
 
 
-# --- what went wrong, in one line ---
-
-
 @contextmanager
 def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) -> Iterator[None]:
     """Add ` (FILE:LINE)` to an error about a key that no override gives, where one of the chosen files names it."""
@@ -379,9 +339,9 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
             raise
         picked = node.hydra.runtime.choices
         groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
-        files = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
-        for path in files:
-            location = file_rules.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
+        chosen = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
+        for path in chosen:
+            location = files.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
             if location != str(path):
                 raise UserError(f"{error} ({location})") from error
         raise

@@ -14,6 +14,17 @@ from mezo_cli.config.schema import Config, SettingError
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import did_you_mean, join
 
+ELSEWHERE = {  # the names of other programs -> the key
+    "learning_rate": "optimizer.lr",
+    "epsilon": "optimizer.eps",
+    "epochs": "steps (of batch_size rows each)",
+    "num_epochs": "steps (of batch_size rows each)",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "bs": "batch_size",
+    "model_name": "model (a name) or model.path (a hub id or a folder)",
+}
+
 
 def children(node: Any) -> dict[str, Any]:
     """Return the keys inside a group and their annotations; those of all choices where they depend on the choice."""
@@ -41,6 +52,8 @@ def is_group(node: Any) -> bool:
 
 def check_key(key: str, extra: Iterable[str] = ()) -> None:
     """Check that a dotted key exists. `extra` are further top-level names."""
+    if key.removeprefix("optimizer.") in ELSEWHERE:
+        raise SettingError(key, f"unknown key '{key}': here it is {ELSEWHERE[key.removeprefix('optimizer.')]}")
     node: Any = Config
     parts = key.split(".")
     for depth, part in enumerate(parts):

@@ -1,8 +1,8 @@
-"""What runs a program comes from the user alone: the command line, the Python API or the environment, never a file.
+"""What runs a program of the user's own, or says where weights and prompts go: it is stored nowhere.
 
-`engine.python` names a program, and `objective.reward` may name a function. Both are taken out of the overrides before
-anything is composed, so that one among the composed settings is a file's, which is refused. They are stored nowhere:
-whoever continues a run gives them again.
+`engine.python` names a program, `objective.reward` may name a function, `engine.url` and `engine.adapter_dir` say where
+weights and prompts go. They come from the user: the command line, the Python API, the environment or a `--config-dir`.
+A run, a sweep and an export are data and may be somebody else's: whoever goes on with one gives them again.
 """
 
 import dataclasses
@@ -25,102 +25,94 @@ VARIABLES = {PYTHON: VARIABLE, URL: "MEZO_ENGINE_URL", ADAPTER_DIR: "MEZO_ENGINE
 
 REWARD = "objective.reward"
 REWARD_VARIABLE = "MEZO_REWARD"  # what objective.reward=FILE.py:function says, as VARIABLE
-_NAMES = {**VARIABLES, REWARD: REWARD_VARIABLE}
+KEYS = {**VARIABLES, REWARD: REWARD_VARIABLE}
 FIELDS = {PYTHON: "own_engine_python", REWARD: "own_reward"}  # of run.json and sweep.json: whether it was given
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
-
-_OVERRIDE = re.compile(r"(?:\+\+)?(engine\.(?:python|url|adapter_dir)|objective\.reward)\s*=(.*)", re.DOTALL)
-# What a stored sweep may say of its launcher and sweeper: any number, and the words of settings that name no program,
-# no module and no file. A word has no space, no line break and no slash: some go into a batch script.
-_WORDS = (
-    "backend|prefer|require|pre_dispatch|batch_size|max_nbytes|mmap_mode|name|partition|qos|account|constraint|exclude|"
-    "gres|mem_per_gpu|mem_per_cpu|direction|study_name"
-)
-_HARMLESS = re.compile(
-    r"\+{0,2}(hydra/(launcher|sweeper)=\w+"
-    r"|hydra\.(launcher|sweeper)\.[\w.]+=([-+]?[\d.]+(e[-+]?\d+)?|true|false|null)"
-    rf"|hydra\.(launcher|sweeper)\.({_WORDS})=[\w.:*+-]+)",
-    re.ASCII | re.IGNORECASE,
-)
-
 
 # What the user has given to this process, by key: `engine.python` and `engine.adapter_dir`, absolute paths;
 # `engine.url`; `objective.reward`, if it names a function, of an absolute path, or from Python is a callable.
 OwnCode = dict[str, Any]
 
 
-def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
-    """Return the overrides without what only the user can give, and this: `engine.python`, a reward's function, ...
+def is_own(key: str, value: Any) -> bool:
+    """Return whether a value of a key is the user's own code or address, which no run, sweep or export stores."""
+    if key == REWARD:
+        return callable(value) or names_code(value)
+    return key in VARIABLES and value is not None
 
-    The last value of a key counts. A reward that is a name or a mixture of names stays among the overrides.
-    """
+
+def names_code(reward: Any) -> bool:
+    """Return whether a reward is `FILE.py:function` or `package.module:function`, with `shuffled:` before it or not."""
+    return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED) and not reward.lstrip().startswith("{")
+
+
+def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
+    """Return the overrides that may be stored, and of the others what they give. The last value of a key counts."""
     own, rest = OwnCode(), []
     for text in overrides:
-        match = _OVERRIDE.fullmatch(text)
-        key, value = (match[1], _unquoted(match[2])) if match else ("", "")
+        key, value = _setting(text)
         own.pop(key, None)
-        if key not in VARIABLES and not names_code(value):
+        if not is_own(key, value):
             rest.append(text)
-            continue
-        if not value or "," in value or "${" in value:
-            what = "function" if key == REWARD else "value"
-            raise UserError(f"'{text}': expected one {what}, without a comma or ${{...}}; or give it as {_NAMES[key]}")
-        if key == REWARD:
-            name = value.removeprefix(SHUFFLED)
-            place, _, function = name.rpartition(":")
-            is_file, shuffled = place.endswith(".py"), SHUFFLED if name != value else ""
-            own[key] = f"{shuffled}{Path(place).expanduser().absolute()}:{function}" if is_file else value
-        elif value != "null":
-            own[key] = value if key == URL else str(Path(value).expanduser().absolute())
+        elif not value or "," in value or "${" in value:
+            raise UserError(f"'{text}': expected one value, without a comma or ${{...}}; or give it as {KEYS[key]}")
+        else:
+            own[key] = _absolute(key, value)
     return rest, own
 
 
+def check_stored(overrides: Iterable[str], source: Path) -> None:
+    """Check overrides that a file has kept, a sweep's record: they are mezo's own keys, and none of them runs code."""
+    for text in overrides:
+        key, value = _setting(text)
+        interpolated = key in KEYS and value is not None and "${" in value
+        if key.startswith("hydra") or interpolated or is_own(key, value):
+            raise UserError(
+                f"{source}: '{text}' is not taken from a file: take it out, and give it on the command line"
+            )
+
+
+def own_of(config: Config) -> OwnCode:
+    """Return what in a config is the user's own."""
+    values = {key: getattr(getattr(config, _group(key)), _name(key), None) for key in KEYS}
+    return {key: value for key, value in values.items() if is_own(key, value)}
+
+
 def with_own_code(config: Config, own: OwnCode) -> Config:
-    """Return the config with what the user has given."""
+    """Return the config of a run, which is stored without it, with what the user has given again."""
     for key, value in own.items():
-        group, _, name = key.rpartition(".")
-        part: Any = getattr(config, group)
-        if not hasattr(part, name):
+        part: Any = getattr(config, _group(key))
+        if not hasattr(part, _name(key)):
             readers = {PYTHON: "vllm", REWARD: "generate"}
-            why = f"{group}={part.name} does not read it, only {group}={readers.get(key, 'openai')}"
+            why = f"{_group(key)}={part.name} does not read it, only {_group(key)}={readers.get(key, 'openai')}"
             raise SettingError(key, f"{key}={value}: {why}")
-        config = dataclasses.replace(config, **{group: dataclasses.replace(part, **{name: value})})
+        config = _with(config, key, value)
     if own:
         check_rules(config)
     return config
 
 
-def why_not_from_file(key: str, value: Any) -> str:
-    """Return why a file cannot give this value of a key, which only the user can; "" for all other values."""
-    if key not in _NAMES or value is None or (key == REWARD and not names_code(value)):
-        return ""
-    what = {PYTHON: "names a program", REWARD: "names a function"}.get(key, "says where your weights and prompts go")
-    return f"it {what}, which only the command line, the Python API or {_NAMES[key]} can give"
+def with_absolute_paths(config: Config) -> Config:
+    """Return a config whose own code has absolute paths."""
+    for key, value in own_of(config).items():
+        config = config if callable(value) else _with(config, key, _absolute(key, value))
+    return config
 
 
 def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values of a config without what a file cannot give."""
+    """Return the nested values of a config without what is not stored."""
     kept = dict(plain)
-    for group, name in (key.split(".") for key in _NAMES):
-        part = kept.get(group)
-        if isinstance(part, Mapping) and why_not_from_file(f"{group}.{name}", part.get(name)):
-            kept[group] = {**part, name: None}
+    for key in KEYS:
+        part = kept.get(_group(key))
+        if isinstance(part, Mapping) and is_own(key, part.get(_name(key))):
+            kept[_group(key)] = {**part, _name(key): None}
     return kept
-
-
-def check_not_from_file(config: Config) -> None:
-    """Check a config that is composed without what the user has given (`split_own_code`): what is there is a file's."""
-    for group, name in (key.split(".") for key in _NAMES):
-        key, value = f"{group}.{name}", getattr(getattr(config, group), name, None)
-        if why := why_not_from_file(key, value):
-            raise SettingError(key, f"{key}={value}, set by a config file: {why}")
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
     """Return which of `FIELDS` hold of a run: it uses a program or a function that this process was given."""
-    engine, reward = config.engine, reward_of(config)
-    own_python = isinstance(engine, VllmConfig) and bool(engine.python or os.environ.get(VARIABLE))
-    used = {FIELDS[PYTHON]: own_python, FIELDS[REWARD]: callable(reward) or names_code(reward)}
+    own_python = isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(VARIABLE))
+    used = {FIELDS[PYTHON]: own_python, FIELDS[REWARD]: is_own(REWARD, reward_of(config))}
     return {name: True for name, is_used in used.items() if is_used}
 
 
@@ -128,14 +120,14 @@ def check_given_again(what: str, before: Mapping[str, Any], used: Collection[str
     """Check that what a run or sweep used of the user's own code is given again: of `FIELDS`, `used` holds now."""
     shown = {PYTHON: ("an", "PATH"), REWARD: ("a function as", "FILE.py:function")}
     for key, (article, value) in shown.items():
-        if before.get(FIELDS[key]) and FIELDS[key] not in used and not os.environ.get(_NAMES[key]):
-            why = f"which is not stored: give it again, {key}={value} or {_NAMES[key]}"
+        if before.get(FIELDS[key]) and FIELDS[key] not in used and not os.environ.get(KEYS[key]):
+            why = f"which is not stored: give it again, {key}={value} or {KEYS[key]}"
             raise UserError(f"{what} with {article} {key}, {why}")
 
 
 def of_server(engine: OpenAiConfig, key: str) -> str:
     """Return what the user has given to this process for a key of engine=openai."""
-    value = getattr(engine, key.partition(".")[2]) or os.environ.get(VARIABLES[key])
+    value = getattr(engine, _name(key)) or os.environ.get(VARIABLES[key])
     if not value:
         raise UserError(f"engine=openai needs {key} (or {VARIABLES[key]}), which is stored nowhere")
     return str(value)
@@ -155,32 +147,40 @@ def reward_of(config: Config) -> Any:
     return config.objective.reward if config.objective.reward is not None else os.environ.get(REWARD_VARIABLE) or None
 
 
-def names_code(reward: Any) -> bool:
-    """Return whether a reward is `FILE.py:function` or `package.module:function`, with `shuffled:` before it or not."""
-    return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED) and not reward.startswith("{")
-
-
 def for_workers(own: OwnCode) -> AbstractContextManager[None]:
     """Give what the user has given to the jobs of a sweep inside the block, in this process and those that it starts.
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    return environment({"PYTHONSAFEPATH": "1"} | {_NAMES[key]: value for key, value in own.items()})
+    return environment({"PYTHONSAFEPATH": "1"} | {KEYS[key]: value for key, value in own.items()})
 
 
-def check_stored(overrides: Iterable[str], source: Path) -> None:
-    """Check overrides that a file has kept, a sweep's record: none of them may run code."""
-    for text in overrides:
-        name = text.lstrip("+~")
-        key = next((own for own in _NAMES if name.startswith(own)), "")
-        if why := why_not_from_file(key, _unquoted(name.partition("=")[2])):
-            raise UserError(f"{source}: '{text}': {why}; take it out of the file, and give it again")
-        if name.startswith(("hydra/", "hydra.launcher", "hydra.sweeper")) and not _HARMLESS.fullmatch(text):
-            raise UserError(
-                f"{source}: '{text}' may run a program, and is not taken from a file: give the launcher with its "
-                f"settings again, mezo resume {source.parent} hydra/launcher=... hydra.launcher.KEY=..."
-            )
+def _setting(text: str) -> tuple[str, str | None]:
+    """Return the key of an override, without `++` and without a package, and its value without quotes."""
+    key, _, value = text.lstrip("+~").partition("=")
+    value = re.sub(r"""^(["'])(.*)\1$""", r"\2", value.strip())
+    return key.partition("@")[0].strip(), None if value == "null" else value
 
 
-def _unquoted(value: str) -> str:
-    return re.sub(r"""^(["'])(.*)\1$""", r"\2", value.strip())
+def _absolute(key: str, value: str) -> str:
+    """Return a path, or a function's file, as an absolute path: jobs may run in another working directory."""
+    if key == URL:
+        return value
+    if key != REWARD:
+        return str(Path(value).expanduser().absolute())
+    shuffled = SHUFFLED if value.startswith(SHUFFLED) else ""
+    place, _, function = value.removeprefix(SHUFFLED).rpartition(":")
+    return f"{shuffled}{Path(place).expanduser().absolute()}:{function}" if place.endswith(".py") else value
+
+
+def _with(config: Config, key: str, value: Any) -> Config:
+    part: Any = getattr(config, _group(key))
+    return dataclasses.replace(config, **{_group(key): dataclasses.replace(part, **{_name(key): value})})
+
+
+def _group(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _name(key: str) -> str:
+    return key.partition(".")[2]

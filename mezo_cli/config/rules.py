@@ -39,7 +39,7 @@ def _check_values(config: Config) -> None:
     """Reject values that are never valid.
 
     config.yaml and sweep.json would keep the password in an address; both loggers of one name would write to one
-    folder; a step keeps shapes and addresses as CUDA graphs need it, but no graph of one has run yet.
+    folder.
     """
     values = {"model.path": config.model.path, "task.hub.path": config.task.hub.path}
     for key, value in values.items():
@@ -50,9 +50,6 @@ def _check_values(config: Config) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingError("logger.names", f"logger.names=[{join(names)}]: {twice} is named twice")
-    if config.model.cuda_graphs:
-        why = "CUDA graphs have not been tried on a GPU yet"
-        raise SettingError("model.cuda_graphs", f"model.cuda_graphs=true: {why}; allowed is false")
 
 
 def _check_objective(config: Config) -> None:
@@ -163,8 +160,12 @@ def _check_task(config: Config) -> None:
     if task.bos_token_id is not None and task.generate.chat:
         why = "is not read with task.generate.chat=true, whose template begins the prompt"
         raise SettingError("task.bos_token_id", f"task.bos_token_id={task.bos_token_id} {why}")
-    if len(name.splitlines()) > 1:
-        raise SettingError("task.name", f"task.name={name!r}: a name is one line")
+    if len(name.splitlines()) > 1 or name.startswith("/") or ".." in name.split("/"):
+        raise SettingError("task.name", f"task.name={name!r}: a name is one line, and no path that leads elsewhere")
+    for source, labels in (("files", task.files.labels), ("hub", task.hub.labels)):
+        if labels and len(labels) != len(task.labels):
+            why = f"{len(labels)} names for {len(task.labels)} labels: give one for each, in the order of the labels"
+            raise SettingError(f"task.{source}.labels", f"task.{source}.labels has {why}")
 
 
 def _check_demonstrations(config: Config) -> None:

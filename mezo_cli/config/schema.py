@@ -349,7 +349,6 @@ class ModelConfig(Settings):
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
         paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
             forward per sign. null: 1024 on a CPU, 16384 on other devices.
-        cuda_graphs: record a step once and run it again as a CUDA graph. Only false: it has not run on a GPU yet.
         cache_frozen: auto computes the layers below the first trained tensor once per batch, for both signs.
         cache_bytes: memory in which their output is kept between steps, for all rows of train and then of dev, if all
             of a split's fit; 0 keeps none.
@@ -364,7 +363,6 @@ class ModelConfig(Settings):
     matmul_precision: Literal["highest", "high"] = "highest"
     device: Text = "auto"
     paired_tokens: NotNegative | None = None
-    cuda_graphs: Flag = False
     cache_frozen: Literal["auto", "off"] = "auto"
     cache_bytes: NotNegative = 256_000_000
 
@@ -391,8 +389,7 @@ class VllmConfig(EngineConfig):
     """vLLM in a process of its own, which this version refuses to start.
 
     Attributes:
-        python: the interpreter of an environment with vLLM, never from a file and never stored; null:
-            MEZO_ENGINE_PYTHON.
+        python: the interpreter of an environment with vLLM, never stored; null: MEZO_ENGINE_PYTHON.
         tensor_parallel: over how many processes the engine's weights are sharded.
         dtype: of the engine's weights and forwards.
         memory: bytes for the engine's keys and values, in each process.
@@ -413,7 +410,7 @@ class OpenAiConfig(EngineConfig):
     """A vLLM server that the user has started, by its HTTP interface; for LoRA members.
 
     Attributes:
-        url: its address, never from a file and never stored; null: MEZO_ENGINE_URL.
+        url: its address, never stored; null: MEZO_ENGINE_URL.
         adapter_dir: a folder that the server sees by the same path, for the adapters; never from a file and never
             stored; null: MEZO_ENGINE_ADAPTER_DIR.
         allow_remote: whether the server may be on another machine.

@@ -10,7 +10,6 @@ import yaml
 from mezo_cli.config.own_code import without_own_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build
-from mezo_cli.config.yaml_limits import check_yaml
 from mezo_cli.errors import UserError
 
 # YAML 1.1 reads these words as booleans: a text like this is quoted.
@@ -19,7 +18,10 @@ BOOLEANS = {spelling for word in _WORDS for spelling in (word, word.title(), wor
 
 
 class _Dumper(yaml.Dumper):
-    """YAML as OmegaConf writes it: texts that look like a boolean or a number are quoted."""
+    """YAML as OmegaConf writes it: texts that look like a boolean or a number are quoted. It has no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _represent_text(dumper: yaml.Dumper, text: str) -> yaml.ScalarNode:
@@ -32,13 +34,13 @@ _Dumper.add_representer(str, _represent_text)
 
 def to_yaml(config: Config) -> str:
     """Return the config as the text of `config.yaml`, without what is not stored (own_code.py)."""
-    plain = _readable(to_dict(config))
+    plain = without_own_code(to_dict(config))
     return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
 
 
 def from_yaml(text: str) -> Config:
     """Return the config of `to_yaml`."""
-    return build(_readable(_load(text)))
+    return _build(_load(text))
 
 
 def read_config(path: Path, text: str | None = None) -> Config:
@@ -51,8 +53,7 @@ def read_config(path: Path, text: str | None = None) -> Config:
     """
     try:
         plain = _load(path.read_text(encoding="utf-8")) if text is None else read_settings(text)
-        plain = _readable({} if plain is None else plain)
-        return build(plain)
+        return _build({} if plain is None else plain)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
@@ -60,6 +61,11 @@ def read_config(path: Path, text: str | None = None) -> Config:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
+
+
+def is_same_run(stored: Config, job: Config) -> bool:
+    """Return whether a stored config is that of a job, composed again; what is not stored does not count."""
+    return from_yaml(to_yaml(job)) == stored
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -74,9 +80,8 @@ def read_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def _readable(plain: Any) -> Any:
-    """Return the values of a config.yaml without the user's own code (own_code.py)."""
-    return without_own_code(plain) if isinstance(plain, dict) else plain
+def _build(plain: Any) -> Config:
+    return build(without_own_code(plain) if isinstance(plain, dict) else plain)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,11 +94,15 @@ def _load_section(text: str) -> dict[str, Any] | None:
 
 
 def _load(text: str) -> Any:
-    """Parse YAML by libyaml, which is 10 times faster, and errors by the parser whose messages tests know."""
-    if "&" in text and "*" in text:  # perhaps aliases, which `to_yaml` hardly writes
-        check_yaml(text, "config.yaml")
+    """Parse YAML by libyaml, which is 10 times faster, and errors by the parser whose messages tests know.
+
+    Aliases, with which few bytes can stand for millions of values, are refused: `to_yaml` writes none.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
+            raise UserError("config.yaml is damaged: it has an alias")
+        return yaml.load(text, Loader=loader)
     except yaml.YAMLError:
         return yaml.safe_load(text)
 

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override
-from mezo_cli.config.own_code import OwnCode, split_own_code, why_not_from_file, with_own_code
+from mezo_cli.config.own_code import OwnCode, split_own_code
 from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import is_below
@@ -27,7 +27,8 @@ class SweepPlan:
     overrides: list[str]  # those of the experiment's grid included, and the values of each written out
     sweeper: Sweeper
     jobs: list[Job] | None
-    own: OwnCode  # of the command line, which is in none of the above
+    own: OwnCode  # of the command line, which is in no overrides above
+    config_dir: str | None = None
 
 
 def plan_sweep(
@@ -40,16 +41,16 @@ def plan_sweep(
         config_dir: the user's config folder.
         on_progress: called after each job with the number of jobs done and of all.
     """
-    overrides, own = split_own_code(overrides)
+    _, own = split_own_code(overrides)
     parsed, sweeper = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
     adaptive = sweeper.name != "basic"
     jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
     common = [override.text for override in parsed if override.name.startswith("hydra")]
     tolerated = _read_by_some_job(parsed)
     directory, planned = _compose_jobs(jobs, common, tolerated, config_dir, on_progress)
-    for job in planned:
-        with_own_code(job.config, own)  # refuses what a job does not read
-    return SweepPlan(directory, _written_out(parsed), sweeper, None if adaptive else planned, own)
+    planned = [replace(job, overrides=tuple(split_own_code(job.overrides)[0])) for job in planned]
+    written = split_own_code(_written_out(parsed))[0]
+    return SweepPlan(directory, written, sweeper, None if adaptive else planned, own, config_dir)
 
 
 def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], Sweeper]:
@@ -73,9 +74,8 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     try:
         grid = compose.parse(texts, find_choices(config_dir))
         for override in grid:
-            of_hydra = "Hydra's own keys cannot be swept over" if override.name.startswith("hydra") else ""
-            if why := of_hydra or why_not_from_file(override.name, override.text.partition("=")[2]):
-                raise UserError(f"'{override.text}': {why}")
+            if override.name.startswith("hydra"):
+                raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
     return [*grid, *parsed], sweepers[0]

@@ -26,7 +26,8 @@ UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # pydantic's types
 def build(values: Any) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
-    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped.
+    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a plug-in's
+    may not be installed any more.
     """
     values = _mapping(values, "")
     groups = dict(values)

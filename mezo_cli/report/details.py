@@ -381,8 +381,9 @@ class RunDetails:
             return ""
         jobs = {job.directory: job.overrides for job in (record and record.jobs) or ()}
         if self.run.path.name in jobs:
-            folder_words = ["--config-dir", record.config_dir] if record is not None and record.config_dir else []
-            words = ["train", *jobs[self.run.path.name], *folder_words, *own_reward(self.info)]
+            argv = record.argv if record is not None else []
+            at = argv.index("--config-dir") if "--config-dir" in argv else len(argv)
+            words = ["train", *jobs[self.run.path.name], *argv[at : at + 2], *own_reward(self.info)]
         return _command([word for word in words if not word.startswith("hydra.run.dir=")])
 
     def facts(self) -> list[tuple[str, str]]:

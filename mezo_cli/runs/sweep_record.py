@@ -43,11 +43,11 @@ class SweepRecord:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    overrides: list[str]  # of the whole sweep, the experiment's grid included
+    overrides: list[str]  # of the whole sweep, the experiment's grid included: mezo's own keys
     argv: list[str]  # of the process that started it
     cwd: str  # its working directory: relative paths in the overrides start here
-    config_dir: str | None
     jobs: list[SweepJob] | None
+    own_config_dir: bool = False  # a `--config-dir` was used; which one is not stored
     own_engine_python: bool = False  # the user's own program runs the engine; which one is not stored
     own_reward: bool = False  # the reward is a function of the user's own; which one is not stored
     tune: Search | None = None  # of `mezo tune`; jobs are added as it goes
@@ -77,16 +77,16 @@ def new(
     """Return the record of a sweep that this process starts in its working directory; nothing is written.
 
     Args:
-        overrides: of the command line; the sweep's own directory is left out, so that the folder can be moved.
-        config_dir: the user's config folder.
+        overrides: of the command line, those of mezo's own keys alone: launchers and directories are given again.
+        config_dir: the user's config folder, which is given again too.
         jobs, tune: as in the record.
     """
     return SweepRecord(
-        overrides=[text for text in overrides if not text.startswith("hydra.sweep.dir=")],
+        overrides=[text for text in overrides if not text.lstrip("+").startswith("hydra")],
         argv=[without_credentials(word) for word in sys.argv],
         cwd=os.getcwd(),
-        config_dir=None if config_dir is None else str(Path(config_dir).expanduser().absolute()),
         jobs=jobs,
+        own_config_dir=config_dir is not None,
         tune=tune,
     )
 

@@ -187,10 +187,12 @@ def test_it_goes_on_elsewhere_unless_a_file_has_changed(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sweep").rename(tmp_path / "elsewhere" / "moved")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert mezo("resume", "moved").code == 0
+    assert "give it again, --config-dir DIR" in error_line(mezo("resume", "moved"))
+    assert mezo("resume", "moved", "--config-dir", tmp_path / "conf").code == 0
     assert statuses(tmp_path / "elsewhere" / "moved") == {"0": "finished", "1": "finished"}
     file.write_text(f"{file.read_text()}optimizer:\n  eps: 0.01\n")
-    assert "moved/0 contains a run with other settings" in error_line(mezo("resume", "moved"))
+    again = mezo("resume", "moved", "--config-dir", tmp_path / "conf")
+    assert "moved/0 contains a run with other settings" in error_line(again)
 
 
 # --- Ctrl-C ---

@@ -181,7 +181,7 @@ def test_local_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_program_that_uses_hydra_itself_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text("a: 1\n")
     ConfigStore.instance().store(name="schema", node={"b": 2})
-    with initialize_config_dir(config_dir=str(tmp_path), version_base="1.2"):
+    with initialize_config_dir(config_dir=str(tmp_path), version_base="1.3"):
         theirs = GlobalHydra.instance().hydra
         build_config(["steps=3"])
         with pytest.raises(UserError):
@@ -194,7 +194,7 @@ def test_a_program_that_uses_hydra_itself_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("installed_loggers")
 def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
     (tmp_path / "logger").mkdir()
-    (tmp_path / "logger" / "old.yaml").write_text("name: wandb\nproject: old\n")
+    (tmp_path / "logger" / "old.yaml").write_text("names: [wandb]\nproject: old\n")
     for words, names, project in [
         (["logger=[tensorboard,wandb]"], ["tensorboard", "wandb"], "mezo"),
         (["logger=[tensorboard,trackio]", "logger.names=[wandb]"], ["wandb"], "mezo"),

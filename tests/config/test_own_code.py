@@ -1,86 +1,61 @@
-"""A function as `objective.reward` comes from the command line, the API or the environment, never from a file."""
+"""The user's own code comes from the user, a `--config-dir` included, and is stored in no run and no sweep."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mezo_cli.config import own_code
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.file_rules import check_file
 from mezo_cli.config.registry import OBJECTIVES
 from mezo_cli.config.schema import Config, ObjectiveConfig
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.errors import UserError
+from tests.command_line import error_line, mezo
 
 pytestmark = pytest.mark.usefixtures("composing_all")
+REWARDED = ["experiment=demo-reward", "steps=1", "batch_size=2", "eval_every=1", "data.eval_limit=12"]
+SHORT = [*REWARDED, "objective.max_new_tokens=2", "data.train_size=16"]
 
 
-def split_reward(overrides: list[str]) -> tuple[list[str], str | None]:
-    rest, own = own_code.split_own_code(overrides)
-    return rest, own.get(own_code.REWARD)
-
-
-def test_a_function_is_taken_out_of_the_overrides_with_an_absolute_path(
+def test_a_function_is_told_from_names_and_its_path_is_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for word in ("reward.py:f", "'reward.py:f'", '"reward.py:f"'):
-        overrides, reward = split_reward(["lr=1", f"objective.reward={word}", "seed=2"])
-        assert (overrides, reward) == (["lr=1", "seed=2"], f"{tmp_path}/reward.py:f")
-    assert split_reward(["objective.reward=shuffled:a/b.py:f"]) == ([], f"shuffled:{tmp_path}/a/b.py:f")
-    assert split_reward(["objective.reward=package.module:f"]) == ([], "package.module:f")
-    assert split_reward(["objective.reward=a.py:f", "objective.reward=f1"]) == (["objective.reward=f1"], None)
-
-
-@pytest.mark.parametrize("value", ["f1", "exact,f1", "{format: {pattern: 'a:b'}}", " {a: 1}", "shuffled:f1", "null"])
-def test_registered_names_stay_among_the_overrides(value: str) -> None:
-    assert split_reward([f"objective.reward={value}"]) == ([f"objective.reward={value}"], None)
-
-
-@pytest.mark.parametrize("value", ["a.py:f,b.py:f", "${oc.env:X}"])
-def test_one_function_is_given(value: str) -> None:
-    with pytest.raises(UserError, match="expected one function"):
-        split_reward([f"objective.reward={value}"])
+        rest, own = own_code.split_own_code(["lr=1", f"objective.reward={word}", "seed=2"])
+        assert (rest, own) == (["lr=1", "seed=2"], {own_code.REWARD: f"{tmp_path}/reward.py:f"})
+    last = ["objective.reward=a.py:f", "objective.reward=f1"]
+    assert own_code.split_own_code(last) == (["objective.reward=f1"], {})
+    for value in ("f1", "exact,f1", "{format: {pattern: 'a:b'}}", " {a: 1}", "shuffled:f1", "null"):
+        assert own_code.split_own_code([f"objective.reward={value}"]) == ([f"objective.reward={value}"], {})
+    for value in ("a.py:f,b.py:f", "${oc.env:X}:f"):
+        with pytest.raises(UserError, match="expected one value"):
+            own_code.split_own_code([f"objective.reward={value}"])
 
 
 @pytest.mark.parametrize(
-    ("group", "content"),
+    "word",
     [
-        ("objective", "reward: reward.py:score"),
-        ("objective", "reward: shuffled:package:score"),
-        ("experiment", "# @package _global_\nobjective:\n  reward: reward.py:score"),
-        ("experiment", "# @package _global_\nhydra:\n  sweeper:\n    params:\n      objective.reward: reward.py:score"),
+        "objective.reward=reward.py:f",
+        "++objective.reward='shuffled:package.module:f'",
+        "objective.reward=${task.name}",
+        "engine.python=/bin/sh",
+        "engine.url=http://192.0.2.1:1",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "+hydra.callbacks.x._target_=os.getcwd",
+        "hydra.searchpath=[x]",
+        "hydra/sweeper@hydra.x=basic",
     ],
 )
-def test_a_file_names_no_function(group: str, content: str, tmp_path: Path) -> None:
-    path = tmp_path / "choice.yaml"
-    path.write_text(content)
-    with pytest.raises(UserError, match=r"choice\.yaml.*only the command line"):
-        check_file(path, group, yaml.safe_load(content), {})
-    path.write_text("reward: {format: {weight: 0.1, pattern: 'a:b'}, f1: 1}")
-    check_file(path, "objective", yaml.safe_load(path.read_text()), {})
-
-
-def test_a_sweeps_record_names_no_function(tmp_path: Path) -> None:
-    own_code.check_stored(["objective.reward={format: {pattern: 'a:b'}}", "objective.reward=f1"], tmp_path)
-    for word in ("objective.reward=reward.py:f", "++objective.reward='reward.py:f'"):
-        with pytest.raises(UserError, match="only the command line"):
-            own_code.check_stored([word], tmp_path)
-
-
-def test_what_does_not_read_a_function_refuses_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="objective=mlm does not read it, only objective=generate"):
-        build_config(["task=sst2", "model=demo", "data=demo", f"objective.reward={tmp_path}/reward.py:score"])
-
-
-def test_the_jobs_of_a_sweep_get_it_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
-    with own_code.for_workers({own_code.REWARD: "/x/reward.py:score"}):
-        assert os.environ["MEZO_REWARD"] == "/x/reward.py:score"
-    assert "MEZO_REWARD" not in os.environ
+def test_what_a_sweeps_record_cannot_say(word: str, tmp_path: Path) -> None:
+    own_code.check_stored(["objective.reward={format: {pattern: 'a:b'}}", "objective.reward=f1", "seed=1"], tmp_path)
+    with pytest.raises(UserError) as caught:
+        own_code.check_stored([word], tmp_path / "sweep.json")
+    assert f"sweep.json: '{word}' is not taken from a file" in str(caught.value)
 
 
 @dataclass(frozen=True)
@@ -112,20 +87,49 @@ def test_a_function_is_in_the_config_and_not_in_what_is_stored(
     config = compose(config_dir, "objective.reward=/x/reward.py:score")
     assert config.objective.reward == own_code.reward_of(config) == "/x/reward.py:score"
     assert own_code.own_code_used(config)
-    (config_dir / "config.yaml").write_text(to_yaml(config))
-    assert "reward.py" not in (config_dir / "config.yaml").read_text()
-    stored = read_config(config_dir / "config.yaml")
+    (config_dir / "stored.yaml").write_text(to_yaml(config))
+    assert "reward.py" not in (config_dir / "stored.yaml").read_text()
+    stored = read_config(config_dir / "stored.yaml")
     assert not own_code.own_code_used(stored)
-    monkeypatch.setenv(own_code.REWARD_VARIABLE, "/x/reward.py:score")
-    assert own_code.own_code_used(stored)
+    with own_code.for_workers({own_code.REWARD: "/x/reward.py:score"}):
+        assert own_code.own_code_used(stored)
+    assert "MEZO_REWARD" not in os.environ
     somebody_elses = to_yaml(config).replace("reward: null", "reward: /y/reward.py:score")
-    (config_dir / "config.yaml").write_text(somebody_elses)
-    assert own_code.reward_of(read_config(config_dir / "config.yaml")) == "/x/reward.py:score"
+    (config_dir / "stored.yaml").write_text(somebody_elses)
+    assert own_code.reward_of(read_config(config_dir / "stored.yaml")) is None
+    assert "reward: f1\n" in to_yaml(compose(config_dir, "objective.reward=f1"))
 
 
-def test_a_name_is_stored_and_a_reference_to_a_function_is_refused(config_dir: Path) -> None:
-    config = compose(config_dir, "objective.reward=f1")
-    assert "reward: f1\n" in to_yaml(config)
-    assert not own_code.own_code_used(config)
-    with pytest.raises(UserError, match="only the command line"):
-        compose(config_dir, "task.name='a:b'", "objective.reward=${task.name}")
+def test_a_folder_of_the_users_names_a_reward_and_a_received_run_or_sweep_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager_kernels: None
+) -> None:
+    """The function leaves a marker when it is called."""
+    monkeypatch.chdir(tmp_path)
+    marker, run, sweep = (tmp_path / name for name in ("marker", "run", "sweep"))
+    Path("mine.py").write_text(
+        f"from pathlib import Path\n\ndef f(completions, rows):\n    Path({str(marker)!r}).touch()\n"
+        "    return [float(len(text)) for text in completions]\n"
+    )
+    Path("mine/experiment").mkdir(parents=True)
+    Path("mine/experiment/own.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - demo-reward\nobjective:\n  reward: mine.py:f\n"
+    )
+    own = ["--config-dir", "mine", "experiment=own", *SHORT[1:]]
+    assert mezo("train", *own, f"hydra.run.dir={run}").code == 0
+    assert marker.exists()
+    assert mezo("train", "-m", *own, "seed=1", f"hydra.sweep.dir={sweep}").code == 0
+    marker.unlink()
+
+    for words in (["resume", run, "steps=2"], ["eval", run]):
+        assert "give it again, objective.reward=FILE.py:function" in error_line(mezo(*words))
+    assert "give it again, --config-dir DIR" in error_line(mezo("resume", sweep))
+    record = json.loads((sweep / "sweep.json").read_text())
+    for word in ("objective.reward=mine.py:f", "hydra/launcher=joblib"):
+        (sweep / "sweep.json").write_text(json.dumps(record | {"overrides": [*record["overrides"], word]}))
+        assert f"'{word}' is not taken from a file" in error_line(mezo("resume", sweep, "--config-dir", "mine"))
+    (sweep / "sweep.json").write_text(json.dumps(record | {"config_dir": "mine"}))
+    assert "config_dir" in error_line(mezo("resume", sweep))
+    assert not marker.exists()
+
+    assert mezo("eval", run, "objective.reward=mine.py:f").code == 0
+    assert marker.exists()

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.stored import from_yaml, read_config, to_yaml
-from mezo_cli.config.yaml_limits import check_yaml
+from mezo_cli.config.stored import from_yaml, is_same_run, read_config, to_yaml
 from mezo_cli.errors import UserError
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
@@ -40,13 +39,15 @@ def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "none.yaml")
 
 
-def test_aliases_are_read_and_limited() -> None:
+def test_an_alias_is_refused() -> None:
     config = build_config(["task=sst2", "model=demo"])
     assert from_yaml(f"{to_yaml(config)}# & *\n") == config
-    bomb = "a: &a0 [x, x, x, x, x, x, x, x, x]\n"
-    bomb += "".join(f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 6))
-    with pytest.raises(UserError, match=r"config.yaml:5: more than 20000 values, aliases included"):
-        from_yaml(bomb)
-    with pytest.raises(UserError, match=r"config.yaml:1: the alias \*x stands inside its own value"):
-        from_yaml("steps: &x [*x]\n")
-    check_yaml("a: &x {b: 1}\nc: [*x, *x, {<<: *x}]\n", "f")
+    with pytest.raises(UserError, match=r"config\.yaml is damaged: it has an alias"):
+        from_yaml("a: &a0 [x, x, x]\nb: [*a0, *a0]\n")
+
+
+def test_a_job_whose_files_say_something_else_is_not_the_same_run() -> None:
+    stored = from_yaml(to_yaml(BASE))
+    assert is_same_run(stored, BASE)
+    for change in ({"test_at_start": False}, {"log_every": 3}, {"steps": 7}):
+        assert not is_same_run(stored, dataclasses.replace(BASE, **change))
