@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.config import own_code
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import OpenAiConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
@@ -67,19 +66,12 @@ def test_another_machine_is_asked_only_where_that_is_allowed() -> None:
     EngineServer(OpenAiConfig("openai", allow_remote=True), "http://192.0.2.1:1").close()  # nothing is asked yet
 
 
-def test_where_weights_and_prompts_go_comes_from_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_weights_and_prompts_go_is_stored_nowhere(tmp_path: Path) -> None:
     words = [*DEMO, OPENAI]
     config = build_config([*words, "engine.url=http://127.0.0.1:1", f"engine.adapter_dir={tmp_path}"])
     assert config.engine == OpenAiConfig("openai", "http://127.0.0.1:1", str(tmp_path))
     assert from_yaml(to_yaml(config)).engine == OpenAiConfig("openai")
     assert "127.0.0.1" not in to_yaml(config)
-    (tmp_path / "conf" / "engine").mkdir(parents=True)
-    (tmp_path / "conf" / "engine" / "mine.yaml").write_text("name: openai\nurl: http://192.0.2.1:1\n")
-    result = mezo("train", *DEMO, "engine=mine", "--config-dir", tmp_path / "conf")
-    assert result.code == 2
-    assert "only the command line, the Python API or MEZO_ENGINE_URL can give" in result.err
-    with pytest.raises(UserError, match="take it out of the file"):
-        own_code.check_stored(["engine.url=http://192.0.2.1:1"], tmp_path / "sweep.json")
     with pytest.raises(UserError, match="engine=none does not read it, only engine=openai"):
         build_config([*DEMO, "engine.url=http://127.0.0.1:1"])
     with pytest.raises(UserError, match="a server takes adapters alone; use peft=lora"):
