@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
 from yaml import MarkedYAMLError, YAMLError
 from yaml.reader import ReaderError
 
@@ -37,8 +36,8 @@ def problems(choices: Choices) -> Iterator[str]:
             if path.is_relative_to(conf_dir()):
                 continue
             try:
-                content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-            except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError, YAMLError) as error:
                 yield from _why_unreadable(path, error)
             else:
                 yield from _why_unlike_schema(path, group, content)
@@ -62,8 +61,6 @@ def _why_unreadable(path: Path, error: Exception) -> Iterator[str]:
         yield f"{path}: not YAML: {error.reason} (character {error.position + 1})"
     elif isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         yield f"{path}:{error.problem_mark.line + 1}: not YAML: {error.problem}"
-    elif isinstance(error, OSError) and error.errno is None:  # OmegaConf: a number or the like
-        yield f"{path}: expected a mapping of keys to values, not a single value"
 
 
 def _why_unlike_schema(path: Path, group: str, content: Any) -> Iterator[str]:
