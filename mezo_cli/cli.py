@@ -268,25 +268,17 @@ def compare(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
     table: Annotated[str | None, typer.Option("--table", help="With --paper: roberta, else opt.")] = None,
-    objectives: Annotated[
-        bool, typer.Option("--objectives", help="Objectives and losses, one column per run.")
-    ] = False,
     seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
-    forwards: Annotated[
-        bool, typer.Option("--forwards", help="Methods at equal forwards: tuned, then tested on other seeds.")
-    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the tables only, no notes.")] = False,
 ) -> None:
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
-    asked = {"paper": paper, "objectives": objectives, "seeds": seeds, "forwards": forwards}
-    views = [name for name, on in asked.items() if on]
-    if len(views) > 1:
-        raise UserError(f"--{views[0]} and --{views[1]} are two views: ask for one at a time")
+    if paper and seeds:
+        raise UserError("--paper and --seeds are two views: ask for one at a time")
     from mezo_cli.commands import compare as command
 
-    command.compare(folders or [], views[0] if views else "groups", out, as_json, quiet, table)
+    command.compare(folders or [], "paper" if paper else "seeds" if seeds else "groups", out, as_json, quiet, table)
 
 
 @app.command()
@@ -306,12 +298,11 @@ def report(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The page to write: FILE.html.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="One figure for a paper: FILE.svg|pdf|png.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Write it anew as long as a run is running.")] = False,
 ) -> None:
     """Write one self-contained page about runs, or a figure for a paper."""
     from mezo_cli.commands import report as command
 
-    command.report(folders or [], out, figure, watch)
+    command.report(folders or [], out, figure)
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """`mezo report`: write a page about runs, or one figure for a paper."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,8 @@ from mezo_cli.report.group_figures import FORMATS, paper_figure
 from mezo_cli.report.output import check_output, write_output
 from mezo_cli.report.page import read_report, render
 
-WAIT = 10  # seconds between two pages, at least
 
-
-def report(folders: Sequence[Path], out: Path | None, figure: Path | None, watch: bool = False) -> None:
+def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> None:
     """Report on the runs under `folders` (outputs/ if none is given): a page at `out`, a figure at `figure`."""
     if out is None and figure is None:
         raise UserError("mezo report: give --out FILE.html for a page, or --figure FILE.svg (.pdf, .png) for a figure")
@@ -23,25 +20,13 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None, watch
         check_output(out, (".html",))
     if figure is not None:
         check_output(figure, FORMATS, "--figure")
-    while True:
-        began = time.monotonic()
-        running = _write(folders, out, figure, watch)
-        if not (watch and running):
-            return
-        time.sleep(max(WAIT, 4 * (time.monotonic() - began)))
-
-
-def _write(folders: Sequence[Path], out: Path | None, figure: Path | None, watch: bool) -> int:
-    """Write the page and the figure; return how many runs are running."""
     progress = partial(progress_bar, make_console())
     runs = read_report(folders_or_outputs(folders), progress)
-    running = sum(run.entry.status == "running" for run in runs.runs)
     for text in runs.warnings:
         print_warning(text)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written
         paper_figure(runs.runs, runs.panels, figure)
         print_line(f"wrote {figure}")
     if out is not None:
-        write_output(out, render(runs, progress, WAIT if watch and running else None))
-        print_line(f"wrote {out}" + (f", {running} running" if watch and running else ""))
-    return running
+        write_output(out, render(runs, progress))
+        print_line(f"wrote {out}")

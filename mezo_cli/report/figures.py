@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,12 +22,6 @@ TABLE_ROWS = 24  # at most, in a table behind a figure
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
 Curve = TypeVar("Curve", pd.Series, pd.DataFrame)
-DEV_FIELDS = (  # of evaluations, each with the title of its figure
-    ("loss", "Loss on dev"),
-    ("drift", "Drift |theta - theta0| / |theta0|"),
-    ("keep_log_prob", "Mean log-probability of the answers of data.keep"),
-    ("keep_kl", "KL(theta0 || theta) on the answers of data.keep"),
-)
 FEW = 40  # points up to which each is marked
 
 
@@ -55,11 +48,8 @@ def run_figures(run: RunDetails, name: str) -> list[Figure]:
     """Return the figures of a run, those for which it has numbers. `name` is unique in the page."""
     parts = [_rewards if run.rewards else _loss] * bool(len(run.losses))
     parts += [_dev] * bool(run.dev)
-    fields = DEV_FIELDS[1:] if run.rewards else DEV_FIELDS
-    parts += [partial(_dev_field, *field) for field in fields if any(field[0] in line for line in run.dev)]
     parts += [_predictions] * any(predicted_fractions(line) for line in run.dev[:1])
     parts += [_gradients] * (run.projected_grads is not None)
-    parts += [_speed] * (len(run.speed[0]) > 1)
     with drawing():
         return [draw(run, f"{name}{number}") for number, draw in enumerate(parts)]
 
@@ -94,18 +84,6 @@ def _rewards(run: RunDetails, name: str) -> Figure:
     table = _table(run.steps, {name.replace("_", " "): (values, ".4g") for name, values in rewards.items()})
     legend = [("c1", "train, mean of the members"), *[("c3", "dev")] * ("reward" in dev)]
     return Figure("Reward", note, inline_svg(axes, name, f"Rewards over steps. {note}"), table, legend)
-
-
-def _dev_field(field: str, title: str, run: RunDetails, name: str) -> Figure:
-    """Draw a field of the evaluations on dev that has them at every step, or at some."""
-    axes, known = new_axes(), [line for line in run.dev if field in line]
-    values = pd.Series([line[field] for line in known], [line["step"] for line in known])
-    axes.plot(values, color=colour("c5"), linewidth=2, **_dots(len(values)))
-    step_axis(axes, int(values.index[-1]))
-    ends = (f"{values.iloc[i]:.4g} at step {values.index[i]:,}" for i in (0, -1))
-    note = f"{', '.join(ends)}; lowest {values.min():.4g} at step {values.idxmin():,}."
-    svg = inline_svg(axes, name, f"{title} over steps. {note}")
-    return Figure(title, note, svg, _table(values.index, {field: (values, ".4g")}))
 
 
 def _dev(run: RunDetails, name: str) -> Figure:
@@ -198,15 +176,6 @@ def histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(sizes.size)))) + 1)
     edges[0], edges[-1] = low, high  # as rounding may put the ends inside
     return np.histogram(sizes, edges)[0], edges
-
-
-def _speed(run: RunDetails, name: str) -> Figure:
-    axes, (steps, rates) = new_axes(), run.speed
-    smooth, _ = _draw_curve(axes, pd.Series(rates, steps), "c5")
-    count_axis(axes)
-    note = f"Median {run.median_speed:.3g} steps per second, evaluations between logged steps included."
-    table = _table(steps, {"steps/s": (rates, ".3g"), "smoothed": (smooth, ".3g")})
-    return Figure("Speed", note, inline_svg(axes, name, f"Steps per second over steps. {note}"), table)
 
 
 def _table(steps: Any, columns: Mapping[str, tuple[Any, str]]) -> pd.DataFrame:

@@ -1,24 +1,22 @@
-"""The figures of several runs: groups against forwards, scores over a grid, trials of searches; and for papers."""
+"""The figure of groups of runs against forwards, and figures for papers."""
 
 import io
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mezo_cli.config.search_ranges import Range
 from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, format_shots
 from mezo_cli.report.details import RunDetails, thin_indices
-from mezo_cli.report.figures import TABLE_ROWS, Figure, draw_dev, draw_loss, log_axis, score_axis, step_axis
+from mezo_cli.report.figures import TABLE_ROWS, Figure, draw_dev, draw_loss, score_axis, step_axis
 from mezo_cli.report.output import make_table, write_output
-from mezo_cli.report.searches import Search
-from mezo_cli.report.settings import format_mean, format_value, is_fraction, scale
+from mezo_cli.report.settings import format_mean, scale
 from mezo_cli.report.svg import SERIES, colour, drawing, inline_svg, new_axes, series_name
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
@@ -28,8 +26,6 @@ if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
 FORMATS = (".svg", ".pdf", ".png")  # of a figure for a paper
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of the series; the template shows the same
 SHOWN_LINES = len(SERIES)  # lines in colours of their own
-HEAT = (6, 46)  # percent of colour in the lowest and the highest cell; text stays readable on both
-MOST_CELLS = 400  # of a heat map
 WIDE = (440, 280)
 PAPER_STYLE = {"svg.fonttype": "path", "pdf.fonttype": 42, "font.size": 8, "figure.dpi": 300, "savefig.dpi": 300}
 COLUMN, ROW = 3.3, 2.3  # inches: a column of a two-column paper, and the height of a panel
@@ -79,11 +75,6 @@ def panels(groups: Sequence[Group], details: Mapping[str, RunDetails]) -> list[P
         lines = [Line(_label(group, members), group, curve) for group, curve in curves if not curve.empty]
         drawn += [Panel(title, lines)] if lines else []
     return drawn
-
-
-def panel_of(title: str, groups: Mapping[str, Group], details: Mapping[str, RunDetails]) -> Panel:
-    """Return the panel of groups by their labels, all of which have been evaluated."""
-    return Panel(title, [Line(label, group, _curve(group, details)) for label, group in groups.items()])
 
 
 def _curve(group: Group, details: Mapping[str, RunDetails]) -> pd.DataFrame:
@@ -175,115 +166,6 @@ def _draw_scores(axes: "Axes", group: Group, x: float, shade: str) -> bool:
     if group.paper_number is not None:
         axes.plot([x], [group.paper_number.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=shade, mew=1.5)
     return group.mean is not None or group.paper_number is not None
-
-
-# --- grids ---
-
-
-def heat_map(group: Group, trials: Collection[str] = ()) -> dict[str, Any] | None:
-    """Return the best dev score at each point of a group's grid, mean over data seeds; None for one point or too many.
-
-    The two settings that vary most are the columns and rows; further settings are at their best.
-
-    Args:
-        group: the group of runs.
-        trials: the locations of runs that are left out: trials of a search lie at no grid.
-    """
-    runs = group.runs[group.runs.finished & ~group.runs.entry.map(lambda entry: entry.location in trials)]
-    points = pd.DataFrame([dict(group.grid[number]) for number in runs.point], runs.index)
-    count = points.nunique().sort_values(ascending=False, kind="stable")
-    varying = list(count[count > 1].index)
-    if not varying:
-        return None
-    across = "optimizer.lr" if "optimizer.lr" in varying else varying[0]
-    down = next(key for key in [*varying, *points] if key != across)
-    scores = runs[["dev", "data_seed"]].join(points).groupby([*points, "data_seed"], dropna=False)["dev"].mean()
-    means = scores.groupby(list(points), dropna=False).agg(["mean", "size"]).reset_index()
-    best = means.sort_values("mean").drop_duplicates([down, across], keep="last")
-    cells = best.pivot(index=down, columns=across, values=["mean", "size"])
-    corner = f"{down.split('.')[-1]} \\ {across.split('.')[-1]}"
-    if cells["mean"].size > MOST_CELLS:
-        return None  # the table of all runs, which can be sorted, says more
-    form = ".1f" if is_fraction(group.metric) else ".4g"
-    return heat_table(group.title, corner, scale(group.metric) * cells["mean"], form, cells["size"])
-
-
-def heat_table(
-    title: str, corner: str, values: pd.DataFrame, form: str, small: pd.DataFrame | None = None
-) -> dict[str, Any]:
-    """Return what the template shows of a table of coloured numbers.
-
-    Args:
-        title: of the table.
-        corner: says what the rows and the columns are.
-        values: the numbers, nan where there is none.
-        form: how they are written.
-        small: counts below the numbers, whose best one is outlined then.
-    """
-    low, high = values.min().min(), values.max().max()
-    spread = high - low if high > low else 1.0
-    heats = (HEAT[1] - (HEAT[1] - HEAT[0]) * (high - values) / spread).round()
-    texts = values.map(lambda value: "" if pd.isna(value) else f"{value:{form}}")
-    cells = {"texts": texts.to_numpy(), "heats": heats.to_numpy(), "small": None if small is None else small.to_numpy()}
-    names = {"columns": list(map(format_value, values)), "rows": list(map(format_value, values.index))}
-    best = "" if small is None else f"{high:{form}}"
-    return {"title": title, "corner": corner, **names, **cells, "best": best}
-
-
-# --- searches ---
-
-
-def search_figures(search: Search, name: str) -> list[Figure]:
-    """Return one figure per searched number: the score of every trial against it. `name` is unique in the page."""
-    is_loss, trials = search.goal == "loss", search.trials
-    what = "lowest loss" if is_loss else search.goal
-    note = (
-        f"The {what} on dev after step 0. Filled: the best trial so far; ringed: the best. Hollow: another that "
-        "finished. Small and grey: pruned, or not finished. Cross: diverged."
-    )
-    column, figures = f"{search.goal}{' %' * is_fraction(search.goal)}", []
-    for number, searched in enumerate(search.ranges):
-        best = trials["is_record"].map({True: ", the best so far", False: ""})
-        scores = (trials["score"] * scale(search.goal)).map("{:.3g}".format).replace("nan", "-")
-        texts = {"trial": trials["number"].astype(str), searched.key: trials[searched.key].map("{:.3g}".format)}
-        table = make_table("", pd.DataFrame({**texts, column: scores, "ended": trials["end"] + best}), left=0)
-        title = f"{search.name}: {search.goal} against {searched.key}"
-        with drawing():
-            axes = new_axes(WIDE)
-            draw_trials(axes, search, searched)
-            svg = inline_svg(axes, f"{name}{number}", f"{title}, one mark per trial")
-        figures.append(Figure(title, note, svg, table))
-    return figures
-
-
-def draw_trials(axes: "Axes", search: Search, searched: Range) -> None:
-    """Draw the score of each trial of a search against one of the searched numbers.
-
-    Each trial that was the best so far is filled, the best of all ringed; pruned ones are grey; diverged ones are
-    crosses at the lower edge, where the axis of a loss is reversed: better is higher.
-    """
-    is_loss, trials = search.goal == "loss", search.trials
-    x, y = trials[searched.key], trials["score"] * scale(search.goal)
-    diverged, finished = trials["end"] == "diverged", trials["end"] == "finished"
-    axes.plot(x[diverged], [0.03] * diverged.sum(), "x", color=colour("c2"), ms=6, transform=axes.get_xaxis_transform())
-    ways: list[tuple[Any, dict[str, Any]]] = [
-        (~diverged & ~finished, {"ms": 4, "mec": colour("quiet"), "mfc": colour("page")}),
-        (finished & ~trials["is_record"], {"ms": 6, "mec": colour("c1"), "mfc": colour("page")}),
-        (trials["is_record"], {"ms": 6, "mec": colour("c1"), "mfc": colour("c1")}),
-        (trials.index == trials.index[trials["is_record"]].max(), {"ms": 13, "mec": colour("c1"), "mfc": "none"}),
-    ]
-    for chosen, style in ways:
-        axes.plot(x[chosen], y[chosen], "o", mew=1.5, **style)
-    low, high = searched.low, searched.high
-    if searched.is_log:
-        log_axis(axes, low, high)
-    around = (high / low) ** 0.04 if searched.is_log else 0.04 * (high - low)  # so that no mark is cut
-    axes.set_xlim(*((low / around, high * around) if searched.is_log else (low - around, high + around)))
-    axes.margins(y=0.16)
-    axes.set_xlabel(searched.key, loc="right", parse_math=False)
-    if is_loss:
-        axes.invert_yaxis()
-    score_axis(axes, search.goal)
 
 
 # --- for a paper ---

@@ -14,21 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.details import RunDetails, read_details
-from mezo_cli.report.equal_forwards import bench_panel, forwards_view, read_benches
+from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys, with_all_keys
 from mezo_cli.report.figures import run_figures
-from mezo_cli.report.group_figures import Panel, heat_map, heat_table, panel_figure, panels, search_figures
+from mezo_cli.report.group_figures import Panel, panel_figure, panels
 from mezo_cli.report.output import make_table
-from mezo_cli.report.overlay import overlays, run_names, run_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.read import left_out, no_runs, read_runs
-from mezo_cli.report.searches import Search, read_searches
-from mezo_cli.report.settings import changed_settings, format_score, format_value, is_fraction, scale
+from mezo_cli.report.settings import changed_settings, format_mean, format_score, format_value, is_fraction, scale
 from mezo_cli.report.svg import COLOURS, SERIES, series_name
 from mezo_cli.report.tables import PROTOCOL, group_view
 from mezo_cli.runs.metrics_log import metrics_of
@@ -42,6 +38,7 @@ if TYPE_CHECKING:  # jinja2 is imported when a page is written
 TEMPLATES = Path(__file__).with_name("templates")
 LONGEST = 400  # characters of a test row's text or a prompt that are shown
 MANY, LONGEST_OF_MANY = 10, 160  # runs in a page from which on fewer characters are shown
+HEAT = 46  # percent of colour in the most frequent cell of labels against predictions
 MOST_SECTIONS = 50  # runs that have a section of their own in a page
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
@@ -50,13 +47,11 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: the runs, oldest first, the groups that they form, their curves, the searches that they
-    are trials of, and what was left out."""
+    """What is reported: the runs, oldest first, the groups that they form, their curves, and what was left out."""
 
     runs: Sequence[RunDetails]
     groups: Sequence[Group]
     panels: Sequence[Panel]
-    searches: Sequence[Search]
     warnings: Sequence[str]
 
 
@@ -74,18 +69,11 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     if not runs:
         raise no_runs(folders, warnings)
     groups = group_runs(run.entry for run in runs)
-    searches = read_searches([run.entry for run in runs], warnings.append)
-    return Report(runs, groups, panels(groups, {run.name: run for run in runs}), searches, warnings)
+    return Report(runs, groups, panels(groups, {run.name: run for run in runs}), warnings)
 
 
-def render(report: Report, progress: Progress, refresh: int | None = None) -> str:
-    """Return the page; about one run alone if it is one.
-
-    Args:
-        report: what is reported.
-        progress: shows how many runs are drawn.
-        refresh: seconds after which a browser reads the page again; None: never.
-    """
+def render(report: Report, progress: Progress) -> str:
+    """Return the page; about one run alone if it is one. `progress` shows how many runs are drawn."""
     runs, numbered = _with_section(report), []
     names = dict(zip((run.name for run in report.runs), run_names(report.runs), strict=True))
     longest = LONGEST if len(runs) < MANY else LONGEST_OF_MANY
@@ -94,28 +82,20 @@ def render(report: Report, progress: Progress, refresh: int | None = None) -> st
             numbered.append(_run(run, f"r{number}", longest) | {"id": f"run-{number + 1}", "heading": names[run.name]})
             done(number + 1)
     runs = report.runs
-    benches = [bench_panel(bench) for bench in read_benches(run.entry for run in runs)]
-    trials = {path for search in report.searches for path in search.locations}
     several = {
         "title": f"{len(runs)} runs",
         "lede": _lede(runs),
         "warnings": report.warnings,
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
-        "benches": forwards_view([run.entry for run in runs]) if benches else None,
-        "bench_panels": [panel_figure(panel, f"b{number}") for number, panel in enumerate(filter(None, benches))],
         "panels": [panel_figure(panel, f"p{number}") for number, panel in enumerate(report.panels)],
-        "searches": [search_figures(one, f"s{number}_") for number, one in enumerate(report.searches)],
-        "heat_maps": [grid for group in report.groups if (grid := heat_map(group, trials)) is not None],
-        "overlays": overlays(runs, list(names.values())) if len(runs) > 1 else [],
         "run_table": run_table(runs, {one["details"].name: one["id"] for one in numbered}),
         "runs": numbered,
     }
     content = several if len(runs) > 1 else {"title": runs[0].title, "single": numbered[0]}
     source = paper().source if any(group.paper_number for group in report.groups) else ""
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
-    written = utc_now()[:10] if refresh is None else utc_now()[:19]
-    facts = {"written": written, "paper": source, "version": package_version(), "refresh": refresh}
+    facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}
     return template.render(**content, **facts, style=_style(), script=script, script_hash=_sha256(script))
 
 
@@ -176,6 +156,46 @@ def _lede(runs: Sequence[RunDetails]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
+
+
+def run_names(runs: Sequence[RunDetails]) -> list[str]:
+    """Return each run in what it differs in from the others, with its directory where that is not enough."""
+    names = name_runs([run.entry.settings for run in runs])
+    counts = Counter(names)
+    pairs = zip(names, runs, strict=True)
+    return [name if counts[name] == 1 else ", ".join(filter(None, (name, run.name))) for name, run in pairs]
+
+
+def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str, Any]:
+    """Return the columns and rows of the table of all runs, with every setting that differs.
+
+    Args:
+        runs: the runs.
+        links: the location of a run -> the id of its section in the page.
+    """
+    settings = with_all_keys([run.entry.settings for run in runs])
+    keys = telling_keys(settings, differing_keys(settings))
+    rows = [
+        {
+            "run": run.name,
+            "status": run.entry.status,
+            **{short_name(key): format_value(own[key]) for key in keys},
+            "step": f"{run.entry.steps_done:,}",
+            "dev": format_mean(
+                run.metric, None if run.best is None else run.best[run.metric], marked=run.entry.picked_start
+            ),
+            "at step": "-" if run.best is None else f"{run.best['step']:,}",
+            "dev loss": "-" if run.best is None else f"{run.best['loss']:.4f}",
+            "test": format_mean(run.metric, run.entry.score("test"), marked=run.entry.picked_start),
+            "seconds": f"{run.total_seconds:,.0f}",
+        }
+        for run, own in zip(runs, settings, strict=True)
+    ]
+    return {
+        "columns": list(rows[0]),
+        "words": 2,
+        "rows": [(links.get(row["run"]), row) for row in rows],
+    }
 
 
 # --- one run ---
@@ -246,5 +266,6 @@ def _confusion(run: RunDetails) -> dict[str, Any] | None:
     counts, labels = run.examples.counts, run.config.task.labels
     if not counts:
         return None
-    rows = [[counts.get((label, predicted), 0) for predicted in labels] for label in labels]
-    return heat_table("Labels against predictions", "", pd.DataFrame(rows, labels, labels), ",")
+    most = max(counts.values())
+    rows = [[(n, round(HEAT * n / most)) for n in (counts.get((label, one), 0) for one in labels)] for label in labels]
+    return {"title": "Labels against predictions", "labels": labels, "rows": list(zip(labels, rows, strict=True))}

@@ -1,24 +1,17 @@
-"""Build the tables of `mezo compare`: groups of runs, the paper's table, and objectives run by run."""
+"""Build the tables of `mezo compare`: groups of runs, and the paper's table."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from mezo_cli.errors import UserError
-from mezo_cli.report.aggregate import Group, format_points, format_shots, group_runs, unlike_paper
-from mezo_cli.report.details import RunDetails
-from mezo_cli.report.equal_forwards import forwards_view
+from mezo_cli.report.aggregate import Group, format_points, group_runs, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
-from mezo_cli.report.read import Entry, left_out, no_runs, read_runs
-from mezo_cli.report.settings import format_mean, format_value, method_name, objective_order, shown_value
+from mezo_cli.report.read import no_runs, read_runs
+from mezo_cli.report.settings import format_mean, shown_value
 from mezo_cli.runs.picked import MARK, NOTE
 
-VIEWS = ("groups", "seeds", "paper", "objectives", "forwards")
 PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
 INFERRED = (
     "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
@@ -37,8 +30,7 @@ def comparison(
     Args:
         folders: where to look for run directories, at any depth.
         view: `groups` (mean and std over data seeds), `seeds` (also the picked point of each data seed), `paper` (the
-            paper's whole table with the runs' results), `objectives` (one column per run), or `forwards` (methods at
-            equal forwards).
+            paper's whole table with the runs' results).
         width: characters per line that a table may take; some views split a table that is wider.
         warn: called for each directory that cannot be read as a run.
         table: which of the paper's tables the view `paper` shows.
@@ -50,10 +42,6 @@ def comparison(
         return paper_view(group_runs(entries), width, table)
     if not entries:
         raise no_runs(folders, warnings)
-    if view == "objectives":
-        return objective_view(entries, width)
-    if view == "forwards":
-        return forwards_view(entries)
     return group_view(group_runs(entries), seeds=view == "seeds")
 
 
@@ -270,154 +258,3 @@ def _paper_cells(table: Paper, row: Row, groups: Sequence[Group]) -> Iterable[di
         if not same and task in row.numbers:
             empty = {"task": task, "shots": row.shots, "method": row.method, "loss": table.loss(row, task), "n": 0}
             yield {"row": name, "model": row.model, **empty, **row.numbers[task].record()}
-
-
-# --- objectives, run by run ---
-
-# Settings that are fields of a run's record, or stand in the title of its table.
-SHOWN = ("objective.name", "objective.loss", "optimizer.name", "peft.name", "init", "steps", "data.dir", "data.shots")
-UNLESS_DIFFERENT = ("method", "status", "eps", "batch_size", "weight_decay", "backwards")  # fields that are then no row
-NOT_SHOWN = ("task", "model", "seed", "fingerprint", "shots", "data_seed", "run")
-
-
-COMMON = ("task", "model", "seed", "fingerprint")  # what runs must have in common to be compared run by run
-Common = tuple[str, str, int, str]
-
-
-def objective_view(entries: Sequence[Entry], width: int) -> Comparison:
-    """Return one table per set of comparable runs, with one column per run, for a terminal of `width` columns."""
-    runs, unread = _evaluated(entries)
-    sets: dict[Common, list[RunDetails]] = defaultdict(list)
-    for run in sorted(runs, key=_run_order):
-        config = run.config
-        sets[config.task.name, config.model.path, config.seed, str(run.entry.data_fingerprint)].append(run)
-    differing = {key: members for key, members in sets.items() if len({_objective(run) for run in members}) > 1}
-    shown = dict(sorted((differing or sets).items()))
-    notes = _set_notes(sets, shown) if len(sets) > 1 else []
-    tables, records = [], []
-    for common, members in shown.items():
-        fields = [{**dict(zip(COMMON, common, strict=True)), **_run_record(run)} for run in members]
-        tables += _run_tables(common, members, fields, width)
-        records += fields
-        notes += [f"{run.name}: {run.entry.trouble()}" for run in members if not run.entry.finished]
-        notes += [text for run in members for text in run.damage]
-    return Comparison(tables, [*notes, *unread], records, {"unit": UNIT, "runs": records})
-
-
-def _evaluated(entries: Sequence[Entry]) -> tuple[list[RunDetails], list[str]]:
-    """Return the runs that have been evaluated, and why the others are left out."""
-    runs, early, damaged = [], [], []
-    for entry in entries:
-        try:
-            run = RunDetails(entry)
-            _ = run.gradient_stats  # reads the trajectory
-        except UserError as error:
-            damaged.append(left_out(entry.run, error))
-            continue
-        if run.dev:
-            runs.append(run)
-        else:
-            early.append(f"{entry.location} is left out: {entry.trouble()}, before its first evaluation")
-    if not runs:
-        reason = f"can be compared: {damaged[0]}" if damaged else "has been evaluated yet"
-        raise UserError(f"no run here {reason}")
-    return runs, damaged + early
-
-
-def _objective(run: RunDetails) -> tuple[str, str]:
-    return run.config.objective.name, run.config.objective.loss
-
-
-def _run_order(run: RunDetails) -> tuple[Any, ...]:
-    config = run.config
-    return (*objective_order(config), method_name(config), config.optimizer.lr, run.entry.start)
-
-
-def _run_tables(
-    common: Common, runs: Sequence[RunDetails], records: Sequence[Mapping[str, Any]], width: int
-) -> list[pd.DataFrame]:
-    """Return tables with one column per run, a row per field of its record, as many runs as the terminal holds."""
-    shots = format_shots(runs[0].entry.shots)
-    task, model, seed, data = common
-    title = f"{task}, {Path(model).name}, {shots}, seed {seed}, data {data[:8]}"
-    rows = [_expanded(record, "predicted") for record in records]
-    fields = pd.DataFrame(rows, dtype=object).dropna(axis=1, how="all").drop(columns=list(NOT_SHOWN), errors="ignore")
-    same = [name for name in UNLESS_DIFFERENT if name in fields and fields[name].nunique(dropna=False) == 1]
-    cells = pd.concat([fields.drop(columns=same).map(_cell), _differing_settings(runs)], axis=1).fillna("-").T
-    widths = 1 + cells.map(len).max()
-    tables: list[pd.DataFrame] = []
-    while cells.shape[1]:
-        fitting = max(1, (1 + cells.index.str.len().max() + widths[cells.columns].cumsum() <= width).sum())
-        table = cells.iloc[1:, :fitting].reset_index()
-        table.columns = [cells.index[0], *cells.iloc[0, :fitting]]  # its first row is its header
-        table.attrs.update(title=f"{title}, continued" if tables else title, left=1)
-        tables.append(table)
-        cells = cells.iloc[:, fitting:]
-    return tables
-
-
-def _expanded(record: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Return a record with the entries of one of its fields, a mapping, as fields."""
-    entries = {f"{field} {name}": value for name, value in (record[field] or {}).items()}
-    return {key: value for key, value in record.items() if key != field} | entries
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None or pd.isna(value) else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _differing_settings(runs: Sequence[RunDetails]) -> pd.DataFrame:
-    """Return the settings in which the runs differ, except those that every table shows; a column per setting."""
-    settings = (run.entry.group_settings() for run in runs)
-    texts = pd.DataFrame([{key: format_value(value) for key, value in one.items()} for one in settings])
-    return texts[[key for key, count in texts.nunique().items() if count > 1 and key not in SHOWN]]
-
-
-def _set_notes(sets: Mapping[Common, Sequence[RunDetails]], shown: Mapping[Common, Any]) -> list[str]:
-    """Return why there is more than one set of runs, and how many runs have nothing to be compared with."""
-    notes = ["a table compares only runs on the same rows, with the same seed and from the same model"]
-    rows = defaultdict(list)
-    for common in sets:
-        rows[common[:3]].append(common[3][:8])
-    for (task, _, seed), data in sorted(rows.items()):
-        if len(data) > 1:
-            notes.append(f"{task}, seed {seed}: the runs had different rows (data {', '.join(sorted(data))})")
-    if not any(len({_objective(run) for run in members}) > 1 for members in shown.values()):
-        notes.append("only one objective and one loss each: `mezo train -m experiment=objectives` runs four to compare")
-    rest = sum(len(members) for common, members in sets.items() if common not in shown)
-    return notes + [f"not shown: {rest} runs with no other objective or loss to compare"] * bool(rest)
-
-
-def _run_record(run: RunDetails) -> dict[str, Any]:
-    """Return a run as plain values: `loss` that of the batches, `one_answer` the only label."""
-    entry, config, one, last = run.entry, run.config, run.one_label(), run.last or {}
-    return {
-        "shots": entry.shots,
-        "data_seed": entry.data_seed,
-        "objective": config.objective.name,
-        "loss": config.objective.loss,
-        "method": method_name(config),
-        **{key.removeprefix("optimizer."): value for key, value in entry.grid_settings().items()},
-        "steps": entry.steps_done,
-        "status": entry.status,
-        "verdict": entry.verdict,
-        "best_step": (entry.summary.get("best") or {}).get("step"),
-        **run.gradient_stats,
-        "loss_first": float(run.losses[0]) if len(run.losses) else None,
-        "loss_last": float(run.losses[-1]) if len(run.losses) else None,
-        "dev_loss_first": run.dev[0]["loss"],
-        "dev_loss_last": run.dev[-1]["loss"],
-        **{
-            f"{split}_{name}": shown_value(name, value)
-            for split in ("train", "dev", "test")
-            for name, value in entry.scores.get(split, {}).items()
-            if name != "loss"
-        },
-        "predicted": last.get("predicted"),
-        "predicted_on": last.get("split"),
-        "one_answer": None if one is None else one[0],
-        "forwards": entry.summary.get("forwards"),
-        "backwards": entry.summary.get("backwards"),
-        "seconds": run.total_seconds,
-        "run": entry.location,
-    }

@@ -224,12 +224,13 @@ class Run:
     def info(self) -> dict[str, Any]:
         """Return run.json without its checksum. A format that is not known is refused."""
         path = self.path / "run.json"
-        found = read_json(path).get("format")
+        values = read_json(path)
+        found = values.get("format")
         if found != FORMAT:
             raise UserError(
                 f"{self.path}: of a version of mezo before 1.0, or of a format that this one does not know: {found}"
             )
-        return self._read_checked(path)
+        return self._checked(path, values)
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
@@ -239,8 +240,7 @@ class Run:
         write_atomically(self.path / "run.json", json.dumps(add_checksum(values), indent=2) + "\n")
 
     @staticmethod
-    def _read_checked(path: Path) -> dict[str, Any]:
-        values = read_json(path)
+    def _checked(path: Path, values: dict[str, Any]) -> dict[str, Any]:
         if verify_checksum(values) is None:
             raise UserError(f"{path} is damaged: it does not match its own checksum")
         return {key: value for key, value in values.items() if key != "crc"}
@@ -424,7 +424,7 @@ class Run:
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json without its checksum."""
-        return self._read_checked(self.path / "summary.json")
+        return self._checked(self.path / "summary.json", read_json(self.path / "summary.json"))
 
     def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
         """Write untrained.json with a checksum: split -> the label scores of its rows before the first step."""
@@ -434,7 +434,7 @@ class Run:
         """Return the scores of `write_untrained`; None if there are none."""
         path = self.path / "untrained.json"
         try:
-            return self._read_checked(path) if path.exists() else None
+            return self._checked(path, read_json(path)) if path.exists() else None
         except UserError as error:
             raise UserError(
                 f"{error}; without this file the run continues, compared with no untrained model"

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from compare_methods import Method
 
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.aggregate import group_runs
-from mezo_cli.report.equal_forwards import Method
 from mezo_cli.report.read import read_runs
 from mezo_cli.runs import find_runs
 
@@ -75,7 +75,7 @@ def grid(middle: float, trials: int) -> list[float]:
 
 
 def best_rate(folder: Path) -> tuple[float, bool] | None:
-    """Return the lr that `mezo compare --forwards` chooses of a method's tuning runs, and whether it is at an end."""
+    """Return the lr that compare_methods.py chooses of a method's tuning runs, and whether it is at an end."""
     tuned = sorted(path for path in folder.glob("tune*") if path.is_dir())
     groups = group_runs(read_runs(tuned)[0]) if tuned else []
     method = Method(groups[0]) if groups else None

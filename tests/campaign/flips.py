@@ -12,7 +12,6 @@ KIND = "flips"
 COMMANDS = {
     "runs": ["runs", "."],
     "compare": ["compare", "."],
-    "compare --objectives": ["compare", ".", "--objectives"],
     "eval best": ["eval", "run", "--checkpoint", "best"],
     "eval last": ["eval", "run", "--checkpoint", "last"],
     "replay": ["replay", "run", "--step", "2", "--out", "out"],

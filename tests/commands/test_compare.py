@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.report.run_directories import first_table_cells, make_run, make_two_methods
+from tests.report.run_directories import make_run, make_two_methods
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_mistakes(words: list[str], part: str, runs: Path) -> None:
 def test_no_outputs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "there is no folder outputs/ here" in error_line(mezo("compare"))
-    assert "there is no folder outputs/ here" in error_line(mezo("compare", "--objectives"))
+    assert "there is no folder outputs/ here" in error_line(mezo("compare"))
     assert mezo("compare", "--paper").code == 0
 
 
@@ -109,15 +109,6 @@ def test_real_runs_from_end_to_end(roberta: Path, tmp_path: Path) -> None:
         best = max(mine, key=lambda job: (job["dev"]["accuracy"], -job["dev"]["loss"]))
         assert found[0]["seeds"][seed]["test"] == pytest.approx(100 * best["test"]["accuracy"], abs=1e-3)
     assert found[1]["missing"] == found[2]["missing"] == [21, 42, 87, 100]
-
-    said = mezo("compare", "--objectives", tmp_path)
-    assert said.code == 0, said
-    cells = first_table_cells(said.out)
-    assert cells["objective"] == ["mlm", "mlm", "mlm", "cls"]
-    assert cells["loss"] == ["cross_entropy", "cross_entropy", "accuracy", "cross_entropy"]
-    assert cells["zero_fraction"][2] == "1"
-    assert cells["forwards"] == ["6"] * 4
-    assert "-" not in cells["train_accuracy"]
 
 
 def test_the_list_of_runs_shows_the_adapter(tmp_path: Path) -> None:

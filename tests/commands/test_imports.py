@@ -36,7 +36,6 @@ NOT_FOR_A_MODEL = (
         ("data data=files data.dir={movies} data.shots=3 --export out", f"{MODELS} tokenizers", 0),
         ("compare --paper", f"{MODELS} {PAGES}", 0),
         pytest.param("compare {run}", f"{MODELS} {PAGES}", 0, marks=pytest.mark.slow),
-        pytest.param("compare --objectives {run}", f"{MODELS} {PAGES}", 0, marks=pytest.mark.slow),
         pytest.param("predict {run} --text dull", NOT_FOR_A_MODEL, 0, marks=pytest.mark.slow),
     ],
 )

@@ -13,6 +13,7 @@ from mezo_cli.commands import tune
 from mezo_cli.training import loop
 from mezo_cli.training.verdict import best_evaluation
 from tests.command_line import Result, error_line, mezo, small
+from tests.report.run_directories import make_config
 
 optuna = pytest.importorskip("optuna")
 
@@ -152,7 +153,7 @@ def test_a_trial_that_was_asked_for_only_is_completed(
 def test_the_best_evaluation_of_a_trial(scores: list[tuple[float, float]], best: int | None) -> None:
     lines = [{"step": step, "accuracy": score, "loss": loss} for step, (score, loss) in enumerate(scores)]
     run: Any = SimpleNamespace(evaluations=lambda _: lines)
-    found = best_evaluation(run, 4, "accuracy", "score")
+    found = best_evaluation(run, make_config({"steps": 4}), "score")
     assert (found and found["step"]) == best
 
 

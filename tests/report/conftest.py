@@ -4,17 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.run_directories import make_curves, make_four_objectives, make_two_methods
+from tests.report.run_directories import make_curves, make_two_methods
 
 
 @pytest.fixture(scope="session")
 def two_methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_two_methods(tmp_path_factory.mktemp("two") / "runs")
-
-
-@pytest.fixture(scope="session")
-def four_objectives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_four_objectives(tmp_path_factory.mktemp("four") / "runs")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -179,22 +178,6 @@ def make_two_methods(root: Path) -> Path:
     make_run(root / "other" / "a", {**other, "seed": 13}, dev=0.7, test=0.6)
     make_run(root / "other" / "b", {**other, "seed": 21}, ended="the disk | is\nfull")
     return root
-
-
-def make_four_objectives(root: Path) -> Path:
-    """Make mlm and cls, each by cross-entropy and by accuracy, on one split, and return their folder."""
-    still = {"objective.loss": "accuracy"}
-    make_run(root / "d", {"objective": "cls", **still}, grads=[0.0] * 4, predicted=(0, 10))
-    make_run(root / "c", {"objective": "cls"}, test=0.6, grads=[1.0, -2.0, 0.5], predicted=(1, 39))
-    make_run(root / "b", still, test=0.7, grads=[0.0, 0.0, -0.5, 0.0])
-    make_run(root / "a", test=0.9, grads=[1.0, -3.0, 2.0, 0.5], predicted=(4, 6))
-    return root
-
-
-def first_table_cells(out: str) -> dict[str, list[str]]:
-    """Return row name -> words of its cells, of the first table that `--objectives` printed."""
-    lines = out.split("\n\n")[0].splitlines()[1:]
-    return {name: cells.split() for name, cells in (re.split(r"\s{2,}", line, maxsplit=1) for line in lines)}
 
 
 def make_curves(

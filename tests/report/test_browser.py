@@ -20,7 +20,6 @@ from tests.report.run_directories import SEEDS, make_curves, make_run
 
 pytestmark = pytest.mark.slow
 
-OLD = Path(__file__).parents[1] / "fixtures" / "runs"
 WIDTHS = (400, 1400)
 PAGES = ("one", "several", "six")
 # Without these it asks for updates and tries names of its own.
@@ -103,8 +102,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     make_run(runs / "several" / "failed", few, ended="a reason " * 30)
     make_run(runs / "several" / "zero-shot", {"steps": 0, **few})
-    for old in ("mezo", "nspsa_linear-interrupted"):
-        shutil.copytree(OLD / old, runs / "several" / old)
     held = make_curves(runs / "several" / "running", {"seed": 87, **few}, ended="running")
     make_curves(runs / "six" / "run", {"task": "trec", "eval_every": 2}, text="y" * 300)
     for name in PAGES:

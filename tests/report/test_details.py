@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.details import NO_PREDICTIONS, OPEN_END, RunDetails, confidence, read_details
+from mezo_cli.report.details import OPEN_END, RunDetails, confidence, read_details
 from mezo_cli.report.read import read_run
 from tests.report.run_directories import make_curves, make_run
-
-OLD = Path(__file__).parents[1] / "fixtures" / "runs"
 
 
 def details(path: Path) -> RunDetails:
@@ -80,17 +78,6 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     run = details(held.path)
     assert run.entry.status == "running"
     assert (run.dev, run.best, list(run.losses), run.projected_grads, run.results()) == ([], None, [], None, [])
-
-
-@pytest.mark.parametrize("name", ["mezo", "momentum", "nspsa_linear", "adam_window-interrupted"])
-def test_runs_of_earlier_versions(name: str) -> None:
-    run = details(OLD / name)
-    finished = run.entry.finished
-    assert run.examples.message == (NO_PREDICTIONS if finished else OPEN_END)
-    assert run.prompt is None
-    assert run.projected_grads is not None
-    if finished:
-        assert run.gradient_stats == run.entry.summary["projected_grad"]
 
 
 def test_damage_is_named(finished: Path, tmp_path: Path) -> None:

@@ -37,7 +37,14 @@ def make(path: Path, *more: str, seed: int, finished: bool = True) -> None:
             raise KeyboardInterrupt
         run.log_metrics("eval", 4, split="test", loss=-1.25, reward=1.25, f1=0.625, seconds=5.0)
         run.write_predictions(
-            {"prompt": f"{row} + 1 =", "completion": f" {row + 1}", "reward": row / 8, "f1": 0.5} for row in range(8)
+            {
+                "columns": {"numbers": f"{row}"},
+                "prompt": f"{row} + 1 =",
+                "completion": f" {row + 1}",
+                "reward": row / 8,
+                "f1": 0.5,
+            }
+            for row in range(8)
         )
         summary = {"steps": 4, "forwards": 8, "backwards": 0, "seconds": 5.0, "best": {"step": 2, "reward": 1.5}}
         run.write_summary({**summary, "dev": scores[2], "test": {"loss": -1.25, "reward": 1.25, "f1": 0.625}})
@@ -94,7 +101,7 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
         assert "Reward on dev" in text
         assert " 8</span>" in text
         assert "Accuracy" not in text
-        for title in ("step 0, start", "step 2, best", "step 4, last", "Drift |theta - theta0|", "train, mean of the"):
+        for title in ("step 0, start", "step 2, best", "step 4, last", "train, mean of the"):
             assert title in text
         assert " &lt;b&gt;2<br>" in text
         assert "Training loss" not in text

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import html
 import re
-import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -91,7 +90,7 @@ def test_the_page_of_one_run(one: str) -> None:
         "10 of the 10 wrong",
     ):
         assert part in text, part
-    for part in ("Training loss", "Accuracy on dev", "Loss on dev", "Predictions per label", "Speed", "8 of 40 are"):
+    for part in ("Training loss", "Accuracy on dev", "Predictions per label", "8 of 40 are"):
         assert part in text, part
     assert "mezo resume" in text
     assert one.count("<svg") == 6
@@ -139,14 +138,12 @@ def luminance(colour: str) -> float:
 
 
 def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> None:
-    text = " ".join(Reader(several).text.split())
     assert "optimizer.lr" not in re.findall(r"<button>(.*?)</button>", several)
     columns = re.findall(r"<button>(.*?)</button>", several)
     assert columns[:2] == ["run", "status"]
     assert {"lr", "eps", "seed", "dev", "test", "at step"} <= set(columns)
     assert len(re.findall(r'<td><a href="#run-\d+">', several)) == 12
     assert re.search(r"<summary>[^<]*lr=1e-05, eps=0.01[^<]*seed=13", several)
-    assert "sst2: training loss" in text
 
 
 def test_the_command_of_a_sweeps_job_is_as_it_was_typed(tmp_path: Path) -> None:
@@ -156,24 +153,6 @@ def test_the_command_of_a_sweeps_job_is_as_it_was_typed(tmp_path: Path) -> None:
     SweepRecord(words[3:5], words, str(tmp_path), "mine", [job]).write(tmp_path / "sweep")
     page, _ = write(tmp_path / "page.html", run.path)
     assert "mezo train task=own optimizer.lr=1e-3 --config-dir mine</pre>" in page
-
-
-def test_watching_ends_when_no_run_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, page = make_curves(tmp_path / "runs" / "a", ended="running"), tmp_path / "page.html"
-    seen = []
-
-    def wait(seconds: float) -> None:
-        seen.append(page.read_text())
-        run.update(status="interrupted")
-
-    monkeypatch.setattr(time, "sleep", wait)
-    said = mezo("report", tmp_path / "runs", "--out", page, "--watch")
-    assert said.code == 0, said
-    assert len(seen) == 1
-    assert '<meta http-equiv="refresh"' in seen[0]
-    assert "still running" in seen[0]
-    assert '<meta http-equiv="refresh"' not in page.read_text()
-    assert "interrupted" in page.read_text()
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -205,18 +184,6 @@ def test_bands_are_the_spread_over_seeds(several: str) -> None:
     cells = [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>([^<]*)</td>", row)] for row in rows]
     assert ["MeZO", "0", "50.0", "0.0", "2"] in cells
     assert ["MeZO", "80", "91.6", "0.4", "2"] in cells
-
-
-def test_the_heat_map_of_the_grid(several: str) -> None:
-    grid = re.search(r'<table class="heat"><thead><tr><th scope="col">eps \\ lr.*?</table>', several, re.DOTALL)
-    assert grid is not None
-    assert [value.split()[0] for value in re.findall(r'--heat: \d+"[^>]*>([^<]+)<', grid[0])] == [
-        "91.6",
-        "71.6",
-        "90.7",
-        "70.7",
-    ]
-    assert re.search(r'class="best">91.6 <small>2</small>', grid[0])
 
 
 @pytest.mark.slow

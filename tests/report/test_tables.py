@@ -11,11 +11,10 @@ from rich.console import Console
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import group_runs
-from mezo_cli.report.read import read_runs
-from mezo_cli.report.tables import group_view, objective_view, paper_view
+from mezo_cli.report.tables import group_view, paper_view
 from mezo_cli.runs import files
 from tests.command_line import error_line, mezo
-from tests.report.run_directories import SEEDS, first_table_cells, make_entry, make_grid, make_run
+from tests.report.run_directories import SEEDS, make_entry, make_grid
 
 FEW = {"data.shots": 16}
 
@@ -131,107 +130,6 @@ def test_a_table_that_there_is_not(tmp_path: Path) -> None:
     assert error_line(mezo("compare", "--table", "opt", tmp_path)) == "error: --table opt: only --paper has tables\n"
 
 
-# --- objectives ---
-
-
-def test_four_runs_in_one_table(four_objectives: Path) -> None:
-    said = mezo("compare", "--objectives", four_objectives)
-    assert said.code == 0, said
-    assert titles(said.out) == ["sst2, roberta-large, all, seed 42, data rows-42-"]
-    expected = {
-        "objective": "mlm mlm cls cls",
-        "loss": "cross_entropy accuracy cross_entropy accuracy",
-        "zero_fraction": "0 0.75 0 1",
-        "mean_abs": "1.625 0.125 1.167 0",
-        "max_abs": "3 0.5 2 0",
-        "loss_first": "0.7 0.7 0.7 0.7",
-        "loss_last": "0.67 0.67 0.68 0.67",
-        "train_accuracy": "90 90 90 90",
-        "test_accuracy": "90 70 60 50",
-        "predicted negative": "4 5 1 0",
-        "one_answer": "- - positive positive",
-        "forwards": "200000 200000 200000 200000",
-        "seconds": "9 9 9 9",
-    }
-    table = first_table_cells(said.out)
-    assert {name: " ".join(table[name]) for name in expected} == expected
-    assert not {"method", "status", "backwards", "eps"} & set(table)  # the same everywhere
-
-
-@pytest.mark.parametrize(
-    ("settings", "data", "tables"),
-    [
-        ({"optimizer.lr": 1e-5, "batch_size": 8}, "rows", 1),
-        ({"optimizer.noise": "rademacher"}, "rows", 1),
-        ({"seed": 7, "data.seed": 42}, "rows", 2),
-        ({"model.path": "other"}, "rows", 2),
-        ({"data.seed": 7}, "rows", 2),
-        ({}, "others", 2),
-    ],
-)
-def test_a_table_compares_only_runs_with_the_same_rows_seed_and_model(
-    settings: dict[str, object], data: str, tables: int, tmp_path: Path
-) -> None:
-    make_run(tmp_path / "a", start="2026-01-01")
-    make_run(tmp_path / "b", {"objective.loss": "accuracy", **settings}, rows=data)
-    out = mezo("compare", "--objectives", tmp_path).out
-    assert len(titles(out)) == tables
-    assert ("only runs on the same rows" in out) == (tables == 2)
-    if tables == 1:  # settings in which the runs differ are rows
-        rows = " ".join(first_table_cells(out))
-        assert all(key.split(".")[-1] in rows for key in settings)
-    else:
-        make_run(tmp_path / "c", {"objective": "cls"})
-        out = mezo("compare", "--objectives", tmp_path).out
-        assert len(titles(out)) == 1
-        assert "not shown: 1 run" in out
-
-
-def test_another_metric_and_unfinished_runs(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", {"task": "mrpc"}, test=0.8, start="2026-01-01")
-    unfinished = {"task": "mrpc", "steps": 9}
-    make_run(tmp_path / "b", unfinished, ended="the loss is not finite", grads=[1.0, 2.0], start="2026-01-02")
-    said = mezo("compare", "--objectives", tmp_path)
-    table = first_table_cells(said.out)
-    assert table["test_f1"] == ["80", "-"]
-    assert (table["status"], table["steps"]) == (["finished", "failed"], ["0", "2"])
-    assert table["predicted_on"] == ["test", "dev"]
-    assert "failed (the loss is not finite)" in said.out
-
-
-def test_runs_with_a_damaged_trajectory_are_left_out_and_named(tmp_path: Path) -> None:
-    broken = make_run(tmp_path / "b", {"objective": "cls"}, grads=[1.0])
-    broken.trajectory.write_bytes(b"X" + broken.trajectory.read_bytes()[1:])
-    said = mezo("compare", "--objectives", tmp_path)
-    assert said.code == 2  # there is no other
-    assert "trajectory.bin" in said.err
-    cut = make_run(tmp_path / "a", ended="interrupted", grads=[1.0, 2.0])
-    data = bytearray(cut.trajectory.read_bytes())
-    data[-1] ^= 1
-    cut.trajectory.write_bytes(data)
-    said = mezo("compare", "--objectives", tmp_path)
-    assert said.code == 0
-    assert first_table_cells(said.out)["mean_abs"] == ["1"]
-    assert "trajectory.bin is damaged: its last record" in said.out
-    assert "b is left out" in said.out + said.err
-
-
-def test_no_run_was_evaluated(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", ended="interrupted")
-    (run.path / "metrics.jsonl").unlink()
-    assert "no run here has been evaluated yet" in error_line(mezo("compare", "--objectives", tmp_path))
-
-
-def test_a_narrow_terminal_gets_several_tables(four_objectives: Path) -> None:
-    entries, _ = read_runs([four_objectives])
-    assert [table.shape[1] for table in objective_view(entries, 80).tables] == [5]
-    narrow = objective_view(entries, 60).tables
-    assert [table.shape[1] for table in narrow] == [4, 2]
-    for table in narrow:
-        lines = [list(table.columns), *table.to_numpy().tolist()]
-        assert sum(1 + max(len(line[number]) for line in lines) for number in range(table.shape[1])) <= 60
-
-
 # --- files ---
 
 
@@ -248,7 +146,7 @@ def test_markdown(two_methods: Path, tmp_path: Path) -> None:
     assert any("seed 21 failed (the disk \\| is full)" in line for line in text)
 
 
-def test_csv(two_methods: Path, four_objectives: Path, tmp_path: Path) -> None:
+def test_csv(two_methods: Path, tmp_path: Path) -> None:
     def written(*words: object) -> list[dict[str, str]]:
         assert mezo("compare", *words, "--out", tmp_path / "t.csv").code == 0
         with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
@@ -260,22 +158,15 @@ def test_csv(two_methods: Path, four_objectives: Path, tmp_path: Path) -> None:
     assert (second["label"], second["test_std"]) == ("MeZO (noise=rademacher)", "")
     assert (second["seeds"], second["missing"]) == ("13", "21 42 87 100")
     assert "failed (the disk | is full)" in second["troubles"]
-    lines = written("--objectives", four_objectives)
-    assert [line["test_accuracy"] for line in lines] == ["90.0", "70.0", "60.0", "50.0"]
-    assert lines[0]["predicted"] == "negative:4 positive:6"
 
 
-def test_json(two_methods: Path, four_objectives: Path) -> None:
+def test_json(two_methods: Path) -> None:
     first, second = json.loads(mezo("compare", two_methods, "--json").out)["groups"]
     assert (first["n"], first["test_mean"], first["test_std"], first["paper_mean"]) == (5, 91.0, 2.0, 90.5)
     assert [first["seeds"][seed]["picked"]["optimizer.lr"] for seed in ("13", "21")] == [1e-7, 1e-6]
     assert all(Path(run).is_dir() for seed in first["seeds"].values() for run in seed["runs"])
     assert second["missing"] == [21, 42, 87, 100]
     assert second["settings"]["optimizer.noise"] == "rademacher"
-    runs = json.loads(mezo("compare", "--objectives", four_objectives, "--json").out)["runs"]
-    assert [run["zero_fraction"] for run in runs] == [0.0, 0.75, 0.0, 1.0]
-    assert [run["one_answer"] for run in runs] == [None, None, "positive", "positive"]
-    assert runs[0]["predicted"] == {"negative": 4, "positive": 6}
 
 
 def test_a_file_is_written_completely_or_not(

@@ -1,20 +1,32 @@
-"""`mezo compare --forwards`: what is tuned on, what is chosen, paired differences, calls to a share of MeZO's gain."""
+"""compare_methods.py: what is tuned on, what is chosen, paired differences, calls to a share of MeZO's gain."""
 
+import contextlib
 import csv
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from mezo_cli.report.equal_forwards import half_width
-from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_run
+from tests.scripts.load import load_script
 
+SCRIPT = load_script("compare_methods")
 COMMON = {"data.shots": 16, "forwards": 100, "eval_at_forwards": [20, 100], "steps": 50}
 SAMPLES = {"optimizer.samples": 5, "steps": 10}  # 10 calls per step
 TESTS = {13: (0.80, 0.90), 21: (0.84, 0.92), 42: (0.82, 0.94)}  # MeZO at lr 1e-6: dev and test
+
+
+def output(*words: object) -> str:
+    """Return what the script prints."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(sys, "argv", ["compare_methods", *map(str, words)])
+        SCRIPT.main()
+    return out.getvalue()
 
 
 def make_bench(root: Path) -> Path:
@@ -31,9 +43,7 @@ def make_bench(root: Path) -> Path:
 
 
 def methods_of(folder: Path) -> dict[str, Any]:
-    said = mezo("compare", "--forwards", "--json", folder)
-    assert said.code == 0, said
-    (bench,) = json.loads(said.out)["benches"]
+    (bench,) = json.loads(output(folder, "--json"))["benches"]
     assert bench["gain"] == pytest.approx(0.42)  # dev before training is 0.4
     return {one["method"]: one for one in bench["methods"]}
 
@@ -54,34 +64,31 @@ def test_calls_to_a_share_of_the_gain_and_runs_that_never_get_there(tmp_path: Pa
     assert tuned["to_95"] == [100, 100, 100]
     assert other["to_50"] == [100, 100]
     assert other["to_80"] == [None, None]
-    shown = mezo("compare", "--forwards", tmp_path).out
+    shown = output(tmp_path)
     assert "never (0 of 2)" in shown
 
 
 def test_what_has_to_be_known_is_said_and_written(tmp_path: Path) -> None:
     runs = make_bench(tmp_path / "runs")
     make_run(runs / "x", {**COMMON, "optimizer.schedule": "linear", "seed": 1}, ended="no memory")
-    notes = " ".join(mezo("compare", "--forwards", runs).out.split())
+    notes = " ".join(output(runs).split())
     assert "at an end of the grid of MeZO (samples=5" in notes
     assert "failed (no memory)" in notes
     assert "not tested on any seed yet" in notes
-    assert mezo("compare", "--forwards", runs, "--out", tmp_path / "runs.csv").code == 0
+    output(runs, "--out", tmp_path / "runs.csv")
     with (tmp_path / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["phase"] for row in rows].count("tune") == 6
     assert {row["calls"] for row in rows if row["status"] == "finished"} <= {"0", "100"}
-    assert mezo("report", runs, "--out", tmp_path / "page.html").code == 0
-    page = (tmp_path / "page.html").read_text()
-    assert "Methods at equal forwards" in page
-    assert page.count("never (0 of 2)") == 2
 
 
 def test_runs_without_a_budget_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    assert "forwards=N" in error_line(mezo("compare", "--forwards", tmp_path))
+    with pytest.raises(SystemExit, match="forwards=N"):
+        output(tmp_path)
 
 
 def test_the_interval_is_students() -> None:
     values = [1.0, 2.0, 4.0]
     low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem(values))
-    assert half_width(values) == pytest.approx((high - low) / 2)
+    assert SCRIPT.half_width(values) == pytest.approx((high - low) / 2)

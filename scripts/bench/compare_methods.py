@@ -1,29 +1,35 @@
+#!/usr/bin/env python3
 """Compare methods at equal forwards: each tuned on seeds of its own, then tested on others (docs/bench.md).
+
+    python scripts/bench/compare_methods.py bench_runs/demo-reward
+    python scripts/bench/compare_methods.py bench_runs/demo-reward --json
+    python scripts/bench/compare_methods.py bench_runs/demo-reward --out runs.csv
 
 Runs with the same `forwards`, rows, model and objective are one bench. A method is a group of runs; the seeds with the
 most points of its grid are those that it was tuned on. The point with the best dev score there is chosen, and only the
 other seeds count for it. Test scores never decide.
 """
 
+import argparse
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mezo_cli.config.budget import calls
-from mezo_cli.console import format_duration
-from mezo_cli.errors import UserError
+from mezo_cli.console import format_duration, make_console
 from mezo_cli.report.aggregate import Group, format_points, group_runs
 from mezo_cli.report.details import RunDetails
-from mezo_cli.report.group_figures import Panel, panel_of
-from mezo_cli.report.output import Comparison, make_table
-from mezo_cli.report.read import Entry
+from mezo_cli.report.output import Comparison, check_output, make_table, show, write
+from mezo_cli.report.read import Entry, read_runs
 from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
 
 REFERENCE = "mezo"
@@ -65,11 +71,10 @@ class Method:
         tuned = runs[runs.finished & (runs.data_seed.isin(self.tuning_seeds) | (len(self.group.grid) == 1))]
         if tuned.empty:
             return None
-        means = tuned.groupby("point")[["dev", "dev_loss"]].mean().reset_index()
-        descending = self.group.entries[0].order > 0
-        return int(
-            means.sort_values(["dev", "dev_loss", "point"], ascending=[not descending, True, True]).point.iloc[0]
-        )
+        means, metric = tuned.groupby("point")[["dev", "dev_loss"]].mean(), self.group.metric
+        ranked = means.rename(columns={"dev": metric, "dev_loss": "loss"})
+        config = self.group.config
+        return int(min(ranked.index, key=lambda point: (*config.rank(dict(ranked.loc[point]), metric), point)))
 
     @property
     def lr(self) -> float | None:
@@ -93,7 +98,7 @@ class Method:
     @cached_property
     def gains(self) -> dict[int, pd.Series]:
         """Test seed -> by how much each evaluation on dev (by step) is better than that before training."""
-        order = self.group.entries[0].order
+        order = self.group.config.order_of(self.group.metric)
         scores = {seed: pd.Series(run.dev_scores()) for seed, run in self.tests.items()}
         return {seed: order * (values - values.iloc[0]) for seed, values in scores.items()}
 
@@ -155,14 +160,6 @@ def _bench(methods: Sequence[Method]) -> Bench:
     return Bench(title, methods, next((one for one in known if one.group.config.data.batches == "shuffled"), None))
 
 
-def bench_panel(bench: Bench) -> Panel | None:
-    """Return the curves of the tested runs on dev against calls; None before a method was tested."""
-    tested = [(one.group.label, one.tests) for one in bench.methods if one.tests]
-    groups = {label: Group([run.entry for run in tests.values()]) for label, tests in tested}
-    details = {run.name: run for _, tests in tested for run in tests.values()}
-    return panel_of(f"{bench.title}, on dev", groups, details) if groups else None
-
-
 # --- the tables ---
 
 
@@ -170,7 +167,7 @@ def forwards_view(entries: Sequence[Entry]) -> Comparison:
     """Return a table per bench, one row per method; for CSV one record per run."""
     benches = read_benches(entries)
     if not benches:
-        raise UserError("--forwards: no run here has forwards=N (docs/bench.md)")
+        raise SystemExit("no run here has forwards=N (docs/bench.md)")
     tables, notes, document = [], list(NOTES), []
     for bench in benches:
         records = [_record(bench, one) for one in bench.methods]
@@ -321,3 +318,26 @@ def half_width(values: Sequence[float]) -> float | None:
 def _mean(values: Iterable[float]) -> float | None:
     known = pd.Series(values, dtype=float).dropna()
     return None if known.empty else float(known.mean())
+
+
+def main() -> None:
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description="Compare methods at equal forwards.")
+    parser.add_argument("folders", nargs="+", type=Path, help="Where the runs are.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document instead.")
+    parser.add_argument("--out", type=Path, help="Write a .md, .csv or .json file instead.")
+    args = parser.parse_args()
+    entries, warnings = read_runs(args.folders)
+    print("\n".join(warnings), end="\n" * bool(warnings), file=sys.stderr)
+    view = forwards_view(entries)
+    if args.out is not None:
+        check_output(args.out)
+        write(view, args.out)
+    elif args.json:
+        print(json.dumps(view.document, indent=2))
+    else:
+        show(view, make_console())
+
+
+if __name__ == "__main__":
+    main()
