@@ -25,8 +25,6 @@ class PeftMethod:
         settings: the class of its settings.
         library: the name of its config class in `peft`.
         size_setting: the setting to lower where memory runs out; empty: none.
-        trains_output_layer: whether the layer over the vocabulary is trained and saved too, so that a linear probe may
-            be written into it. A classification head always is.
         merges: whether its tensors can be added to the model's own weights, which `transformers.pipeline` then runs.
 
     Args:
@@ -37,7 +35,6 @@ class PeftMethod:
     settings: ClassVar[type[PeftConfig]] = PeftConfig
     library: ClassVar[str] = ""
     size_setting: ClassVar[str] = ""
-    trains_output_layer: ClassVar[bool] = False
     merges: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
@@ -47,6 +44,14 @@ class PeftMethod:
     def check(cls, config: Config) -> None:
         """Reject other settings that the method does not go with."""
         return None
+
+    @property
+    def trains_output_layer(self) -> bool:
+        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it.
+
+        A classification head always is.
+        """
+        return False
 
     def export(self, loaded: LoadedModel, folder: Path) -> None:
         """Write the adapter as plain `peft` loads it: by default as a checkpoint has it."""
@@ -75,7 +80,10 @@ class PeftMethod:
 class WholeModel(PeftMethod):
     """No method: all parameters are trained."""
 
-    trains_output_layer = True
+    @property
+    def trains_output_layer(self) -> bool:
+        """Yes."""
+        return True
 
 
 def find_method(config: PeftConfig) -> PeftMethod:

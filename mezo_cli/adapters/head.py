@@ -8,7 +8,10 @@ from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, 
 class Head(PeftMethod):
     """The classification head and new poolers, or the head over the vocabulary."""
 
-    trains_output_layer = True
+    @property
+    def trains_output_layer(self) -> bool:
+        """Yes."""
+        return True
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config."""

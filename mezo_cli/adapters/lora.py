@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, first_trained_layer
-from mezo_cli.config.schema import PeftConfig, Positive
+from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, first_trained_layer, head_modules
+from mezo_cli.config.schema import Flag, PeftConfig, Positive
 from mezo_cli.errors import UserError
 
 # Names of the query and value projections in model families; those of GPT-2 (c_attn) and GPT-NeoX hold the keys too.
@@ -30,12 +30,14 @@ class LoraConfig(PeftConfig):
         r: rank of LoRA's B A.
         alpha: LoRA's B A is scaled by alpha / r.
         targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
+        head: train the head over the vocabulary too: a copy, as peft=head does. A classification head always is.
         layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
     """
 
     r: Positive = 8
     alpha: Positive = 16
     targets: Literal["query_value", "attention_feed_forward"] = "query_value"
+    head: Flag = False
     layers: Positive | None = None
 
 
@@ -46,6 +48,11 @@ class Lora(PeftMethod):
     settings = LoraConfig
     size_setting = "r"
     config: LoraConfig
+
+    @property
+    def trains_output_layer(self) -> bool:
+        """Whether `peft.head` is set."""
+        return self.config.head
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config, with the matrices that get a LoRA."""
@@ -62,7 +69,7 @@ class Lora(PeftMethod):
             r=config.r,
             lora_alpha=config.alpha,
             target_modules=targets,
-            modules_to_save=classifier_modules(loaded),
+            modules_to_save=classifier_modules(loaded) or (head_modules(loaded) if config.head else None),
             fan_in_fan_out=any(isinstance(matrix, Conv1D) for matrix in matrices.values()),
         )
 

@@ -145,10 +145,12 @@ def _check_linear_probe(config: Config) -> None:
             raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
     if config.probe_c is not None and config.init != "linear_probe":
         raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
-    decoder_is_lost = config.init == "linear_probe" and not PEFT.load(config.peft.name).trains_output_layer
+    decoder_is_lost = config.init == "linear_probe" and not PEFT.load(config.peft.name)(config.peft).trains_output_layer
     if decoder_is_lost and not OBJECTIVES.load(config.objective.name).model_kind.has_classifier:
         why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
-        raise SettingError("init", f"init=linear_probe: {why}; use peft=none or head, or objective=cls")
+        raise SettingError(
+            "init", f"init=linear_probe: {why}; use peft=none, head or lora with peft.head=true, or objective=cls"
+        )
 
 
 def _check_task(config: Config) -> None:
@@ -198,6 +200,8 @@ def _check_engine(config: Config) -> None:
         raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")
     if engine.name == "openai" and peft != "lora":
         raise SettingError("engine", f"{chosen}: peft={peft}: a server takes adapters alone; use peft=lora")
+    if getattr(config.peft, "head", False):
+        raise SettingError("peft.head", f"peft.head=true: {chosen} takes the matrices of a LoRA alone")
     if config.init != "none":
         raise SettingError("init", f"init={config.init}: {chosen} computes no hidden states; use init=none")
     name = config.optimizer.name

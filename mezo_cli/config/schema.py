@@ -345,6 +345,9 @@ class ModelConfig(Settings):
         compute_dtype: the dtype of the forwards.
         quantize: how the matrices of a frozen base are stored: int8 (own; a scale per row), or nf4 (4 bits, by
             bitsandbytes; a scale per 64 weights). Needs a `peft` (docs/how-to/low-memory.md).
+        tie_embeddings: whether the decoder over the vocabulary is the matrix of the input embeddings. null: as the
+            model's config says. false: it starts as a copy, unless the checkpoint has one, and is trained by itself.
+            true: for a checkpoint without a decoder of its own. objective=cls has no decoder.
         matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
         paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
@@ -360,6 +363,7 @@ class ModelConfig(Settings):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     quantize: Literal["none", "int8", "nf4"] = "none"
+    tie_embeddings: Flag | None = None
     matmul_precision: Literal["highest", "high"] = "highest"
     device: Text = "auto"
     paired_tokens: NotNegative | None = None

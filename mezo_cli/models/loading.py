@@ -91,6 +91,8 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
+    if config.tie_embeddings and not model_kind.has_classifier:
+        options["tie_word_embeddings"] = True
     with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         if model_kind.is_decoder:
@@ -118,6 +120,8 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         _name_classes(model, stored, labels, fresh, config.path)
     _check_vocabulary(tokenizer, model, config.path)
     tokenizer.model_max_length = _max_length(tokenizer, model, model_kind)
+    if not model_kind.has_classifier:
+        _tie_or_untie(model, config)
     model.eval()
     if config.quantize != "none":
         quantize_layers(model, config.quantize, f"model.path={config.path}: {type(model).__name__}")
@@ -190,6 +194,16 @@ def untie(model: Any) -> list[str]:
     model.all_tied_weights_keys = {}
     model.config.tie_word_embeddings = False
     return tied
+
+
+def _tie_or_untie(model: Any, config: ModelConfig) -> None:
+    """Do what `model.tie_embeddings` says; transformers has tied what it says, but for a decoder of other values."""
+    if config.tie_embeddings is False:
+        untie(model)
+    elif config.tie_embeddings and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        raise UserError(
+            f"model.tie_embeddings=true: model.path={config.path} has a decoder of its own; use null or false"
+        )
 
 
 # --- checks of a checkpoint ---

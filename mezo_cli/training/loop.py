@@ -168,6 +168,9 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
     )
     if config.peft.name != "none":
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
+    if config.model.tie_embeddings is not None and session.objective.model_kind.has_classifier:
+        shown = str(config.model.tie_embeddings).lower()
+        log.info("model  model.tie_embeddings=%s has no effect: objective=cls has no decoder", shown)
     if config.model.quantize != "none":
         log.info("model  base in %s; all but the layers' matrices in float32", describe(session.loaded.model))
     frozen = session.objective.frozen
