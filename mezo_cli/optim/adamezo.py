@@ -5,8 +5,8 @@
 
 There is no factor 1 - beta and no correction of bias. The sums begin with the steps that there are; `window: 1` moves
 every element by lr, against the sign of G. G is the mean over n samples. Defaults: h (`window`) 10, beta1 0.7, beta2
-0.9, adam_eps 1e-5, those of the published code. `as_released` repeats it: the first h steps are MeZO's, lr G, and after
-them lr has a factor of 100, which the paper does not have; its lr is 1e-7.
+0.9, adam_eps 1e-5, those of the command in the published code's README. That code takes h + 1 steps of MeZO first, and
+then has a factor of 100 in lr, which the paper does not have.
 
 A step costs two forwards per sample, and its update h draws of z per sample. The state is the last h - 1 records:
 nothing is stored. The trajectory is that of MeZO.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
-from mezo_cli.config.values import Flag
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Scratch
@@ -28,8 +27,6 @@ from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
     from mezo_cli.perturb.params import Params
-
-RELEASED_FACTOR = 100.0
 
 Terms = list[tuple[Direction, float]]  # of G of a step
 
@@ -43,14 +40,12 @@ class AdaMezoConfig(ZerothOrderConfig):
         beta1: decay of Adam's first moment.
         beta2: decay of Adam's second moment.
         adam_eps: added to the root of Adam's second moment.
-        as_released: repeat what the published code does otherwise than the paper.
     """
 
     window: Annotated[Positive, Field(le=1000)] = 10
     beta1: MomentDecay = 0.7
     beta2: SlowMomentDecay = 0.9
     adam_eps: PositiveNumber = 1e-5
-    as_released: Flag = False
 
 
 class AdaMezo(Mezo):
@@ -83,18 +78,15 @@ class AdaMezo(Mezo):
     def _update(self, params: "Params", record: StepRecord, decay: float) -> None:
         step, _, lr = record
         config, first = self.config, Direction(self.seed, step)
-        is_plain = config.as_released and step < config.window
-        rate = to_float32(lr if is_plain or not config.as_released else RELEASED_FACTOR * lr)
-        beta1, beta2 = to_float32(config.beta1), to_float32(config.beta2)
+        rate, beta1, beta2 = to_float32(lr), to_float32(config.beta1), to_float32(config.beta2)
         for span in params.blocks():
             theta, z = params.load(span), self._z.view(span)
             m, v, square = self._m.view(span).zero_(), self._v.view(span).zero_(), self._square.view(span)
-            for terms in [self._recent[-1]] if is_plain else self._recent:
+            for terms in self._recent:
                 params.noise.update_(span, z.zero_(), terms, [1.0] * len(terms))
                 m.mul_(beta1).add_(z)
                 v.mul_(beta2).add_(square.copy_(z).mul_(z))
-            if not is_plain:
-                m.div_(v.sqrt_().add_(config.adam_eps))
+            m.div_(v.sqrt_().add_(config.adam_eps))
             params.decay_and_subtract(theta, m.mul_(rate), decay)
             params.round_(span, theta, first)
             params.store(span, theta)

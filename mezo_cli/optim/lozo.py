@@ -8,9 +8,8 @@ other tensors, and on matrices with a dimension below r, z is dense, as MeZO's. 
 g U is the mean over them. Defaults: r 4, interval 50, eps 1e-3, the paper's grid for RoBERTa-large (its table 4: lr
 1e-6 for lr / r here, r 4 and 8, interval 50 and 100).
 
-`as_released` repeats two things of the published code: its lr has 1 / r in it; and at the first step with a new V its
-update draws U, and z of the other tensors, from another place of the generator than the probe did. So that step moves
-along a direction that was not probed.
+The published code has 1 / r in lr, and at a step with a new V its update draws from another place of the generator than
+the probe did: that step moves along a direction that was not probed.
 
 A step costs two forwards. There is no state: V follows from (seed, step // interval). The update of an element is a
 sum of r products in their order (perturb/noise/low_rank.py), so a replay is bitwise identical.
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 from pydantic import Field
 
 from mezo_cli.config.schema import OptimizerConfig, Positive, SettingError, StepRecord
-from mezo_cli.config.values import Flag
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Scratch
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from mezo_cli.perturb.noise.low_rank import LowRankNoise
     from mezo_cli.perturb.params import Params
 
-UNPROBED = 1 << 20  # added to a sample: more than `samples` can be
-
 
 @dataclass(frozen=True)
 class LozoConfig(ZerothOrderConfig):
@@ -45,12 +41,10 @@ class LozoConfig(ZerothOrderConfig):
     Attributes:
         rank: r of z = U V^T.
         interval: steps with the same V.
-        as_released: repeat what the published code does otherwise than the paper.
     """
 
     rank: Annotated[Positive, Field(le=10_000)] = 4
     interval: Positive = 50
-    as_released: Flag = False
 
     def make_noise(self) -> Noise:
         """Return noise of low rank on matrices."""
@@ -86,8 +80,7 @@ class Lozo(Mezo):
     def direction(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
         """Return what moves each tensor: (1 / n) sum g_i U_i of a matrix, [m, r], else (1 / n) sum g_i z_i, [numel]."""
         step, grads = record[0], self.gradients(record)
-        unprobed = UNPROBED if self.config.as_released and step % self.config.interval == 0 else 0
-        drawn = [(Direction(self.seed, step, i + unprobed), to_float32(g / len(grads))) for i, g in enumerate(grads)]
+        drawn = [(Direction(self.seed, step, i), to_float32(g / len(grads))) for i, g in enumerate(grads)]
         sums: dict[str, Tensor] = {}
         for name, p in params.tensors.items():
             terms = [_part(params, direction, name, tuple(p.shape)) * g for direction, g in drawn]
@@ -102,7 +95,7 @@ class Lozo(Mezo):
         step, scalars, lr = record
         noise, first = low_rank_noise(params), Direction(self.seed, step)
         decay = params.decay.take(1.0 - lr * self.config.weight_decay, lr != 0 and any(scalars))
-        of_matrix = to_float32(lr if self.config.as_released else lr / self.config.rank)
+        of_matrix = to_float32(lr / self.config.rank)
         for span in params.blocks():
             theta, moved = params.load(span), self._step.view(span)
             for piece in span.pieces:

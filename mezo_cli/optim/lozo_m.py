@@ -7,8 +7,6 @@ On other tensors m <- beta m + (1 - beta) g z, dense. For independent gaussian V
 of the norm of N (0.06 for r 4 and n 1024): nearly a restart, at every `interval` steps. The first one of a process is
 logged with what it leaves, beside sqrt(r / n). beta 0.9, from the paper's grid 0.5, 0.7, 0.9; the rest as in lozo.py.
 
-`as_released` repeats the published code: that of lozo.py, and N = g U, m = g z without 1 - beta at the first step.
-
 A step costs two forwards. The state is N, [m, r] per matrix, and m of the other tensors: 4 bytes per element, stored in
 the checkpoint `last`. `beta: 0` is LOZO, bit for bit. The products with V are sums in a fixed order.
 """
@@ -69,7 +67,7 @@ class LozoM(StoredState, Lozo):
         if step and step % self.config.interval == 0:
             self._project(params, step)
         beta = to_float32(self.config.beta)
-        weight = 1.0 if self.config.as_released and step == 0 else to_float32(1 - self.config.beta)
+        weight = to_float32(1 - self.config.beta)
         for name, estimate in new.items():
             old = self._momentum.get(name)
             decayed = 0.0 if old is None else old.to(estimate.device) * beta

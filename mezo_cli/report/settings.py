@@ -26,6 +26,7 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.picked import MARK
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
+NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it
 WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
@@ -146,7 +147,7 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     unusual, expected = {}, default_settings(config) | dict(usual)
     for key, value in flatten(config).items():
         of_method = key.startswith(("optimizer.", "peft.")) and not key.endswith(".name")
-        if not of_method or value is None or matches(key, (*GRID, *unused(config))):
+        if not of_method or value is None or matches(key, (*GRID, *NOT_IN_LABELS, *unused(config))):
             continue
         if value != expected.get(key):
             unusual[key] = expected.get(key)

@@ -49,7 +49,7 @@ CLIPPED = {"clip_g": "q0.5", "clip_window": 3}
 MEMBERS = 4  # of a population, unless a test is about their number
 USUAL_LR = 1e-6  # of methods whose scalars are projected gradients; above it, records have smaller ones
 SWALLOWED = 2e-8  # lr wd that a factor in float32 does not have: 1 - 2e-8 rounds to 1
-READ_ELSEWHERE = {"name", "noise", "dropout"}  # by the setup of a run
+READ_ELSEWHERE = {"name", "noise", "dropout", "interval"}  # by the setup of a run, and LOZO's noise
 
 
 class Regression:

@@ -40,6 +40,7 @@ Z = Direction(5, 3)
 CASES = [
     ("lora", "mlm", "roberta", "gaussian", "float32"),
     ("lora", "cls", "bert", "torch", "bfloat16"),
+    ("lora peft.head=true", "mlm", "roberta", "gaussian", "float32"),
     ("prefix", "mlm", "bert", "rademacher", "float32"),
     ("prefix", "cls", "roberta", "gaussian", "bfloat16"),
     ("head", "mlm", "bert", "torch", "float32"),
@@ -71,7 +72,12 @@ def perturb_in_place(session: Session, c: float) -> None:
 def test_only_the_adapter_is_perturbed_and_trained(
     kind: str, objective: str, family: str, noise: str, dtype: str, request: Any
 ) -> None:
-    words = [f"peft={kind}", f"objective={objective}", f"optimizer.noise={noise}", f"model.compute_dtype={dtype}"]
+    words = [
+        *f"peft={kind}".split(),
+        f"objective={objective}",
+        f"optimizer.noise={noise}",
+        f"model.compute_dtype={dtype}",
+    ]
     words += ["optimizer.lr=1e-2", "optimizer.weight_decay=0.1", "optimizer.eps=0.1", "task=sst2"]
     ours, moved = (ready(request.getfixturevalue(family), *words) for _ in range(2))
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
@@ -120,6 +126,16 @@ def test_a_tied_decoder_is_trained_without_the_input_embeddings(roberta: Path) -
     assert model.get_output_embeddings().weight is ours.params.tensors["lm_head.modules_to_save.default.decoder.weight"]
     perturb_in_place(ours, 1.0)
     assert torch.equal(table, before)
+
+
+def test_a_lora_may_train_the_head_over_the_vocabulary_beside_it(roberta: Path) -> None:
+    """As the released code does; with objective=cls the classifier is trained in any case."""
+    alone, beside = (ready(roberta, "peft=lora", f"peft.head={head}") for head in ("false", "true"))
+    names = {name for name in beside.params.tensors if name not in alone.params.tensors}
+    head = dict(alone.loaded.model.lm_head.named_parameters())
+    assert names == {f"lm_head.modules_to_save.default.{name}" for name in {*head, "decoder.weight"}}
+    own, classifier = (ready(roberta, "peft=lora", *words, "objective=cls") for words in ((), ["peft.head=true"]))
+    assert [*own.params.tensors] == [*classifier.params.tensors]
 
 
 @pytest.mark.parametrize("targets", ["query_value", "attention_feed_forward"])
@@ -203,16 +219,17 @@ def test_a_run_is_replayed_and_evaluated(kind: str, runs: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("lora", []),
-        ("prefix", ["checkpoint=trajectory"]),
-        ("head", ["model.compute_dtype=bfloat16"]),
-        ("bias", ["checkpoint=trajectory"]),
+        ("lora", ["objective=cls"]),
+        ("lora peft.head=true", ["objective=mlm"]),
+        ("prefix", ["objective=cls", "checkpoint=trajectory"]),
+        ("head", ["objective=cls", "model.compute_dtype=bfloat16"]),
+        ("bias", ["objective=cls", "checkpoint=trajectory"]),
     ],
 )
 def test_an_interrupted_run_ends_bitwise_identical(
     kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
-    words = [f"peft={kind}", "objective=cls", *words]
+    words = [*f"peft={kind}".split(), *words]
     assert mezo("train", *small(roberta, movies, tmp_path / "whole", *words)).code == 0
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 5)
@@ -225,7 +242,7 @@ def test_an_interrupted_run_ends_bitwise_identical(
 @pytest.mark.parametrize(("kind", "objective", "family"), [case[:3] for case in CASES])
 def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
     base = request.getfixturevalue(family)
-    ours = ready(base, f"peft={kind}", f"objective={objective}")
+    ours = ready(base, *f"peft={kind}".split(), f"objective={objective}")
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with torch.no_grad():
         before = scores(ours)

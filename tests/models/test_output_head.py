@@ -1,4 +1,4 @@
-"""The untied output layer: it changes alone, and transformers loads it again."""
+"""The output layer: tied to the input embeddings or not, it changes alone, and transformers loads it again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from mezo_cli import models
+from mezo_cli.config.compose import build_config
+from mezo_cli.models import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
 from tests import tiny
+from tests.command_line import error_line, mezo, small
 
 IDS = torch.tensor([[0, 7, 8, 4, 2]])
 
@@ -58,3 +61,50 @@ def test_the_output_layer_of_a_causal_model(kind: str, tmp_path: Path) -> None:
     assert torch.equal(moved[..., :5], before[..., :5])
     model.save_pretrained(tmp_path / "out")
     assert torch.equal(logits(type(model).from_pretrained(tmp_path / "out").eval()), moved)
+
+
+def load(folder: Path, setting: str, kind: ModelKind = MASKED_LM) -> models.LoadedModel:
+    config = build_config([f"model.path={folder}", "model.device=cpu", f"model.tie_embeddings={setting}"])
+    return models.load(config.model, kind, ["a", "b"], 0)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("roberta", MASKED_LM), ("llama", CAUSAL_LM)])
+def test_tie_embeddings_ties_or_copies(family: str, kind: ModelKind, tmp_path: Path) -> None:
+    folder = tmp_path / family
+    _ = tiny.roberta(folder) if family == "roberta" else tiny.decoder(folder, family)
+    for setting in ("null", "true", "false"):
+        model = load(folder, setting, kind).model
+        embeddings, decoder = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        assert (decoder is embeddings) == (setting != "false")
+        assert torch.equal(decoder, embeddings)
+
+
+def test_a_decoder_of_its_own_is_kept_or_refused(untied: Path, movies: Path, tmp_path: Path) -> None:
+    own, kept = (load(untied, setting).model for setting in ("null", "false"))
+    assert torch.equal(own.get_output_embeddings().weight, kept.get_output_embeddings().weight)
+    words = small(untied, movies, tmp_path / "run", "model.tie_embeddings=true")
+    assert "has a decoder of its own; use null or false" in error_line(mezo("train", *words))
+
+
+def test_a_copied_decoder_is_trained_replayed_and_stored_by_itself(
+    roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None
+) -> None:
+    words = small(roberta, movies, tmp_path / "run", "model.tie_embeddings=false", "optimizer.lr=1e-2")
+    assert mezo("train", *words).code == 0
+    last = tmp_path / "run" / "checkpoints" / "last"
+    assert mezo("replay", tmp_path / "run", "--step", "6", "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (last / "model.safetensors").read_bytes()
+    base, plain = (AutoModelForMaskedLM.from_pretrained(folder) for folder in (roberta, last))
+    moved = [
+        m.weight - base.get_input_embeddings().weight for m in (plain.get_input_embeddings(), plain.lm_head.decoder)
+    ]
+    assert all(difference.abs().max() > 1e-3 for difference in moved)
+    assert torch.corrcoef(torch.stack([difference.flatten() for difference in moved]))[0, 1].abs() < 0.1
+
+
+def test_a_classifier_has_no_decoder_to_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    assert load(roberta, "false", SEQUENCE_CLASSIFIER).model.config.tie_word_embeddings
+    words = small(roberta, movies, tmp_path / "run", "model.tie_embeddings=false", "objective=cls", "steps=0")
+    assert mezo("train", *words).code == 0
+    said = (tmp_path / "run" / "train.log").read_text()
+    assert "model.tie_embeddings=false has no effect: objective=cls has no decoder" in said

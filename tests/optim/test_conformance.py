@@ -34,13 +34,13 @@ MORE: dict[str, dict[str, Any]] = {
 # Of each family of formulas one is ordinary: one direction, moments of its gradients, a population.
 ORDINARY = ("mezo", "mezo_adam", "es")
 VARIANTS = {
-    "lozo": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
-    "lozo_m": ({"rank": 2, "interval": 3}, {"rank": 2, "interval": 2, "as_released": True}),
+    "lozo": ({"rank": 2, "interval": 3},),
+    "lozo_m": ({"rank": 2, "interval": 3},),
     "es": (*ANCHORS, {"shaping": "centered_rank"}, {"shaping": "sign", "baseline": "theta", "antithetic": True}),
     "fzoo": ANCHORS,
     "hizoo": ({"alpha": 0.02},),
     "hizoo_scalar": ({"alpha": 0.02},),
-    "adamezo": ({"window": 3}, {"window": 2, "as_released": True}),
+    "adamezo": ({"window": 3},),
 }
 
 for _name in OPTIMIZERS.built_in:

@@ -15,7 +15,7 @@ from mezo_cli.report.aggregate import unlike_paper
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
 from tests.report.run_directories import SEEDS, make_entry, make_grid, only_group
 
-FEW = {"data.shots": 16}
+FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
 
 def test_the_table_has_every_number() -> None:
@@ -146,7 +146,7 @@ def test_no_number_for_another_setup(other: dict[str, Any]) -> None:
 
 LORA = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
 ROWS: dict[str, dict[str, Any]] = {
-    "mezo_lora": {**LORA, "optimizer.lr": 5e-5, "optimizer.weight_decay": 0.1},
+    "mezo_lora": {**LORA, "peft.head": True, "optimizer.lr": 5e-5, "optimizer.weight_decay": 0.1},
     "mezo_prefix": {"peft.name": "prefix", "peft.length": 5, "optimizer.lr": 5e-3, "optimizer.eps": 0.1},
     "mezo_adam": {"optimizer.name": "mezo_adam", "optimizer.lr": 1e-5},
 }
@@ -192,6 +192,8 @@ def test_runs_of_an_experiment_are_like_the_papers(name: str) -> None:
         ({"seed": 1}, "data seeds 1"),
         ({"steps": 0, "data.shots": None}, "tested on all rows, the paper on at most 1000"),
         ({**ROWS["mezo_lora"], "peft.r": 4}, "r=4 not 8"),
+        ({**ROWS["mezo_lora"], "peft.head": False}, "head=False not True"),
+        ({"model.tie_embeddings": None}, "model.tie_embeddings=null not False"),
         ({**ROWS["mezo_lora"], "optimizer.weight_decay": 0.0}, "weight_decay=0 not 0.1"),
         ({**ROWS["mezo_prefix"], "optimizer.eps": 1e-3}, "eps=0.001 not 0.1"),
         ({**ROWS["mezo_adam"], "optimizer.beta2": 0.99}, "beta2=0.99 not 0.999"),

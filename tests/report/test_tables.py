@@ -16,7 +16,7 @@ from mezo_cli.runs import files
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import SEEDS, make_entry, make_grid
 
-FEW = {"data.shots": 16}
+FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
 
 def titles(out: str) -> list[str]:
