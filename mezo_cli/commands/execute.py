@@ -34,7 +34,6 @@ def execute(
     config: Config,
     console: Console,
     prepare: Callable[[], None] = lambda: None,
-    of_many: bool = False,
     prunes: Callable[[Evaluations], bool] | None = None,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
@@ -44,22 +43,17 @@ def execute(
         config: its config.
         console: where progress is shown.
         prepare: called first; if it raises, the run is recorded as failed.
-        of_many: whether the run is one of a sweep or a search, which by default ends it if it has diverged. run.json
-            keeps that for when the run is resumed by itself.
         prunes: of a search, see `loop.train`.
     """
     with run.tracked():
         prepare()
-        stops = config.stop_on_divergence
-        if stops is None:
-            stops = of_many or bool(run.info().get("stop_on_divergence"))
-        run.update(stop_on_divergence=stops, **own_code_used(config))  # `mezo resume` asks for the code
+        run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
         ended = loop.train(config, run, console, prunes)
         if run.writes:
-            _log_results(run, ended.summary, ended.dev[min(ended.dev)], config)
+            _log_results(run, ended.summary, ended.best.evaluations[0], config)
     return ended.summary
 
 
@@ -153,9 +147,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], co
     )
     log.info("evaluate again: %s", run_command("eval", run.path, run.info()))
     if summary["verdict"] is not None:
-        gain = f"dev {metric} {_show(metric, first)} before training, {_show(metric, summary['dev'])} at step {best}"
-        start = "the result is that of step 0, the model before training"
-        log.info("verdict  %s: %s", summary["verdict"], gain if best else start)
+        log.info("verdict  %s: %s", summary["verdict"], summary["verdict_reason"])
 
 
 def _plain(metric: str, value: float) -> str:

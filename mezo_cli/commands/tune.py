@@ -246,7 +246,7 @@ def _train(path: Path, config: Config, record: SweepRecord, goal: str, trial: "o
     if run is None:
         return
     try:
-        execute(run, config, console, of_many=True, prunes=lambda dev: _prunes(trial, dev, config, goal))
+        execute(run, config, console, prunes=lambda dev: _prunes(trial, dev, config, goal))
     except RunFailed as error:
         if trial_results.end_of(run) != DIVERGED:
             raise

@@ -34,17 +34,21 @@ class Judged:
     """The scores of some rows, with what their intervals follow from.
 
     Attributes:
+        rows: their number.
         values: name -> score: the metrics, and the loss if it is worth comparing.
         right: name -> whether each row is right, bool [rows].
         drawn: name -> score of each bootstrap sample of the rows, of all scores but those in `right`.
     """
 
+    rows: int
     values: Mapping[str, float]
     right: Mapping[str, np.ndarray]
     drawn: Mapping[str, np.ndarray]
 
     def intervals(self) -> dict[str, list[float]]:
-        """Return name -> 95% interval."""
+        """Return name -> 95% interval; none of a single row."""
+        if self.rows < 2:
+            return {}
         rows = {name: wilson(int(right.sum()), len(right)) for name, right in self.right.items()}
         return _as_lists(rows | {name: percentile(drawn) for name, drawn in self.drawn.items()})
 
@@ -54,8 +58,10 @@ class Judged:
 
     def minus(self, other: "Judged") -> dict[str, Any]:
         """Return the differences to other scores of the same rows, with `intervals`."""
-        intervals = {name: paired_difference(right, self.right[name]) for name, right in other.right.items()}
-        intervals |= {name: percentile(self.drawn[name] - drawn) for name, drawn in other.drawn.items()}
+        intervals: dict[str, Interval] = {}
+        if self.rows > 1:
+            intervals |= {name: paired_difference(right, self.right[name]) for name, right in other.right.items()}
+            intervals |= {name: percentile(self.drawn[name] - drawn) for name, drawn in other.drawn.items()}
         values = {name: self.values[name] - value for name, value in other.values.items()}
         return {**values, "intervals": _as_lists(intervals)}
 
@@ -69,7 +75,8 @@ def judge(evaluation: "Evaluation") -> Judged:
     """Return the scores of an evaluation that have an interval, and what it follows from."""
     kept = {*evaluation.right, *evaluation.samples}
     values = {name: value for name, value in evaluation.scores().items() if name in kept}
-    return Judged(values, evaluation.right, resample(evaluation.samples, len(evaluation.values)))
+    rows = len(evaluation.values)
+    return Judged(rows, values, evaluation.right, resample(evaluation.samples, rows))
 
 
 def compare(

@@ -37,4 +37,4 @@ class ReadOnlyRun(Run):
         """Write nothing, in place of what writes a file of the run."""
 
     update = log_metrics = log_completions = sync_metrics = truncate_metrics = _write_nothing
-    save_initial_state = save_checkpoint = write_summary = write_untrained = write_predictions = _write_nothing
+    save_initial_state = save_checkpoint = write_summary = write_values = write_predictions = _write_nothing

@@ -43,6 +43,7 @@ REPLACED = (  # by a new file
     "summary.json",
     "predictions.jsonl",
     "untrained.json",
+    "last_dev.json",
     "start.safetensors",
 )
 APPENDED = ("metrics.jsonl", "completions.jsonl", "trajectory.bin")
@@ -426,13 +427,17 @@ class Run:
         """Return summary.json without its checksum."""
         return self._checked(self.path / "summary.json", read_json(self.path / "summary.json"))
 
-    def write_untrained(self, scores: Mapping[str, list[list[float]]]) -> None:
-        """Write untrained.json with a checksum: split -> the label scores of its rows before the first step."""
-        write_atomically(self.path / "untrained.json", json.dumps(add_checksum(dict(scores)), allow_nan=False) + "\n")
+    def write_values(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write what evaluations follow from, which the run reads again, with a checksum.
 
-    def read_untrained(self) -> dict[str, list[list[float]]] | None:
-        """Return the scores of `write_untrained`; None if there are none."""
-        path = self.path / "untrained.json"
+        `untrained.json` is of all splits before the first step; `last_dev.json`, in a run without a test split, of dev
+        at the last evaluation.
+        """
+        write_atomically(self.path / name, json.dumps(add_checksum(dict(values)), allow_nan=False) + "\n")
+
+    def read_values(self, name: str) -> dict[str, Any] | None:
+        """Return the values of `write_values`; None if there are none."""
+        path = self.path / name
         try:
             return self._checked(path, read_json(path)) if path.exists() else None
         except UserError as error:

@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli import system
-from mezo_cli.objectives.comparison import compare
+from mezo_cli.objectives.comparison import compare, judge
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.runs import trajectory
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
-from mezo_cli.training.verdict import verdict
+from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, Compared, judge_difference
 
 log = logging.getLogger("mezo")
 
@@ -29,7 +29,7 @@ def finish(state: TrainingRun, session: Session, rows: EncodedRows, seconds: flo
         return
     for split in ("train", "test"):
         if split in evaluations:
-            state.log_evaluation(split, state.best_step, evaluations[split])
+            state.log.evaluation(split, state.best.step, evaluations[split])
     if "test" in evaluations:
         pairs = zip(rows.texts or [], evaluations["test"].records, strict=True)
         describe = session.objective.describe_row
@@ -42,22 +42,24 @@ def _summarise(
     state: TrainingRun, session: Session, rows: EncodedRows, evaluations: Mapping[str, Evaluation], seconds: float
 ) -> dict[str, Any]:
     """Return the content of summary.json."""
-    run, optimizer, best, ranks = state.run, session.optimizer, state.best_step, state.ranks
+    run, optimizer, best, ranks = state.run, session.optimizer, state.best.step, state.ranks
     passes, probe = optimizer.count_forwards(state.step), run.info().get("probe", {})
     passes["forwards"] += probe.get("forwards", 0)
     scores = _summarise_scores(state, session, rows, evaluations)
     metric = state.config.chosen_metric
+    rewarded = run.info().get("reward")
     grads = trajectory.read(run.trajectory).drawn_grads(optimizer.shown) if optimizer.replayable else None
     summary = {
         "steps": state.step,
         **passes,
         "seconds": round(seconds, 3),
-        "verdict": verdict(state.divergence.reason is not None, best, state.step),
+        **_verdict(state, session, rows, scores),
         "best": {"step": best, metric: scores["dev"][metric]},
         **scores,
         optimizer.scalar: trajectory.scalar_stats(grads),
         "peak_memory_bytes": system.peak_memory(session.loaded.device),
-    } | ({"probe": probe} if probe else {})
+    }
+    summary |= ({"probe": probe} if probe else {}) | ({"reward": rewarded["name"]} if rewarded else {})
     if state.stop_reason is not None:
         summary["stopped"] = state.stop_reason
     if ranks is not None:
@@ -72,19 +74,60 @@ def _summarise_scores(
 ) -> dict[str, Any]:
     """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
     config, objective, splits = state.config, session.objective, rows.splits()
-    before: Mapping[str, Evaluation] = {}
-    if config.test_at_start:
-        before = {name: objective.assess(values, splits[name]) for name, values in state.untrained.items()}
-        before = before if config.steps else evaluations
-        if not before:
-            log.warning("warning: the result is not compared with the untrained model: there is no untrained.json")
+    before = _untrained(state, session, rows) if config.steps else evaluations if config.test_at_start else {}
     compared = compare(objective, before, evaluations, splits, trained=config.steps > 0)
     intervals, test = compared.pop("intervals"), evaluations.get("test")
     # The scores that chose the best step: those of the same weights restored may differ in the last bits.
-    dev = state.dev[state.best_step]
+    dev = state.best.evaluations[state.best.step]
     return {
         "dev": {**{name: dev[name] for name in evaluations["dev"].scores()}, "intervals": intervals["dev"]},
         "train": {**evaluations["train"].scores(), "rows": len(rows.train)},
         "test": None if test is None else {**test.scores(), "intervals": intervals["test"]},
         **compared,
     }
+
+
+def _untrained(state: TrainingRun, session: Session, rows: EncodedRows) -> dict[str, Evaluation]:
+    """Return the evaluations before the first step; none where they were not asked for, or are lost."""
+    splits = rows.splits()
+    return {name: session.objective.assess(values, splits[name]) for name, values in state.untrained.items()}
+
+
+def _verdict(
+    state: TrainingRun, session: Session, rows: EncodedRows, scores: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """Return `verdict`, and `verdict_reason`, the figures behind it. A run of no steps has none."""
+    word, reason = None, None
+    if not state.step:
+        pass
+    elif state.divergence.reason is not None:
+        word, reason = DIVERGED, state.divergence.reason
+    elif state.best.step == 0:
+        word, reason = NOT_IMPROVED, "the result is that of step 0, the model before training"
+    elif not state.config.test_at_start:
+        word, reason = NOT_COMPARED, "test_at_start=false leaves out the untrained model"
+    else:
+        compared = _compared(state, session, rows, scores)
+        if isinstance(compared, str):
+            word, reason = NOT_COMPARED, compared
+        else:
+            repeatable = (state.run.info().get("reward") or {}).get("repeatable", True)
+            word, reason = judge_difference(state.config, compared, repeatable)
+    return {"verdict": word, "verdict_reason": reason}
+
+
+def _compared(state: TrainingRun, session: Session, rows: EncodedRows, scores: Mapping[str, Any]) -> Compared | str:
+    """Return what the verdict follows from: test at the picked step, else dev at the last evaluation; or what lacks."""
+    metric, untrained = state.config.chosen_metric, _untrained(state, session, rows)
+    if not untrained:
+        return "the scores of the untrained model are lost: there is no untrained.json"
+    if rows.test is not None:
+        before, after = untrained["test"].scores(), scores["test"]
+        difference = scores["difference"]["test"]
+        return Compared("test", state.best.step, len(rows.test), before[metric], after[metric], difference)
+    if state.last_dev is None or state.last_dev[0] != state.step:
+        return "the rows of the last evaluation are lost: there is no last_dev.json"
+    last = session.objective.assess(state.last_dev[1], rows.dev)
+    difference = judge(last).minus(judge(untrained["dev"]))
+    before, after = untrained["dev"].scores(), last.scores()
+    return Compared("dev", state.step, len(rows.dev), before[metric], after[metric], difference)

@@ -74,7 +74,8 @@ def train(
     evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     started = running_engine(config, run, session, *rows.splits().values())
-    with failures, started as engine, TrainingRun(config, run, ranks, prunes) as state, torch.no_grad():
+    state = TrainingRun(config, run, ranks, prunes, has_test=rows.test is not None)
+    with failures, started as engine, state, torch.no_grad():
         if resume_step is None:
             state.start(session)
         else:
@@ -106,15 +107,15 @@ def train(
 
         if ranks is not None:
             ranks.from_first("trained")  # the others read the files that rank 0 has written
-        seconds = state.seconds()
+        seconds = state.log.seconds()
         if engine is not None:
             engine.check_weights(session.params)
-        if state.best_step != state.step:
+        if state.best.step != state.step:
             if engine is not None:
                 engine.release()
             del session  # memory may not hold two models
             gc.collect()
-            session = restore.load_step(config, run, state.best_step)
+            session = restore.load_step(config, run, state.best.step)
             if engine is not None:
                 attach_engine(engine, session, rows.train)
         finish(state, session, evaluated, seconds, console)

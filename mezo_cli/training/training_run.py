@@ -1,10 +1,8 @@
-"""The state of one training run, and what it writes to the run directory."""
+"""The state of one training run: its step, what it has scored, and when it ends."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,36 +15,39 @@ from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config
 from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import RunFailed, RunStopped, UserError, one_line
+from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import agreement, restore
+from mezo_cli.training import agreement
+from mezo_cli.training.best_step import BestStep
+from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.load import EncodedRows
-from mezo_cli.training.loggers.base import RunEnd, RunLoggers, Status, final_scalars
+from mezo_cli.training.run_log import RunLog
 from mezo_cli.training.session import Session
-from mezo_cli.training.verdict import DIVERGED, Divergence, Evaluations, best_step, dev_evaluations
+from mezo_cli.training.verdict import DIVERGED, Evaluations, dev_evaluations
 
 log = logging.getLogger("mezo")
 
 TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
-SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
+UNTRAINED, LAST_DEV = "untrained.json", "last_dev.json"
 
 
 class TrainingRun:
-    """State of one training run: current step, scores on dev, and the open log and trajectory files.
+    """State of one training run. It is a context manager that closes the run's files.
 
-    It is a context manager that closes the files. The model is not part of it: the methods that need one take the
-    `Session`. Each of the ranks that share a run has one; `run` writes on rank 0 alone.
+    The model is not part of it: the methods that need one take the `Session`. Each of the ranks that share a run has
+    one; `run` writes on rank 0 alone.
 
     Attributes:
         step: steps done.
-        dev: every evaluation on dev so far.
-        best_step: the step of the best of them, see `verdict.best_step`.
+        log: what the run writes.
+        best: the evaluations on dev, and the best of them.
         untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
+        last_dev: step and values of the last evaluation on dev, of a run without a test split: nothing has picked it.
         divergence: whether the run has diverged.
         stop_reason: what ended the run before its last step, see `find_stop_reason`.
         forgetting: compares the weights of each evaluation on dev with those of the start; None: they are not.
@@ -59,29 +60,21 @@ class TrainingRun:
         run: Run,
         ranks: Ranks | None = None,
         prunes: Callable[[Evaluations], bool] | None = None,
+        *,
+        has_test: bool = True,
     ) -> None:
-        self.config, self.run, self.ranks, self._prunes = config, run, ranks, prunes
-        self._optimizer_class = optimizer_class(config.optimizer)
-        self.step = 0
-        self.dev: dict[int, Mapping[str, Any]] = {}
+        self.config, self.run, self.ranks, self._prunes, self._has_test = config, run, ranks, prunes, has_test
+        self._replayable = optimizer_class(config.optimizer).replayable
+        self.step = self._first_step = 0  # the first of this process
+        self.log, self.best, self.divergence = RunLog(config, run), BestStep(config), Divergence()
         self.untrained: dict[str, Tensor] = {}
-        self._has_test_before = False  # whether metrics.jsonl has the evaluation on test before training
-        self.best_step, self._since_best = 0, 0  # evaluations since then, for patience
-        self.divergence, self._warned = Divergence(), False
-        setting = config.stop_on_divergence  # null: how the run was started decides, which run.json says
-        self._stops_on_divergence = bool(run.info().get("stop_on_divergence") if setting is None else setting)
+        self.last_dev: tuple[int, Tensor] | None = None
+        self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
+        self._warned = self._kernels_recorded = False
+        self._first_stepped: float | None = None  # when the first step of this process ended, for max_seconds
         self.stop_reason: str | None = None
-        self._loggers = RunLoggers(config, run)
         self.forgetting: Forgetting | None = None
         self.summary: dict[str, Any] = {}
-        self._trajectory: trajectory.Writer | None = None
-        self._start_time = time.perf_counter()
-        self._kernels_recorded = False
-        self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
-        self._last_sync = self._start_time
-        self._first_stepped: float | None = None  # when the first step of this process ended, for max_seconds
-        self._seconds_before = 0.0  # training time before the run was interrupted
-        self._first_step = 0  # of this process
         self._exchanged_before = 0 if ranks is None else ranks.exchanged["step"]
 
     def __enter__(self) -> "TrainingRun":
@@ -90,22 +83,7 @@ class TrainingRun:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # every record was flushed
-            if self._trajectory is not None:
-                self._trajectory.close()
-        self._loggers.close(self._end(error))
-
-    def _end(self, error: BaseException | None) -> RunEnd:
-        """Return how the run ended, for its loggers."""
-        if error is None:
-            return RunEnd("finished", self.step, summary=final_scalars(self.summary))
-        interrupted = isinstance(error, KeyboardInterrupt)
-        status: Status = "interrupted" if interrupted or isinstance(error, RunStopped) else "failed"
-        return RunEnd(status, self.step, "interrupted" if interrupted else one_line(error))
-
-    def seconds(self) -> float:
-        """Return the training time so far, without the time between an interruption and the resumption."""
-        return self._seconds_before + time.perf_counter() - self._start_time
+        self.log.close(self.step, self.summary, error)
 
     # --- start ---
 
@@ -117,41 +95,32 @@ class TrainingRun:
         )
         fingerprint = models.fingerprint(loaded.model)
         self.run.update(weights_fingerprint=fingerprint)
+        header = None
         if session.optimizer.replayable:
             session.optimizer.keep_start(lambda: session.params)
             header = _make_header(session, fingerprint)
-            self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
-            self._trajectory.sync()
-        self._loggers.open()
-        self._start_time = time.perf_counter()
+        self.log.begin(header)
 
     def resume(self, step: int) -> None:
         """Continue an interrupted run at `step`. What it wrote after that step is dropped, to be written again."""
         self.step = self._first_step = step
         if step and self.run.writes:
-            scores = self.run.read_untrained() or {}
-            self.untrained = {name: torch.tensor(rows) for name, rows in scores.items()}
+            self.untrained = _read_values(self.run, UNTRAINED)[1]
+            at, values = _read_values(self.run, LAST_DEV)
+            self.last_dev = (at, values["dev"]) if values else None
         logged = self._logged_steps()
         self.run.truncate_metrics(step)
         if self.ranks is not None:
             self.ranks.from_first("truncated")
         lines = self.run.metrics()
-        self.dev = dev_evaluations(self.config, self.run, lines, stop=step)
-        if self.dev:
-            self.best_step = best_step(self.config, self.dev)
-            self._since_best = sum(at > self.best_step for at in self.dev)
+        self.best.add(dev_evaluations(self.config, self.run, lines, stop=step))
         for line in lines:
-            self._seconds_before = max(self._seconds_before, float(line["seconds"]))
-            self.divergence.add(line)
-            self._warned = self._warned or self.divergence.reason is not None
-            self._has_test_before = self._has_test_before or line.get("split") == TEST_BEFORE
+            if line["kind"] == "train":
+                self.divergence.add(line["loss"])
+                self._warned = self._warned or self.divergence.reason is not None
         log.info("resumed at step %d of %d", step, self.config.steps)
-        if self._optimizer_class.replayable:
-            past = trajectory.read(self.run.trajectory)
-            file = self.run.open_trajectory(past.bytes_until(step))
-            self._trajectory = trajectory.Writer(file, past.header, past.crc)
-        self._loggers.open(step, logged)
-        self._start_time = time.perf_counter()
+        seconds = max((float(line["seconds"]) for line in lines), default=0.0)
+        self.log.resume(step, seconds, logged, replayable=self._replayable)
 
     def _logged_steps(self) -> dict[str, int]:
         """Return `train` and `dev` -> the step of the last line of that kind: the loggers had the scalars up to it."""
@@ -177,21 +146,17 @@ class TrainingRun:
         self._check_finite(step, result)
         # The metrics line is written first: after a crash between the two, the step is repeated and its line dropped.
         if self.config.logs_at(step):
-            values = {**result.scalars(), **more, "seconds": round(self.seconds(), 3)}
-            self.run.log_metrics("train", step, **values)
-            self.divergence.add({"kind": "train", **values})
-            self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
-        if self._trajectory is not None:
-            self._trajectory.append(self.step, result.recorded, result.lr)
+            values = {**result.scalars(), **more}
+            self.log.train(step, values)
+            self.divergence.add(values["loss"])
+        self.log.record(self.step, result)
         self.step = step
         if self._first_stepped is None:
             self._first_stepped = time.perf_counter()
-        if time.perf_counter() - self._last_sync >= SYNC_SECONDS:
-            self._sync()
 
     def record_kernels(self, noise: Noise) -> None:
         """Write to run.json, once, how the kernels of the noise run: that is known after a step."""
-        if not self._kernels_recorded and self._optimizer_class.replayable:
+        if not self._kernels_recorded and self._replayable:
             self._kernels_recorded = True
             self.run.update(noise_kernels=noise.describe_kernels()[0])
 
@@ -214,11 +179,12 @@ class TrainingRun:
         config = self.config
         if self.step >= config.steps:
             return None
-        if self._stops_on_divergence and self.divergence.reason is not None:
+        if config.stop_on_divergence is not False and self.divergence.reason is not None:
             return "divergence"
-        if config.patience is not None and self._since_best >= config.patience:
+        if self.best.is_out_of_patience:
             return "patience"
-        if self._prunes is not None and self.step and self.step in self.dev and self._prunes(self.dev):
+        dev = self.best.evaluations
+        if self._prunes is not None and self.step and self.step in dev and self._prunes(dev):
             return "pruned"
         if config.max_seconds is None or self._first_stepped is None:
             return None
@@ -236,7 +202,7 @@ class TrainingRun:
         finishes = reason != "max_seconds" or self.config.at_limit == "finish"
         if finishes:
             self.evaluate_and_save(session, rows, progress, is_last=True)
-        self._save_checkpoint(session, "last")
+        self.log.checkpoint(session, "last", self.step)
         self.run.update(stopped={"by": reason, "step": self.step})
         how = {
             "divergence": "because it diverged",
@@ -248,7 +214,7 @@ class TrainingRun:
         if not finishes:
             raise RunStopped(text)
         self.stop_reason = reason
-        log.info("%s: the best dev score is that of step %d", text, self.best_step)
+        log.info("%s: the best dev score is that of step %d", text, self.best.step)
 
     # --- evaluations and checkpoints ---
 
@@ -262,36 +228,36 @@ class TrainingRun:
         """
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
-        if (is_last or config.evaluates_at(step)) and step not in self.dev:
+        if (is_last or config.evaluates_at(step)) and step not in self.best.evaluations:
             if self.ranks is not None:
                 agreement.repair_weights(session, self.run, step, self.ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
             if self.forgetting is not None:
                 evaluation = evaluation.with_details(self.forgetting.measure(session))
             self._latest = step, evaluation
-            is_best = self._add_to_dev(evaluation)
+            self.best.add({step: evaluation.line()})
+            is_best = self.best.step == step
             # A method without a trajectory resumes from `last` alone, so `best` must never be ahead of it.
-            keep_up = is_best and not self._optimizer_class.replayable
-            self._sync()
+            keep_up = is_best and not self._replayable
+            self.log.sync()
             if config.checkpoint_every == 0 or save_due or step == config.steps or keep_up:
-                self._save_checkpoint(session, "last")
+                self.log.checkpoint(session, "last", step)
             if is_best:
-                self._save_checkpoint(session, "best")
+                self.log.checkpoint(session, "best", step)
+            if not self._has_test:
+                self.last_dev = step, evaluation.values
+                self.run.write_values(LAST_DEV, _as_json({"dev": evaluation.values}, step))
             kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
             if kept:
                 self.run.log_completions(step, kept)
-            self.log_evaluation("dev", step, evaluation)
-            self.divergence.add({"kind": "eval", "split": "dev", **self.dev[step]})
-            self.run.sync_metrics()
-            scores = evaluation.scores()
-            numbers = {key: value for key, value in evaluation.line().items() if isinstance(value, (int, float))}
-            self._loggers.log(step, {f"dev/{key}": value for key, value in numbers.items()})
-            progress.report_dev(step, format_score(config.chosen_metric, scores[config.chosen_metric]), evaluation.text)
+            self.log.evaluation("dev", step, evaluation)
+            score = evaluation.scores()[config.chosen_metric]
+            progress.report_dev(step, format_score(config.chosen_metric, score), evaluation.text)
             for record in kept[:1]:
                 log.info("dev    %s", describe_completion(record))
         elif save_due:
-            self._sync()
-            self._save_checkpoint(session, "last")
+            self.log.sync()
+            self.log.checkpoint(session, "last", step)
         self._warn_of_divergence()
 
     def _warn_of_divergence(self) -> None:
@@ -313,31 +279,20 @@ class TrainingRun:
             return
         evaluations = {name: self.evaluate_best(session, name, split, console) for name, split in rows.splits().items()}
         self.untrained = {name: evaluation.values for name, evaluation in evaluations.items()}
-        self.run.write_untrained({name: scores.tolist() for name, scores in self.untrained.items()})
-        if "test" in evaluations and self.run.writes and not self._has_test_before:
-            self.log_evaluation(TEST_BEFORE, 0, evaluations["test"])
-            self.run.sync_metrics()
+        self.run.write_values(UNTRAINED, _as_json(self.untrained, 0))
+        if "test" in evaluations and self.run.writes:
+            if not any(line.get("split") == TEST_BEFORE for line in self.run.metrics()):
+                self.log.evaluation(TEST_BEFORE, 0, evaluations["test"])
+                self.run.sync_metrics()
 
     def evaluate_best(self, session: Session, name: str, rows: list[Any], console: Console) -> Evaluation:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
-        if name == "dev" and self._latest is not None and self._latest[0] == self.best_step:
+        if name == "dev" and self._latest is not None and self._latest[0] == self.best.step:
             return self._latest[1]
         with progress_bar(console, f"{name} rows", len(rows)) as report:
             return self._evaluate_or_fail(session, rows, report)
 
-    def _sync(self) -> None:
-        """Wait until the steps so far are on the disk: they survive a power cut."""
-        if self._trajectory is not None:
-            self._trajectory.sync()
-        self.run.sync_metrics()
-        self._last_sync = time.perf_counter()
-
-    def _evaluate_or_fail(
-        self,
-        session: Session,
-        rows: list[Any],
-        report: Callable[[int], None],
-    ) -> Evaluation:
+    def _evaluate_or_fail(self, session: Session, rows: list[Any], report: Callable[[int], None]) -> Evaluation:
         evaluation = session.objective.evaluate(rows, report, session.ranks)
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
@@ -349,34 +304,25 @@ class TrainingRun:
             )
         return evaluation
 
-    def _add_to_dev(self, evaluation: Evaluation) -> bool:
-        """Add the evaluation of the current step; return whether it is the best so far."""
-        self.dev[self.step] = evaluation.line()
-        is_best = best_step(self.config, self.dev) == self.step
-        if is_best:
-            self.best_step = self.step
-        self._since_best = 0 if is_best else self._since_best + 1
-        return is_best
-
-    def log_evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
-        """Write the line of an evaluation."""
-        self.run.log_metrics("eval", step, split=split, **evaluation.line(), seconds=round(self.seconds(), 3))
-
-    def _save_checkpoint(self, session: Session, name: str) -> None:
-        def write(folder: Path) -> None:
-            models.save(session.loaded, folder)
-            if name == "last":
-                session.optimizer.save_state(folder / restore.OPTIMIZER_STATE)
-
-        if self.config.checkpoint == "full" and self.run.writes and self.run.checkpoint_step(name) != self.step:
-            self.run.save_checkpoint(name, self.step, write)
-
     def exchanged_bytes_per_step(self) -> float:
         """Return how many bytes all ranks together have exchanged per step of this process; 0 in a process alone."""
         if self.ranks is None:
             return 0.0
         exchanged = self.ranks.exchanged["step"] - self._exchanged_before
         return round(exchanged / max(self.step - self._first_step, 1), 3)
+
+
+def _as_json(values: Mapping[str, Tensor], step: int) -> dict[str, Any]:
+    """Return the values of an evaluation's splits for a file; of their dtype, so that they come back as they were."""
+    dtype = str(next(iter(values.values())).dtype).removeprefix("torch.")
+    return {"step": step, "dtype": dtype, "rows": {name: rows.tolist() for name, rows in values.items()}}
+
+
+def _read_values(run: Run, name: str) -> tuple[int, dict[str, Tensor]]:
+    """Return the step and the values that `_as_json` has made a file of; none where there is no file."""
+    stored = run.read_values(name) or {"step": 0, "dtype": "float32", "rows": {}}
+    dtype = getattr(torch, stored["dtype"])
+    return stored["step"], {split: torch.tensor(rows, dtype=dtype) for split, rows in stored["rows"].items()}
 
 
 def _make_header(session: Session, fingerprint: str) -> trajectory.Header:

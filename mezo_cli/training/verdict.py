@@ -1,108 +1,69 @@
-"""Judge from a run's recorded values which evaluation is the best, and whether training has helped, or diverged.
+"""The verdict: whether the picked step is better than the untrained model, by the interval of their difference.
 
-Only lines of metrics.jsonl count, so a resumed run is judged at the same steps as one that was never stopped. Which
-training losses there are depends on `log_every`.
+And which evaluation on dev is the best. Both follow from the files of a run, so a resumed run has those of a run that
+was never stopped.
 """
 
-import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Config
+from mezo_cli.console import format_difference, format_score
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-
-WINDOW = 10  # losses at each end of the run that are compared
-FACTOR, FLOOR = 3.0, 0.1  # the mean may rise by FACTOR * max(|mean|, std, FLOOR) of the first losses
-EARLY_FLOOR = 1.0  # in place of FLOOR while the windows are smaller: the loss of a few batches says little
 
 Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
 
 TIE = 1e-7  # of equal scores the one with the lower loss is better by less than two of these
-IMPROVED, NOT_IMPROVED, DIVERGED = "improved", "not_improved", "diverged"
+IMPROVED, WITHIN_NOISE, WORSE = "improved", "within_noise", "worse"
+NOT_IMPROVED, DIVERGED, NOT_COMPARED = "not_improved", "diverged", "not_compared"
+LEAST_ROWS = 10  # of a comparison
 
 
-class Divergence:
-    """Whether a run has diverged, as far as its lines of metrics.jsonl say. A line takes constant time.
+@dataclass(frozen=True)
+class Compared:
+    """The same rows by the untrained model and by weights that nothing about these rows has picked.
 
-    It has while one of these holds of the newest line of its kind (a loss that is not finite is never recorded):
-
-    - The mean of the last 10 training losses is above that of the first 10 by more than 3 max(|mean|, std, 0.1), mean
-      and population std of the first 10. Of n < 20 losses it is the last and the first w = n // 2, and they must differ
-      by more than 30 / w max(|mean|, std, 1): few losses that differ much are usual with small batches. Once it has
-      diverged, w and that limit stay until the last losses are below it: the first ones may soon be diverged, too.
-    - Every dev prediction is one label, which was not so at the first evaluation (that of step 0), and the dev loss is
-      above its loss.
+    Attributes:
+        split: `test`; or `dev`, at the last evaluation.
+        step: of the weights.
+        rows: their number.
+        before, after: the metric.
+        difference: after minus before by metric, with `intervals` (objectives/comparison.py).
     """
 
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=WINDOW)
-        self._losses = 0
-        self._width, self._before, self._limit = 0, 0.0, 0.0  # of the comparison that the last loss was judged by
-        self._start: Mapping[str, Any] | None = None  # the first evaluation on dev
-        self._by_losses: str | None = None
-        self._by_dev: str | None = None
-
-    @property
-    def reason(self) -> str | None:
-        """Why the run has diverged, for the log; None if it has not."""
-        return self._by_losses or self._by_dev
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add the next line of metrics.jsonl."""
-        if line["kind"] == "train":
-            self._by_losses = self._judge_loss(line["loss"])
-        elif line["split"] == "dev":
-            self._by_dev = self._judge_dev(line)
-
-    def _judge_loss(self, loss: float) -> str | None:
-        self._losses += 1
-        self._last.append(loss)
-        if len(self._first) < WINDOW:
-            self._first.append(loss)
-        if self._by_losses is None:
-            self._set_limit(min(WINDOW, self._losses // 2))
-        width = self._width
-        if not width:
-            return None
-        now = statistics.fmean(list(self._last)[-width:])
-        if now <= self._limit:
-            return None
-        if width == 1:
-            return f"the loss is {now:.4g}, and the first was {self._before:.4g}"
-        return f"the mean of the last {width} losses is {now:.4g}, that of the first {width} {self._before:.4g}"
-
-    def _set_limit(self, width: int) -> None:
-        """Set how high the mean of the last `width` losses may be."""
-        first = self._first[:width] or [0.0]
-        floor = FLOOR if width == WINDOW else EARLY_FLOOR
-        self._width, self._before = width, statistics.fmean(first)
-        rise = max(abs(self._before), statistics.pstdev(first), floor)
-        self._limit = self._before + FACTOR * WINDOW / max(width, 1) * rise
-
-    def _judge_dev(self, line: Mapping[str, Any]) -> str | None:
-        start = self._start = self._start or line
-        label = _only_label(line)
-        if label is None or _only_label(start) is not None or line["loss"] <= start["loss"]:
-            return None
-        return f"every dev prediction is {label}, and the dev loss {line['loss']:.4g}, at step 0 {start['loss']:.4g}"
+    split: str
+    step: int
+    rows: int
+    before: float
+    after: float
+    difference: Mapping[str, Any]
 
 
-def _only_label(line: Mapping[str, Any]) -> str | None:
-    """Return the label that an evaluation predicts for every row; None if there are several."""
-    labels = [label for label, count in line.get("predicted", {}).items() if count]
-    return labels[0] if len(labels) == 1 else None
+def judge_difference(config: Config, compared: Compared, repeatable: bool) -> tuple[str, str]:
+    """Return the verdict on a later step than 0, and the figures or the reason behind it.
 
-
-def verdict(diverged: bool, best_step: int, steps: int) -> str | None:
-    """Return improved, not_improved (step 0 was picked) or diverged (by its last lines); None for a run of no steps."""
-    if not steps:
-        return None
-    if diverged:
-        return DIVERGED
-    return IMPROVED if best_step else NOT_IMPROVED
+    Args:
+        config: of the run.
+        compared: the rows that are compared.
+        repeatable: whether the reward gave the same numbers when it was called again.
+    """
+    metric, split = config.chosen_metric, compared.split
+    if compared.rows < LEAST_ROWS:
+        return NOT_COMPARED, f"{split} has {compared.rows} rows, and a comparison needs {LEAST_ROWS}"
+    interval = compared.difference["intervals"].get(metric)
+    if interval is None:
+        return NOT_COMPARED, f"the objective gives no interval of {metric}"
+    low, high = sorted(config.order_of(metric) * end for end in interval)
+    before, after = format_score(metric, compared.before), format_score(metric, compared.after)
+    change = format_difference(metric, compared.difference)
+    text = f"{split} {metric} {before} before training, {after} at step {compared.step}: {change}"
+    if low > 0 and not repeatable:
+        return WITHIN_NOISE, f"{text}, but the reward gave other numbers when it was called again"
+    if low > 0 or high < 0:
+        return IMPROVED if low > 0 else WORSE, text
+    return WITHIN_NOISE, f"{text}, which has 0 in it"
 
 
 # --- the best evaluation ---

@@ -152,6 +152,7 @@ def test_summary(done: Path) -> None:
         "backwards",
         "seconds",
         "verdict",
+        "verdict_reason",
         "best",
         "dev",
         "train",
