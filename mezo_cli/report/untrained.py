@@ -43,6 +43,8 @@ def sentence(summary: Mapping[str, Any], config: Config) -> str:
         return ""
     best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
     beyond = best["difference"]
+    if metric not in beyond["intervals"]:  # of a single row
+        return ""
     worst, most = sorted(config.order_of(metric) * end for end in beyond["intervals"][metric])
     more = "it is more than" if worst > 0 else "nothing shows that it is more than"
     if most < 0:

@@ -280,10 +280,10 @@ class TrainingRun:
         evaluations = {name: self.evaluate_best(session, name, split, console) for name, split in rows.splits().items()}
         self.untrained = {name: evaluation.values for name, evaluation in evaluations.items()}
         self.run.write_values(UNTRAINED, _as_json(self.untrained, 0))
-        if "test" in evaluations and self.run.writes:
-            if not any(line.get("split") == TEST_BEFORE for line in self.run.metrics()):
-                self.log.evaluation(TEST_BEFORE, 0, evaluations["test"])
-                self.run.sync_metrics()
+        known = not self.run.writes or any(line.get("split") == TEST_BEFORE for line in self.run.metrics())
+        if "test" in evaluations and not known:
+            self.log.evaluation(TEST_BEFORE, 0, evaluations["test"])
+            self.run.sync_metrics()
 
     def evaluate_best(self, session: Session, name: str, rows: list[Any], console: Console) -> Evaluation:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
