@@ -46,10 +46,15 @@ def test_logits_that_are_not_finite_are_not_counted_as_wrong(roberta: Path) -> N
         assert not session.objective.evaluate([row]).is_finite
 
 
-def test_the_best_step_has_the_highest_score_and_the_earliest_wins_a_tie() -> None:
+def test_the_best_step_has_the_best_score_then_the_lower_loss_then_is_the_earlier() -> None:
     config = build_config(["data=demo"])
-    for scores, best in (({0: 0.5, 10: 0.75, 20: 0.75, 30: 0.25}, 10), ({20: 0.75, 10: 0.75}, 10), ({0: -0.1}, 0)):
-        assert best_step(config, {step: {"accuracy": score} for step, score in scores.items()}) == best
+    for scores, best in (
+        ({0: (0.5, 1.0), 10: (0.75, 0.5), 20: (0.75, 0.5), 30: (0.25, 0.1)}, 10),
+        ({0: (0.5, 1.0), 10: (0.5, 0.9)}, 10),
+        ({20: (0.75, 1.0), 10: (0.75, 1.0)}, 10),
+    ):
+        evaluations = {step: {"accuracy": score, "loss": loss} for step, (score, loss) in scores.items()}
+        assert best_step(config, evaluations) == best
 
 
 def test_metric_loss_picks_the_lowest_loss() -> None:

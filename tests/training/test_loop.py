@@ -165,7 +165,7 @@ def test_summary(done: Path) -> None:
     }
     assert (made["steps"], made["forwards"], made["backwards"]) == (6, 12, 0)
     dev = [line for line in evals if line["split"] == "dev"]
-    best = max(dev, key=lambda line: (line["accuracy"], -line["step"]))
+    best = min(dev, key=lambda line: (-line["accuracy"], line["loss"], line["step"]))
     assert made["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
     for split, line in (("dev", best), ("test", evals[-1]), ("test_before", evals[1])):
         assert {key: made[split][key] for key in ("accuracy", "loss")} == {
