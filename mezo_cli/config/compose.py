@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra, Hydra
@@ -42,13 +43,18 @@ from mezo_cli.config.validation import build, default_of, defaults
 from mezo_cli.config.values import show
 from mezo_cli.errors import UserError, did_you_mean, join
 
-MAIN, VERSION_BASE = "config", "1.3"
+MAIN = "config"
+# Hydra 1.4 and OmegaConf 2.4 warn of what 1.3 and 2.3 need.
+BEFORE_1_4 = hydra_version.startswith("1.3.")
+VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if BEFORE_1_4 else {}
+REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}
+register_resolver: Any = OmegaConf.register_new_resolver if BEFORE_1_4 else OmegaConf.register_resolver
 MAX_JOBS = 100_000  # of a sweep
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
-OmegaConf.register_new_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+register_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
 # ${mezo_by:${task},{squad:generate},choice}: a value that depends on another
-OmegaConf.register_new_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
+register_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,12 +285,12 @@ def hydra_session() -> Iterator[Hydra]:
 
     `finetune` may be called inside a program that uses Hydra itself.
     """
-    ConfigStore.instance().store(name="mezo_schema", node=defaults())  # so that every key can be overridden
+    ConfigStore.instance().store(name="mezo_schema", node=defaults(), **REPLACE)  # so that every key can be overridden
     known, version, runtime = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
     before = known.hydra, version.getbase(), runtime.get("name")
     known.clear()
     try:
-        with initialize_config_dir(config_dir=str(conf_dir()), job_name="mezo", version_base=VERSION_BASE):
+        with initialize_config_dir(config_dir=str(conf_dir()), job_name="mezo", **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             yield hydra
