@@ -268,7 +268,7 @@ def compare(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
     table: Annotated[str | None, typer.Option("--table", help="With --paper: roberta, else opt.")] = None,
-    seeds: Annotated[bool, typer.Option("--seeds", help="Also what was picked for each data seed.")] = False,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Also the result of each seed.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the tables only, no notes.")] = False,

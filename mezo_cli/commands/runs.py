@@ -25,7 +25,7 @@ from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.differences import differing_keys, flatten_stored, short_name, telling_keys
-from mezo_cli.report.settings import format_score, format_value
+from mezo_cli.report.settings import WITHOUT_EFFECT, format_score, format_value, matches
 from mezo_cli.runs import Run, find_runs, trajectory
 from mezo_cli.runs.picked import MARK, NOTE, picked_start
 
@@ -33,7 +33,8 @@ COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "s
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
 SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
 RESULTS = ("status", "step", "metric", "dev", "test", "verdict")  # of `--diff`
-DISPENSABLE = ("metric", "model", "objective", "task", "seed", "method")  # the first is the first to go
+DISPENSABLE = ("metric", "model", "objective")  # the first is the first to go; then settings, the last first
+LAST = ("step", "task", "seed", "method")  # go only where the terminal is narrower than 80 columns
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
 
 
@@ -62,6 +63,7 @@ class Listed:
         is_plain = record["loss"] == "cross_entropy"
         own = {
             "run": self.name,
+            "status": "diverged" if record["verdict"] == "diverged" else record["status"],
             "objective": record["objective"] if is_plain else f"{record['objective']} {record['loss']}",
             "method": " ".join(name for name in (record["optimizer"], record["peft"]) if name != "none"),
             "model": Path(record["model"]).name,
@@ -238,6 +240,7 @@ def _show(listed: Sequence[Listed]) -> None:
     """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()
     settings, keys = _differences(listed)
+    keys = [key for key in keys if not matches(key, WITHOUT_EFFECT)] or keys
     own = telling_keys([one for one in settings if one], keys)
     titles = {key: short_name(key) for key in own if key not in SHOWN}
     rows = [
@@ -257,8 +260,6 @@ def _show(listed: Sequence[Listed]) -> None:
     for run in listed:
         if run.record["problem"] is not None:
             print_line(f"{run.name}: {' '.join(run.record['problem'].split())}")
-        elif run.record.get("verdict") == "diverged":
-            print_line(f"{run.name}: it diverged")
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
@@ -292,12 +293,13 @@ def _fit(
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
     if sum(needed.values()) > width and len(rows) > 1:
-        for name in DISPENSABLE:
+        for name in (*DISPENSABLE, *LAST[1:]):
             values = {row[name] for row in rows if name in row}
             if len(values) == 1:
                 same[name] = values.pop()
                 columns.remove(name)
-    for name in (*DISPENSABLE, *reversed(own)):
+    further = [name for name in reversed(own) if name != "lr"]
+    for name in (*DISPENSABLE, *further, *LAST, "lr"):
         if name in columns and sum(needed[one] for one in columns) > width:
             hidden.append(name)
             columns.remove(name)

@@ -1,9 +1,9 @@
 """Aggregate runs by the paper's protocol, and find the paper's number for each group of runs.
 
-The protocol: within a group, take the best dev score of each data seed over the grid; then the mean and the std over
-the data seeds. Runs of the same data seed and the same point of the grid that differ in the run's own seed are
-repetitions: their scores are averaged, dev and test alike, and they do not compete. A tie in dev goes to the lower
-dev loss, then to the smaller lr. With `metric=loss` the dev loss decides alone. Test scores never decide.
+The protocol: within a group, take the point of the grid with the best dev score of each data seed, by the rule of
+`Config.rank`; then the mean and the std over all runs at these points. Runs that differ in their own seed alone do not
+compete: the point's score is their mean, and each counts. A point of which most runs diverged is picked only where all
+are such. Test scores never decide.
 """
 
 import itertools
@@ -44,9 +44,10 @@ class Group:
     Attributes:
         settings: that all runs have in common.
         runs: a row per run that counts: data_seed, seed, point (its number in `grid`), finished, dev, dev_loss, test,
-            at_start (step 0 was picked), entry.
+            at_start (step 0 was picked), diverged, entry.
         grid: the points at which there are runs, in order.
         picks: the best point per data seed (the index): point, dev, dev_loss, test, at_start, entries.
+        results: the rows of `runs` that finished at the picked points, each a seed that counts.
         troubles: missing and failed runs, one text each.
         expected: data seeds that should have a result.
         ambiguous: whether another group has the same task, shots and label.
@@ -69,7 +70,9 @@ class Group:
         self.runs, self.troubles = _current_runs(entries, self.metric)
         self.grid: list[Point] = sorted(set(self.runs.point))
         self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
-        self.picks = _pick_best(self.runs, self.config)
+        self.picks = _pick_best(self.runs, self.config, self.metric)
+        picked = self.runs.data_seed.map(self.picks.point)
+        self.results = self.runs[self.runs.finished & (self.runs.point == picked)].sort_values(["data_seed", "seed"])
 
     @property
     def label(self) -> str:
@@ -88,23 +91,48 @@ class Group:
 
     @property
     def dev(self) -> float | None:
-        """The mean dev score over the data seeds."""
-        return None if self.picks.empty else float(self.picks.dev.mean())
+        """The mean dev score over the seeds."""
+        return None if self.results.empty else float(self.results.dev.mean())
 
     @property
     def tests(self) -> pd.Series:
-        """The test score of each data seed that has one."""
-        return self.picks.test.dropna()
+        """The test score of each seed that has one; the index is the data seed."""
+        return self.results.set_index("data_seed").test.dropna()
 
     @property
     def mean(self) -> float | None:
-        """The mean test score over the data seeds."""
+        """The mean test score over the seeds."""
         return None if self.tests.empty else float(self.tests.mean())
 
     @property
     def std(self) -> float | None:
-        """The population std (ddof 0) of the test score over the data seeds; None for fewer than two."""
+        """The population std (ddof 0) of the test score over the seeds; None for fewer than two."""
         return float(self.tests.std(ddof=0)) if len(self.tests) > 1 else None
+
+    @property
+    def diverged(self) -> int:
+        """How many of the seeds diverged: each counts with the result of its best step."""
+        return int(self.results.diverged.sum())
+
+    @property
+    def chosen(self) -> list[str]:
+        """The picked values of what was searched, the most frequent first; empty where the grid is one point."""
+        if len(self.grid) < 2:
+            return []
+        points = format_points(self.grid)
+        return [points[point] for point, _ in Counter(self.picks.point).most_common()]
+
+    def edges(self) -> list[str]:
+        """Return which picked values are the least or the greatest that were tried, and where to go on."""
+        texts, searched = [], pd.DataFrame([dict(point) for point in self.grid])
+        for key in searched:
+            tried = sorted({value for value in searched[key] if isinstance(value, (int, float))})
+            picked = {dict(self.grid[point])[key] for point in self.picks.point}
+            sides = [(tried[0], "below"), (tried[-1], "above")] if len(tried) > 1 else []
+            for value in (one for one in sides if one[0] in picked):
+                text = format_setting(key, value[0])
+                texts.append(f"{text} is at the edge of the grid: go on {value[1]} {format_value(value[0])}")
+        return texts
 
     @property
     def at_start(self) -> list[int]:
@@ -171,6 +199,7 @@ def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, 
         **{name: [entry.score(name, metric) for entry in entries] for name in ("dev", "test")},
         "dev_loss": [entry.score("dev", "loss") for entry in entries],
         "at_start": [entry.picked_start for entry in entries],
+        "diverged": [entry.verdict == "diverged" for entry in entries],
         "order": [(entry.start, entry.location) for entry in entries],
         "data": [entry.data_fingerprint for entry in entries],
         "entry": list(entries),
@@ -187,36 +216,46 @@ def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, 
     return runs.drop_duplicates(["data_seed", "point", "seed"], keep="last"), troubles
 
 
-def _pick_best(runs: pd.DataFrame, config: Config) -> pd.DataFrame:
+def _pick_best(runs: pd.DataFrame, config: Config, metric: str) -> pd.DataFrame:
     """Return the best point of each data seed among the finished runs; a point has the means over its run seeds."""
     points = runs[runs.finished].groupby(["data_seed", "point"])
     scores = points[["dev", "dev_loss", "test"]].mean()
     scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
     scores["at_start"] = points.at_start.any()
+    scores["diverged"] = points.diverged.mean() > 0.5
     scores["entries"] = points.entry.agg(list)
-    ascending = {"dev": config.order_of(config.shown_metric) < 0, "dev_loss": True, "point": True}
-    keys = ["dev_loss", "dev", "point"] if config.chosen_metric == "loss" else list(ascending)
-    best = scores.reset_index().sort_values(keys, ascending=[ascending[key] for key in keys])
-    return best.drop_duplicates("data_seed").set_index("data_seed").sort_index()
+
+    def rank(row: Any) -> tuple[Any, ...]:
+        return (row.diverged, *config.rank({metric: row.dev, "loss": row.dev_loss}), row.point)
+
+    rows = scores.reset_index()
+    order = sorted(rows.index, key=lambda number: rank(rows.loc[number]))
+    return rows.loc[order].drop_duplicates("data_seed").set_index("data_seed").sort_index()
 
 
-def _note_missing(group: Group) -> None:
-    """Note which seeds, and which points of the grid on the other seeds, have no result, and why."""
-    seeds = set(group.runs.data_seed)
-    absent = sorted(group.expected - seeds)
-    if absent:
-        group.troubles.append(f"not run: {_format_seeds(absent)}")
-    by_point: dict[int, list[Any]] = defaultdict(list)
-    for run in group.runs.sort_values("data_seed", kind="stable").itertuples():
-        by_point[run.point].append(run)
-    for number, point in enumerate(format_points(group.grid)):
-        start = f"{point}: " if len(group.grid) > 1 else ""
-        skipped = sorted(seeds - {run.data_seed for run in by_point[number]})
-        if skipped and not group.zero_shot:
-            group.troubles.append(f"{start}not run: {_format_seeds(skipped)}")
-        for run in by_point[number]:
-            if not run.finished:
-                group.troubles.append(f"{start}seed {run.data_seed} {run.entry.trouble()}")
+def _note_troubles(group: Group) -> None:
+    """Note which runs have no result, and which seeds were run at other points of the grid than the rest."""
+    points, several = format_points(group.grid), len(group.grid) > 1
+    for run in group.runs[~group.runs.finished].sort_values(["point", "data_seed", "seed"]).itertuples():
+        start = f"{points[run.point]}: " if several else ""
+        group.troubles.append(f"{start}{_format_seed(run)} {run.entry.trouble()}")
+    tried: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for _, members in group.runs.groupby(["data_seed", "seed"]):
+        tried[tuple(sorted(members.point))].append(_format_seed(next(members.itertuples())))
+    if len(tried) > 1 and not group.zero_shot:
+        texts = [f"{', '.join(seeds)} at {'; '.join(points[one] for one in at)}" for at, seeds in tried.items()]
+        group.troubles.append(f"the seeds were not run on the same grid: {' | '.join(texts)}")
+
+
+def _format_seed(run: Any) -> str:
+    """Return the seeds of a run: `seed 13`, or `seed 2 (data 1)`."""
+    return f"seed {run.seed}" + ("" if run.seed == run.data_seed else f" (data {run.data_seed})")
+
+
+def missing_seeds(group: Group) -> list[str]:
+    """Return which of the expected data seeds were not run, as a note."""
+    absent = sorted(group.expected - set(group.runs.data_seed))
+    return [f"not run: {_format_seeds(absent)}"] * bool(absent)
 
 
 def _format_seeds(seeds: Sequence[int]) -> str:
@@ -234,7 +273,7 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     groups = [Group(members) for members in by_settings.values()]
     for group in groups:
         group.expected = _expected_seeds(group, groups)
-        _note_missing(group)
+        _note_troubles(group)
     _distinguish(groups)
     return sorted(groups, key=_sort_key)
 

@@ -5,14 +5,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.report.aggregate import Group, format_points, group_runs, unlike_paper
+from mezo_cli.report.aggregate import Group, format_points, group_runs, missing_seeds, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
 from mezo_cli.report.read import no_runs, read_runs
 from mezo_cli.report.settings import format_mean, shown_value
 from mezo_cli.runs.picked import MARK, NOTE
 
-PROTOCOL = "the best dev score of each data seed over the grid; mean and population std (ddof 0) of its test score"
+PROTOCOL = "the point of the grid with the best dev score of each data seed; mean and population std (ddof 0) of test"
 INFERRED = (
     "expected data seeds are inferred from the rows of the same task, shots and model: all that these have, or"
     " 13 21 42 87 100 if they are among them"
@@ -54,12 +54,17 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
     With `seeds`, a further table shows the picked point of each data seed.
     """
     tables = []
-    for title, members in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
-        table = make_table(title, [_group_row(group) for group in members], left=3)
-        tables.append(table if table["paper"].any() else table.drop(columns=["paper", "diff"]))
+    for title, same in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
+        members = list(same)
+        table = make_table(title, [_group_row(group) for group in members], left=4)
+        unused = [name for name in ("paper", "diff") if not table["paper"].any()]
+        if not any(group.chosen for group in members):
+            unused.append("chosen")
+            table.attrs["left"] = 3
+        tables.append(table.drop(columns=unused))
     if seeds:
         rows = [row for group in groups for row in _pick_rows(group)]
-        tables.append(make_table("picked per data seed", rows, left=4))
+        tables.append(make_table("each seed", rows, left=4))
     records = [_group_record(group) for group in groups]
     details = [
         {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
@@ -69,7 +74,7 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
     return Comparison(tables, _group_notes(groups), records, document)
 
 
-def _group_row(group: Group) -> dict[str, str]:
+def _group_row(group: Group) -> dict[str, str | None]:
     """Return the cells of a group, by column."""
     marks = [group.metric] * (group.metric != "accuracy") + ["demo data"] * group.demo
     difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
@@ -77,8 +82,9 @@ def _group_row(group: Group) -> dict[str, str]:
         "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
         "shots": _shots_cell(group),
         "method": group.label,
+        "chosen": " or ".join(group.chosen) or None,
         "steps": str(group.steps),
-        "seeds": _seeds_cell(group),
+        "seeds": f"{len(group.results)}{f', {group.diverged} diverged' if group.diverged else ''}",
         "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
         "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
         "paper": str(group.paper_number or ""),
@@ -87,19 +93,19 @@ def _group_row(group: Group) -> dict[str, str]:
 
 
 def _pick_rows(group: Group) -> list[dict[str, str]]:
-    """Return the cells of each data seed's picked point, by column."""
+    """Return the cells of each seed's result at the picked point, by column."""
     points = format_points(group.grid)
     return [
         {
             "task": group.task,
             "shots": _shots_cell(group),
             "method": group.label,
-            "picked": points[pick.point],
-            "seed": str(pick.Index),
-            "dev": format_mean(group.metric, pick.dev, marked=pick.at_start),
-            "test": format_mean(group.metric, pick.test, marked=pick.at_start),
+            "picked": points[run.point],
+            "seed": f"{run.seed}" if run.seed == run.data_seed else f"{run.seed} (data {run.data_seed})",
+            "dev": format_mean(group.metric, run.dev, marked=run.at_start),
+            "test": format_mean(group.metric, run.test, marked=run.at_start),
         }
-        for pick in group.picks.itertuples()
+        for run in group.results.itertuples()
     ]
 
 
@@ -112,9 +118,11 @@ def _seeds_cell(group: Group) -> str:
     return f"{len(group.picks)}/{len(group.expected)}" if group.missing else str(len(group.picks))
 
 
-def _group_notes(groups: Sequence[Group]) -> list[str]:
-    """Return notes on what is missing, what differs from the paper, and what the marks mean."""
-    notes = [f"{group.title}: {trouble}" for group in groups for trouble in group.troubles]
+def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
+    """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
+    notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
+    if with_missing:
+        notes += [f"{group.title}: {text}" for group in groups for text in missing_seeds(group)]
     notes += [NOTE] if any(group.at_start for group in groups) else []
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
@@ -126,7 +134,7 @@ def _group_notes(groups: Sequence[Group]) -> list[str]:
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
     if any(group.paper_number is not None and group.paper_number.uncertain for group in groups):
         notes.append(UNCERTAIN)
-    return [*notes, *[INFERRED] * any(group.missing for group in groups)]
+    return [*notes, *[INFERRED] * (with_missing and any(group.missing for group in groups))]
 
 
 def _group_record(group: Group) -> dict[str, Any]:
@@ -152,6 +160,9 @@ def _group_record(group: Group) -> dict[str, Any]:
         "seeds": list(map(int, group.picks.index)),
         "missing": group.missing,
         "step_0_picked": group.at_start,
+        "diverged": group.diverged,
+        "chosen": group.chosen,
+        "edges": group.edges(),
         "verdicts": group.verdicts,
         "troubles": group.troubles,
     }
@@ -188,7 +199,7 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     size = next(n for n in range(len(tasks), 0, -1) if n == 1 or COLUMN[whole.has_shots] * n + 40 <= width)
     size = -(-len(tasks) // -(-len(tasks) // size))  # as many in each table
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-    notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown)]
+    notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
     is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
     notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
     rest = len(groups) - len(shown)

@@ -221,7 +221,7 @@ def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:
     result = mezo("runs", tmp_path)
     assert result.out.split()[:13] == [
         *("run", "status", "task", "objective", "method", "model", "metric", "seed", "lr", "data.shots"),
-        *("logger.names", "step", "dev"),
+        *("step", "dev", "test"),
     ]
     assert rows(result)["a"][6:9] == ["1", "1e-05", "null"]
     assert rows(result)["c"][6:9] == ["2", "2e-05", "16"]

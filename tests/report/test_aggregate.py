@@ -1,10 +1,12 @@
 """The protocol: which runs compete, which one is picked, what is averaged, what is missing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mezo_cli.report.aggregate import group_runs
+from mezo_cli.report.aggregate import group_runs, missing_seeds
+from mezo_cli.report.tables import group_view
 from tests.report.run_directories import SEEDS, make_entry, make_grid, only_group
 
 FEW = {"data.shots": 16}
@@ -44,7 +46,7 @@ def test_a_tie_in_both_goes_to_the_smaller_lr() -> None:
     assert only_group(*(make_entry({"optimizer.lr": lr}, test=lr) for lr in (1e-5, 1e-7, 1e-6))).mean == 1e-7
 
 
-def test_run_seeds_of_one_data_seed_are_averaged_and_do_not_compete() -> None:
+def test_run_seeds_of_one_data_seed_do_not_compete_and_each_counts() -> None:
     def repeated(seed: int, dev: float, test: float) -> Any:
         return make_entry({"seed": seed, "data.seed": 13, "optimizer.lr": 1e-6}, dev=dev, test=test)
 
@@ -52,8 +54,30 @@ def test_run_seeds_of_one_data_seed_are_averaged_and_do_not_compete() -> None:
     runs = [repeated(1, 0.9, 0.5), repeated(2, 0.5, 0.7), other]
     assert dict(only_group(*runs).tests) == {13: 0.2}  # 0.8 against the mean of 0.9 and 0.5
     group = only_group(*runs, repeated(3, 1.0, 0.9), repeated(4, 1.0, 0.7))
-    assert dict(group.tests) == pytest.approx({13: 0.7})
-    assert len(group.picks.entries[13]) == 4
+    assert list(group.tests) == [0.5, 0.7, 0.9, 0.7]
+    assert (group.mean, group.std) == (pytest.approx(0.7), pytest.approx(0.02**0.5))
+    assert (group.chosen, group.edges()) == (
+        ["lr=1e-06"],
+        ["lr=1e-06 is at the edge of the grid: go on below 1e-06"],
+    )
+    assert group.troubles == [
+        "the seeds were not run on the same grid: seed 1 (data 13) at lr=1e-06; lr=1e-05 | seed 2 (data 13), "
+        "seed 3 (data 13), seed 4 (data 13) at lr=1e-06"
+    ]
+
+
+def test_a_diverged_point_is_not_picked_and_a_diverged_seed_counts() -> None:
+    def run(lr: float, seed: int, dev: float, verdict: str = "improved") -> Any:
+        entry = make_entry({"seed": seed, "data.seed": 1, "optimizer.lr": lr}, dev=dev, test=dev)
+        return replace(entry, summary={"verdict": verdict})
+
+    high = [run(1e-4, seed, 0.9, "diverged") for seed in (1, 2, 3)]
+    low = [run(1e-6, 1, 0.5), run(1e-6, 2, 0.6), run(1e-6, 3, 0.1, "diverged")]
+    groups = group_runs([*high, *low])
+    assert (groups[0].chosen, groups[0].mean, groups[0].diverged) == (["lr=1e-06"], pytest.approx(0.4), 1)
+    (table,) = group_view(groups, seeds=False).tables
+    assert (table.chosen[0], table.seeds[0]) == ("lr=1e-06", "3, 1 diverged")
+    assert only_group(*high).mean == pytest.approx(0.9)
 
 
 def test_a_run_done_again_counts_once_and_the_newest_that_finished_wins() -> None:
@@ -134,8 +158,8 @@ def test_the_data_source_splits_groups_and_prepared_folders_are_one() -> None:
 
 def test_with_the_papers_seeds_all_five_are_expected() -> None:
     group = only_group(*make_grid(FEW, {1e-6: {13: (0.5, 0.5), 42: (0.5, 0.5)}}))
-    assert group.missing == [21, 87, 100]
-    assert group.troubles == ["not run: seeds 21, 87, 100"]
+    assert (group.missing, group.troubles) == ([21, 87, 100], [])
+    assert missing_seeds(group) == ["not run: seeds 21, 87, 100"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"data.shots": 16, "data.seed": 5}, {"steps": 0, **FEW, "seed": 13}])
@@ -160,7 +184,6 @@ def test_failed_interrupted_and_running_seeds_are_noted_with_the_reason() -> Non
     assert list(group.picks.index) == [13]
     assert group.missing == [21, 42, 87, 100]
     assert group.troubles == [
-        "not run: seed 100",
         "seed 21 failed (the loss is not finite)",
         "seed 42 interrupted at step 2 of 9",
         "seed 87 running at step 2 of 9",
@@ -171,9 +194,8 @@ def test_missing_points_of_the_grid_are_noted() -> None:
     runs = make_grid({}, {1e-6: {1: (0.5, 0.5), 2: (0.5, 0.5)}, 1e-5: {1: (0.5, 0.5)}})
     runs.append(make_entry({"optimizer.lr": 1e-5, "seed": 3}, ended="diverged"))
     assert only_group(*runs).troubles == [
-        "lr=1e-06: not run: seed 3",
-        "lr=1e-05: not run: seed 2",
         "lr=1e-05: seed 3 failed (diverged)",
+        "the seeds were not run on the same grid: seed 1 at lr=1e-06; lr=1e-05 | seed 2 at lr=1e-06 | seed 3 at lr=1e-05",
     ]
 
 

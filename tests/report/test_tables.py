@@ -35,9 +35,9 @@ def test_the_table(two_methods: Path) -> None:
     assert said.code == 0, said
     assert rows(said.out)[:4] == [
         "roberta-large, mlm, cross_entropy",
-        "task shots method steps seeds dev test paper diff",
-        "sst2 16 MeZO 100000 5 82.0 91.0 (2.0) 90.5 (1.2) +0.5",
-        "sst2 16 MeZO (noise=rademacher) 100000 1/5 70.0 60.0 90.5 (1.2) -30.5 *",
+        "task shots method chosen steps seeds dev test paper diff",
+        "sst2 16 MeZO lr=1e-06 or lr=1e-07 100000 5 82.0 91.0 (2.0) 90.5 (1.2) +0.5",
+        "sst2 16 MeZO (noise=rademacher) - 100000 1 70.0 60.0 90.5 (1.2) -30.5 *",
     ]
     for note in ("seed 21 failed (the disk | is full)", "noise=rademacher not gaussian; 1 of 5 data seeds"):
         assert note in " ".join(said.out.split())
@@ -50,7 +50,7 @@ def test_without_a_number_of_the_paper_it_has_no_column() -> None:
 
 def test_the_picked_points(two_methods: Path) -> None:
     told = rows(mezo("compare", "--seeds", two_methods).out)
-    at = told.index("picked per data seed")
+    at = told.index("each seed")
     assert told[at + 2 : at + 4] == ["sst2 16 MeZO lr=1e-07 13 90.0 95.0", "sst2 16 MeZO lr=1e-06 21 80.0 90.0"]
 
 
@@ -139,9 +139,9 @@ def test_markdown(two_methods: Path, tmp_path: Path) -> None:
     text = (tmp_path / "t.md").read_text().splitlines()
     assert text[0] == "**roberta-large, mlm, cross\\_entropy**"
     assert text[2:5] == [
-        "| task | shots | method | steps | seeds | dev | test | paper | diff |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
-        "| sst2 | 16 | MeZO | 100000 | 5 | 82.0 | 91.0 (2.0) | 90.5 (1.2) | +0.5 |",
+        "| task | shots | method | chosen | steps | seeds | dev | test | paper | diff |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| sst2 | 16 | MeZO | lr=1e-06 or lr=1e-07 | 100000 | 5 | 82.0 | 91.0 (2.0) | 90.5 (1.2) | +0.5 |",
     ]
     assert any("seed 21 failed (the disk \\| is full)" in line for line in text)
 
