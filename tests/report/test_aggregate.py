@@ -195,7 +195,8 @@ def test_missing_points_of_the_grid_are_noted() -> None:
     runs.append(make_entry({"optimizer.lr": 1e-5, "seed": 3}, ended="diverged"))
     assert only_group(*runs).troubles == [
         "lr=1e-05: seed 3 failed (diverged)",
-        "the seeds were not run on the same grid: seed 1 at lr=1e-06; lr=1e-05 | seed 2 at lr=1e-06 | seed 3 at lr=1e-05",
+        "the seeds were not run on the same grid: seed 1 at lr=1e-06; lr=1e-05 | seed 2 at lr=1e-06 | "
+        "seed 3 at lr=1e-05",
     ]
 
 
