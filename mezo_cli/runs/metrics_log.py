@@ -7,15 +7,19 @@ that were not synced yet; `read_valid` and `truncate` are for the process that r
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum, verify_line
-from mezo_cli.runs.files import name_in_errors, open_to_write, read_bytes, sync, write_atomically
+from mezo_cli.runs.files import name_in_errors, open_to_read, open_to_write, read_bytes, sync, write_atomically
 
-MAX_BYTES = 1 << 30  # of a log that is read from its compressed form
+SMALL = 1 << 20  # bytes of the longest line of a compressed log, and of the log of a run without steps
+METRICS = "metrics.jsonl"
+MOST = 1e300  # of a number: sums of larger ones are infinite
+NUMBER = (int, float)
+FIELDS = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line of metrics.jsonl
 
 
 class MetricsLog:
@@ -77,20 +81,25 @@ class MetricsLog:
         """Return the lines before the first damaged one, each also as text, and what is wrong with that one."""
         self._last_crc = 0
         lines: list[tuple[dict[str, Any], str]] = []
-        rows = _rows(_content(self.path))
-        for number, raw in enumerate(rows, 1):
-            line, crc, problem = None, None, "it, or a line before it, was changed"
+        rows = enumerate(_rows(self.path), 1)
+        for number, raw in rows:
+            line, crc, problem = None, None, ""
             try:
                 line = json.loads(raw)
                 crc = verify_line(raw, self._last_crc) or verify_checksum(line, self._last_crc)
+                if crc is None:
+                    problem = "it, or a line before it, was changed"
+                elif self.path.name == METRICS:
+                    problem = _odd_value(line)
             except (ValueError, RecursionError) as error:
                 problem = str(error)
-            if crc is None:
+            if problem:
                 text = f"{self.path}:{number} is damaged: {problem}"
-                if refuse_in_middle and any(_looks_valid(later) for later in rows[number:]):
+                if refuse_in_middle and any(_looks_valid(later) for _, later in rows):
                     raise UserError(text)
                 return lines, text
             assert line is not None
+            assert crc is not None
             lines.append((line, raw.decode()))
             self._last_crc = crc
         return lines, None
@@ -106,14 +115,6 @@ def chained(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(lines)
 
 
-def _content(path: Path) -> bytes:
-    """Return the text of a log, of which a shared run has the compressed form alone; nothing if there is neither."""
-    if path.exists():
-        return read_bytes(path)
-    packed = compressed(path)
-    return _decompress(packed) if packed.exists() else b""
-
-
 def compressed(path: Path) -> Path:
     """Return the name of a log's compressed form, which is read where the log itself is not there."""
     return path.with_name(f"{path.name}.gz")
@@ -121,25 +122,40 @@ def compressed(path: Path) -> Path:
 
 def compress(path: Path, into: Path) -> None:
     """Write the compressed form of a log in the folder `into`; equal logs give equal bytes."""
-    write_atomically(compressed(into / path.name), gzip.compress(_content(path), mtime=0))
+    content = b"".join(raw + b"\n" for raw in _rows(path))
+    write_atomically(compressed(into / path.name), gzip.compress(content, mtime=0))
 
 
-def _decompress(path: Path) -> bytes:
-    """Return the log in a compressed file, which may be somebody else's."""
-    unpacker = zlib.decompressobj(wbits=31)  # gzip
+def _rows(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log without an incomplete last one; a shared run has the compressed form alone."""
+    packed = compressed(path)
+    if path.exists() or not packed.exists():
+        *rows, tail = (read_bytes(path) if path.exists() else b"").split(b"\n")
+        yield from [*rows, tail] if _lost_its_end(tail) else rows
+        return
+    steps = path.with_name("trajectory.bin")  # a record has 8 bytes or more, so this is 8 KB or more per step
+    left = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
     try:
-        content = unpacker.decompress(read_bytes(path), MAX_BYTES)
-    except zlib.error as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not unpacker.eof:
-        raise UserError(f"{path} is damaged: it is incomplete, or holds more than {MAX_BYTES:,} bytes")
-    return content
+        with open_to_read(packed) as file, gzip.open(file) as lines:
+            while raw := lines.readline(min(SMALL, left) + 1):
+                left -= len(raw)
+                if raw[-1:] != b"\n" or left < 0:
+                    raise UserError(f"{packed} is damaged: it holds more than a run of its steps, or half a line")
+                yield raw[:-1]
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{packed} is damaged: {error}") from error
 
 
-def _rows(content: bytes) -> list[bytes]:
-    """Return the lines of the file without an incomplete last one."""
-    *rows, tail = content.split(b"\n")
-    return [*rows, tail] if _lost_its_end(tail) else rows
+def _odd_value(line: dict[str, Any]) -> str:
+    """Return what a line of metrics.jsonl holds that no run writes, "" if nothing: it is somebody else's then."""
+    if type(line.get("step")) is not int or line["step"] < 0:
+        return f"its step is {line.get('step')!r:.40}"
+    for name, value in line.items():
+        is_odd = not isinstance(value, FIELDS.get(name, object))
+        is_odd = is_odd or (isinstance(value, NUMBER) and not -MOST <= value <= MOST)
+        if is_odd:
+            return f"its {name} is {value!r:.40}"
+    return ""
 
 
 def _lost_its_end(tail: bytes) -> bool:
