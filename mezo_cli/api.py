@@ -165,9 +165,9 @@ def load(
     """Load the model of a run.
 
     Args:
-        run: the run directory, a checkpoint folder in it, or a trajectory folder (a local one, or `hub:USER/REPO`).
+        run: the run directory, or a checkpoint folder in it.
         checkpoint: `best`, `last` or a step, which is replayed.
-        base: of a trajectory folder: the folder of its base model; None: as the folder says.
+        base: the folder of the base model, where it lies elsewhere than the run says.
     """
     system.set_library_defaults()
     from mezo_cli.commands.open_run import open_run

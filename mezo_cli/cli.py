@@ -46,14 +46,15 @@ Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
 ]
 Base = Annotated[
-    Path | None, typer.Option("--base", metavar="DIR", help="Of a trajectory folder: the folder of its base model.")
+    Path | None,
+    typer.Option("--base", metavar="DIR", help="The folder of the base model, in place of the run's."),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 QuietTraining = Annotated[
     bool, typer.Option("-q", "--quiet", help="Print the directory, warnings and errors only: no bar, no table.")
 ]
-ANY_RUN = "A run, a checkpoint in it, or a trajectory folder: a local one or hub:USER/REPO."
+ANY_RUN = "A run, or a checkpoint folder in it."
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
@@ -179,7 +180,7 @@ def tune(
 
 @app.command()
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a trajectory folder (hub:USER/REPO).")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run.")],
     step: Annotated[int, typer.Option("--step", help="The step whose weights to rebuild.")],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the Hugging Face model.")],
     base: Base = None,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mezo_cli import data
-from mezo_cli.commands.open_run import Opened, is_trajectory_folder, open_run
+from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import FIELDS, REWARD, check_given_again, own_code_used, split_own_code, with_own_code
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.console import (
     TextTable,
     console_logging,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # it imports torch
 log = logging.getLogger("mezo")
 
 SPLITS = ("test", "dev", "train")
+DATA = "data.dir="
 
 
 def evaluate(
@@ -47,16 +48,16 @@ def evaluate(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Evaluate a run, a checkpoint of one, a trajectory folder, or a plain Hugging Face folder; print scores."""
+    """Evaluate a run, a checkpoint of one, or a plain Hugging Face folder; print scores."""
     if split not in SPLITS:
         raise UserError(f"--split {split}: allowed are {join(SPLITS)}{did_you_mean(split, SPLITS)}")
     is_plain = _is_plain_folder(path)
     if is_plain:
         _check_plain(path, overrides, checkpoint, base)
-    elif not is_trajectory_folder(path):
-        others = [text for text in overrides if REWARD not in split_own_code([text])[1]]
+    else:
+        others = [text for text in overrides if not text.startswith(DATA) and REWARD not in split_own_code([text])[1]]
         if others:
-            own = f"a run has its own, but for a function as {REWARD}"
+            own = f"a run has its own, but for a function as {REWARD}, and {DATA}DIR"
             raise UserError(f"'{others[0]}': only a plain model folder takes settings; {own}")
     import_torch()
     console = make_error_console() if as_json else make_console()
@@ -75,7 +76,7 @@ def evaluate(
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
     if as_json:
-        run = path if opened is None or opened.published is not None else opened.run.path
+        run = path if opened is None else opened.run.path
         which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
         document = {**which, "rows": rows, **result.scores(), **result.details}
         print_line(json.dumps(document, indent=2))
@@ -86,8 +87,6 @@ def evaluate(
 
 def _is_plain_folder(path: Path) -> bool:
     """Return whether a folder is a model that belongs to no run."""
-    if is_trajectory_folder(path):
-        return False
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
@@ -107,11 +106,13 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
 def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
     """Return a run with the data and the code that the user has given for it."""
     overrides, own = split_own_code(overrides)
-    if opened.published is not None:
-        from mezo_cli.sharing.shared_run import with_own_data  # imports torch
-
-        opened = replace(opened, config=with_own_data(opened.config, overrides))
     config, info = with_own_code(opened.config, own), opened.run.info()
+    if config.data.name != "files" and overrides:
+        raise UserError(f"'{overrides[-1]}': the run has data={config.data.name}, which does not read it")
+    for text in overrides:
+        config = replace(config, data=replace(config.data, dir=text.removeprefix(DATA)))
+    if config.data.name == "files" and data_dir(config.data) is None:
+        raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
     before = {FIELDS[REWARD]: info.get(FIELDS[REWARD])}  # an evaluation starts no engine
     check_given_again(f"{opened.name} was trained", before, own_code_used(config))
     change = config.objective.describe_change(config, info)

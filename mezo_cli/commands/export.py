@@ -53,26 +53,24 @@ def export(
 
 def _write_model(opened: Opened, out: Path, repo: str | None) -> None:
     from mezo_cli.sharing.model_folder import make_card, write_model_folder
+    from mezo_cli.training import restore
 
-    step, session = opened.step(), opened.load()
+    step, session = restore.find_step(opened.config, opened.run, opened.checkpoint), opened.load()
     card = make_card(opened.run, session, step, repo)
     write_folder(out, lambda folder: write_model_folder(folder, session, card, repo))
-    print_line(f"step {step} of {_source(opened)} written to {out}")
+    print_line(f"step {step} of {opened.run.path} written to {out}")
 
 
 def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
-    from mezo_cli.sharing import trajectory_folder
+    from mezo_cli.sharing import trajectory_run
 
     run, config = opened.run, opened.config
-    trajectory_folder.check_rebuildable(config, str(run.path))
+    trajectory_run.check_rebuildable(config, str(run.path))
     status = run.status()
     if status != "finished":
         raise UserError(f"{run.path} is {status}: only the trajectory of a finished run is exported")
-    write_folder(out, lambda folder: trajectory_folder.write_trajectory_folder(folder, run, config, repo))
-    print_line(f"the trajectory of {_source(opened)} written to {out}:")
+    session, weights = trajectory_run.rebuild_weights(run, config)
+    write_folder(out, lambda folder: trajectory_run.write_trajectory_run(folder, run, session, weights, repo))
+    print_line(f"the trajectory of {run.path} written to {out}:")
     for file in sorted(out.iterdir()):
         print_line(f"{file.stat().st_size:>12,} bytes  {file.name}")
-
-
-def _source(opened: Opened) -> str:
-    return str(opened.run.path) if opened.published is None else opened.published.name

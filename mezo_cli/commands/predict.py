@@ -84,7 +84,7 @@ def predict(
             raise write_error(out, error) from error
     if as_json:
         document = {
-            "run": str(opened.run.path) if opened.published is None else opened.published.name,
+            "run": str(opened.run.path),
             "checkpoint": opened.checkpoint,
             "cut": cut[True],
             "rows": _numbered(predictions),

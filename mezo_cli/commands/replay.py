@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import is_trajectory_folder, open_run, open_stored
+from mezo_cli.commands.open_run import open_run
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.runs.output import check_new_folder, write_folder
 from mezo_cli.system import import_torch
@@ -11,7 +11,7 @@ from mezo_cli.system import import_torch
 def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
     """Write the weights of `step` of a run to the folder `out`, in Hugging Face layout.
 
-    `base` is the folder of the base model of a trajectory folder.
+    `base` is the folder of the base model, in place of the run's own.
 
     Raises:
         UserError: when `out` is in use or cannot be written, and when the run cannot be replayed to that step.
@@ -23,10 +23,7 @@ def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
     from mezo_cli.training import restore
 
     with console_logging(make_console()):
-        if is_trajectory_folder(path) or base is not None:
-            session = open_run(path, str(step), base).load()
-        else:
-            run, config = open_stored(path)
-            session = restore.replay_from_base(config, run, step)
+        opened = open_run(path, str(step), base)
+        session = restore.replay_from_base(opened.config, opened.run, step)
     write_folder(out, lambda folder: models.save(session.loaded, folder))
     print_line(f"step {step} of {path} written to {out}")

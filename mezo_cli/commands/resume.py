@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
-from mezo_cli.commands.open_run import is_trajectory_folder, open_stored
+from mezo_cli.commands.open_run import open_stored
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.schema import Config, to_dict
@@ -48,8 +48,6 @@ def resume(
         raise UserError(f"--config-dir: {path} is no sweep; a run has its own settings")
     if retry_failed:
         raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
-    if is_trajectory_folder(path):
-        raise UserError(f"{path} is a trajectory folder (mezo export --trajectory): it is used as it is, never resumed")
     with joined() as ranks:
         resume_run(path, ranks, overrides, quiet, new_reward)
     return 0

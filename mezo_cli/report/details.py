@@ -330,8 +330,7 @@ class RunDetails:
     def commands(self) -> list[tuple[str, str]]:
         """Return what can be done with the run, and the command for it."""
         config, status, optimizer = self.config, self.entry.status, self.optimizer
-        # A folder that `mezo export --trajectory` made cannot be resumed, and does not say where the files were.
-        resumable = not (self.run.path / "export.json").exists()
+        resumable = "weights" not in self.info  # as of a run that `mezo export --trajectory` wrote
         data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
 
         def command(verb: str, *words: str) -> str:

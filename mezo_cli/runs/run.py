@@ -30,7 +30,7 @@ from mezo_cli.runs.files import (
 )
 from mezo_cli.runs.lock import RunLock
 from mezo_cli.runs.log_file import LogFile
-from mezo_cli.runs.metrics_log import MetricsLog, chained
+from mezo_cli.runs.metrics_log import MetricsLog, chained, compressed
 from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
 
@@ -176,6 +176,8 @@ class Run:
             UserError: when another process is training in it, or it cannot be written.
             RunFailed: when the disk is full.
         """
+        if compressed(self.path / "metrics.jsonl").exists():
+            raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
         try:
             if self.status() == "running" or not self._acquire():
                 info = self.info()

@@ -71,7 +71,7 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
     past = _read_trajectory(config, run, step, warns=not for_resume)
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
-        return _replay(load_start(config, run, past), run, past, 0, step)
+        return _check_weights(_replay(load_start(config, run, past), run, past, 0, step), run, step)
     at, name = max(usable)
     state, state_step = run.checkpoints / "last" / OPTIMIZER_STATE, saved["last"]
     if not state.is_file() or state_step is None or state_step > step or (at == step and not for_resume):
@@ -112,7 +112,20 @@ def replay_from_base(config: Config, run: Run, step: int) -> Session:
     The method's state is rebuilt with them.
     """
     past = _read_trajectory(config, run, step)
-    return _replay(load_start(config, run, past), run, past, 0, step)
+    return _check_weights(_replay(load_start(config, run, past), run, past, 0, step), run, step)
+
+
+def _check_weights(session: Session, run: Run, step: int) -> Session:
+    """Compare rebuilt weights with the sha256 that run.json has for their step, if it has one; return the session."""
+    known = run.info().get("weights") or {}
+    for name in (name for name, one in known.items() if one["step"] == step):
+        expected, found = str(known[name]["sha256"]), models.fingerprint(session.loaded.model)
+        if found != expected:
+            raise UserError(
+                f"{run.path}: the rebuilt weights of step {step} ({name}) are not those of the run: sha256 "
+                f"{found[:12]}..., expected {expected[:12]}..."
+            )
+    return session
 
 
 def load_start(config: Config, run: Run, past: Trajectory | None = None) -> Session:
@@ -172,7 +185,7 @@ def _replay(
     params.tensors = {name: params.tensors[name] for name, _ in past.header.tensors}
     params.nonnegative = past.header.nonnegative or []
     optimizer = session.optimizer
-    if (stop > start or for_resume) and optimizer.replayable:
+    if (stop > start or start == 0 or for_resume) and optimizer.replayable:  # at step 0 others may go on from it
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
             _rebuild_deferred(session, past, start)
             optimizer.keep_start(lambda: params if start == 0 else load_start(session.config, run, past).params)

@@ -1,0 +1,140 @@
+"""Write a run directory without checkpoints, from which others rebuild a run's weights: its trajectory is enough.
+
+It differs from the run in four things: config.yaml and run.json say nothing of the machine (host, process, paths,
+command line), metrics.jsonl is compressed, rows of the data are left out, and run.json has the sha256 of the weights of
+`best` and `last` (over the names, shapes and bytes of all parameters: models/initial_state.py), which a replay checks.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mezo_cli import models
+from mezo_cli.config.own_code import SHUFFLED
+from mezo_cli.config.schema import Config, LoggerConfig, without_dir
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
+from mezo_cli.optim.settings import zeroth_order
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.files import write_atomically
+from mezo_cli.runs.metrics_log import compress
+from mezo_cli.sharing.card import code, write_card
+from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
+from mezo_cli.training import restore
+from mezo_cli.training.session import Session
+
+# Of run.json: what is about the machine and its user, and what shows rows of the data.
+PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as", "changes", "pruned", "engine", "error")
+
+
+def check_rebuildable(config: Config, name: str) -> None:
+    """Refuse a run whose weights do not follow from its trajectory on every machine."""
+    if not optimizer_class(config.optimizer).replayable:
+        raise UserError(
+            f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
+            "them without --trajectory"
+        )
+    if zeroth_order(config.optimizer).noise == "torch":
+        raise UserError(
+            f"{name}: optimizer.noise=torch takes z from torch's generator, which differs between versions, so its "
+            "weights cannot be rebuilt elsewhere; export them without --trajectory"
+        )
+
+
+def rebuild_weights(run: Run, config: Config) -> tuple[Session, dict[str, dict[str, Any]]]:
+    """Rebuild the weights of best and last from the base model; return the last session, and the sha256 of both."""
+    steps = {name: restore.find_step(config, run, name) for name in ("best", "last")}
+    sums: dict[int, str] = {}
+    for step, session in restore.replay_to_each(config, run, steps.values()):
+        sums[step] = models.fingerprint(session.loaded.model)
+    return session, {name: {"step": step, "sha256": sums[step]} for name, step in steps.items()}
+
+
+def write_trajectory_run(
+    folder: Path, run: Run, session: Session, weights: dict[str, dict[str, Any]], repo: str | None
+) -> None:
+    """Make the folder.
+
+    Args:
+        folder: an empty one.
+        run: a finished run.
+        session: one of it.
+        weights: what `rebuild_weights` returns.
+        repo: the hub id that the folder will have; None if it will not be uploaded.
+    """
+    config = session.config
+    portable = to_yaml(_portable(config, run, session.loaded.revision))
+    write_atomically(folder / "config.yaml", portable)
+    info = {key: value for key, value in run.info().items() if key not in PRIVATE}
+    info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
+    if "reward" in info:
+        info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
+    write_atomically(folder / "run.json", json.dumps(add_checksum(info), indent=2) + "\n")
+    run.read_summary()
+    trajectory.read(run.trajectory)
+    for file in (run.path / "summary.json", run.trajectory, run.initial_state_file):
+        if file.exists():
+            shutil.copyfile(file, folder / file.name)
+    run.metrics()
+    compress(run.path / "metrics.jsonl", folder)
+    card = make_card(run, session, int(weights["best"]["step"]), repo)
+    card = dataclasses.replace(card, adapter=False, library="mezo", pipeline=None)
+    write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))
+
+
+def _portable(config: Config, run: Run, revision: str | None) -> Config:
+    """Return the config without paths, loggers and the device, and with the commits of model and data."""
+    task, base_id = config.task, hub_id(config)
+    path = base_id or base_name(config)
+    if base_id is None and not config.model.is_embedded:
+        path = f"./{path}"  # never the name of another model on the hub
+    if config.data.name == "hub":
+        task = dataclasses.replace(
+            task, hub=dataclasses.replace(task.hub, revision=run.info().get("data_revision") or task.hub.revision)
+        )
+    return dataclasses.replace(
+        config,
+        task=task,
+        model=dataclasses.replace(config.model, path=path, revision=revision if base_id else None, device="auto"),
+        data=without_dir(config.data),
+        logger=LoggerConfig(),
+    )
+
+
+def _without_folder(reward: str) -> str:
+    """Return the name of a reward without the folder of a file of the user's own."""
+    name = reward.removeprefix(SHUFFLED)
+    return f"{SHUFFLED if name != reward else ''}{Path(name).name}"
+
+
+def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
+    """Return how to use the folder, and what its weights must be."""
+    columns = list(config.task.columns)
+    text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
+    base = " --base DIR" if hub_id(config) is None and not config.model.is_embedded else ""
+    needed = f" The base model {code(base_name(config))} is not on the hub: DIR is its folder." if base else ""
+    download = [f"hf download {repo} --local-dir run"] if repo else []
+    where = "run" if repo else "."
+    lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
+    return "\n".join(
+        [
+            "This is not a model but a run without its checkpoints: the scalars from which, with the base model, the",
+            f"weights of every step follow bit for bit. The program mezo rebuilds and checks them.{needed}",
+            "",
+            "```sh",
+            *download,
+            f"mezo predict {where}{base} {text}",
+            f"mezo eval {where}{base}{' data.dir=DIR' if config.data.name == 'files' else ''}",
+            f"mezo export {where}{base} --out model    # for plain transformers or peft",
+            "```",
+            "",
+            "| weights | step | sha256 |",
+            "| --- | --- | --- |",
+            *lines,
+        ]
+    )
