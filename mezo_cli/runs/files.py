@@ -154,10 +154,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _parse_int(digits: str) -> int:
+    """Return a whole number; refuse one that no float holds, which no run writes."""
+    if len(digits) > 300:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
     try:
-        value = json.loads(read_bytes(path))
+        value = json.loads(read_bytes(path), parse_int=_parse_int)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (ValueError, OSError, RecursionError) as error:

@@ -31,6 +31,7 @@ MAGIC = b"MEZOSTEP"
 VERSION = 1
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
+MAX_SAMPLES = 1 << 24
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
 
 
@@ -249,6 +250,9 @@ def _parse_header(path: Path, values: dict[str, Any]) -> Header:
             raise UserError(f"{path} is damaged: its header lacks {name}")
     values["tensors"] = [(name, list(shape)) for name, shape in values["tensors"]]
     header = Header(**values)
+    sizes = [header.samples, *(size for _, shape in header.tensors for size in shape)]
+    if any(type(size) is not int or not 0 < size < 1 << 40 for size in sizes) or header.samples > MAX_SAMPLES:
+        raise UserError(f"{path} is damaged: its header has a size that no run has")
     if (header.dtype, header.rounding) not in list(ROUNDINGS.items()):  # a list: values of the file may be unhashable
         allowed = join(f"{dtype} ({rounding})" for dtype, rounding in ROUNDINGS.items())
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from mezo_cli.sharing.trajectory_folder import START
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.hub_server import Hub
 
+START = "start.safetensors"
 TOKEN = "hf_of_the_tests"
 
 
@@ -21,7 +21,7 @@ def eager(eager_kernels: None) -> None:
 
 @pytest.fixture(scope="package")
 def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with a new head, which start.safetensors has; its trajectory folder is `shared` beside it."""
+    """A finished run with a new head, which start.safetensors has; `shared` beside it is its `--trajectory`."""
     folder = tmp_path_factory.mktemp("sharing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")

@@ -1,0 +1,189 @@
+"""`mezo export --trajectory`: a run without checkpoints that rebuilds the weights elsewhere; odd ones are named."""
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import socket
+import tracemalloc
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mezo_cli import load
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.metrics_log import MetricsLog, chained
+from mezo_cli.sharing.trajectory_run import check_rebuildable
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+from tests.interruption import interrupt_at
+
+TEXTS = ["a fine film", "dull", "not bad at all"]
+FILES = {"README.md", "config.yaml", "metrics.jsonl.gz", "run.json", "start.safetensors", "summary.json"}
+FILES |= {"trajectory.bin"}
+
+
+@pytest.fixture
+def shared(run: Path, tmp_path: Path) -> Path:
+    """A copy of the exported run, for a test to change."""
+    return Path(shutil.copytree(run.parent / "shared", tmp_path / "shared"))
+
+
+def predictions(*words: Any, **options: Any) -> list[Any]:
+    return [(one.predicted, one.probabilities) for one in load(*words, **options).predict(TEXTS)]
+
+
+def rewrite(folder: Path, name: str, values: dict[str, Any]) -> None:
+    """Change values of summary.json, the second line of the metrics or the trajectory's header, and seal them again."""
+    path = folder / name
+    if name == "summary.json":
+        path.write_text(json.dumps(add_checksum({**Run(folder).read_summary(), **values})))
+    elif name == "metrics.jsonl.gz":
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        lines[1] |= values
+        text = chained({key: value for key, value in line.items() if key != "crc"} for line in lines)
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        data, old = path.read_bytes(), trajectory.read(path).header
+        packed = zlib.compress(dataclasses.replace(old, **values).to_json())
+        fixed = trajectory._FIXED.pack(trajectory.MAGIC, trajectory.VERSION, len(packed), zlib.crc32(packed))
+        path.write_bytes(fixed + packed + data[trajectory._FIXED.size + trajectory._FIXED.unpack_from(data)[2] :])
+
+
+def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path) -> None:
+    assert {path.name for path in shared.iterdir()} == FILES
+    for path in shared.iterdir():
+        data = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+        for secret in (run.parent, roberta, Path.cwd(), Path.home(), socket.gethostname()):
+            assert os.fsencode(str(secret)) not in data, path.name
+    config = yaml.safe_load((shared / "config.yaml").read_text())
+    assert (config["data"]["dir"], config["model"]["path"]) == (None, f"./{roberta.name}")
+    card, weights = (shared / "README.md").read_text(), Run(shared).info()["weights"]
+    for name in ("best", "last"):
+        assert f"| {name} | {weights[name]['step']} | `{weights[name]['sha256']}` |" in card
+    assert "mezo predict . --base DIR --text" in card
+    assert "mezo eval . --base DIR data.dir=DIR\n" in card
+
+
+def test_only_finished_runs_with_a_trajectory_that_others_can_draw(
+    run: Path, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    for words, said in (
+        (["optimizer=sgd"], "optimizer=sgd writes no trajectory"),
+        (["optimizer.noise=torch"], "optimizer.noise=torch takes z from torch's generator"),
+    ):
+        with pytest.raises(UserError, match=f"^here: {said}"):
+            check_rebuildable(build_config(words), "here")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        assert mezo("train", *small(roberta, movies, tmp_path / "cut")).code == 130
+    line = error_line(mezo("export", tmp_path / "cut", "--trajectory", "--out", tmp_path / "out"))
+    assert "is interrupted: only the trajectory of a finished run" in line
+    line = error_line(mezo("export", run, "--trajectory", "--checkpoint", "3", "--out", tmp_path / "out"))
+    assert "leave one of them out" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_command_that_reads_runs_opens_it(
+    run: Path, roberta: Path, movies: Path, shared: Path, tmp_path: Path
+) -> None:
+    """And gives the bits of the run."""
+    data = f"data.dir={run.parent / 'movies'}"
+    for checkpoint in ("best", "last", 3):
+        assert predictions(shared, checkpoint, base=roberta) == predictions(run, checkpoint)
+    theirs = mezo("eval", shared, "--base", roberta, data)
+    assert theirs.out.splitlines()[-2:] == mezo("eval", run).out.splitlines()[-2:], theirs
+    for name, words in (("ours", [run]), ("theirs", [shared, "--base", roberta])):
+        assert mezo("replay", *words, "--step", "5", "--out", tmp_path / name).code == 0
+    ours, theirs = (tmp_path / name / "model.safetensors" for name in ("ours", "theirs"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    again = tmp_path / "again"
+    assert mezo("export", shared, "--base", roberta, "--trajectory", "--out", again).code == 0
+    assert all((again / name).read_bytes() == (shared / name).read_bytes() for name in FILES)
+    for words in (["runs", shared], ["compare", shared], ["report", shared, "--out", tmp_path / "page.html"]):
+        assert mezo(*words).code == 0, words
+    shown = json.loads(mezo("show", shared, "--json").out)
+    assert "mezo eval" in shown["commands"]["Evaluate"]
+    assert "data.dir=DIR" in shown["commands"]["Evaluate"]
+    assert "Train longer" not in shown["commands"]
+    assert "is finished" in mezo("resume", shared).out
+    assert "it is read, never resumed" in error_line(mezo("resume", shared, "steps=9"))
+    assert "has no full checkpoints" in error_line(mezo("prune", shared))
+    assert {path.name for path in shared.iterdir()} == FILES
+
+
+def test_other_weights_data_and_mistakes_are_one_line(shared: Path, roberta: Path, tmp_path: Path) -> None:
+    words = ["predict", shared, "--text", "a", "--base", roberta]
+    assert "its base model tiny-roberta is not here" in error_line(mezo(*words[:4])).replace(
+        roberta.name, "tiny-roberta"
+    )
+    assert "no such folder" in error_line(mezo(*words[:4], "--base", tmp_path / "none"))
+    assert "give data.dir=DIR" in error_line(mezo("eval", shared, "--base", roberta))
+    assert "'steps=3': only a plain model folder takes settings" in error_line(mezo("eval", shared, "steps=3"))
+    wrong = tiny.roberta(tmp_path / "wrong", seed=1)
+    assert "started from other weights than these" in mezo(*words[:4], "--base", wrong).err.splitlines()[-1]
+    info = Run(shared).info()
+    info["weights"]["last"]["sha256"] = "0" * 64
+    (shared / "run.json").write_text(json.dumps(add_checksum(info)))
+    said = mezo(*words, "--checkpoint", "last").err.splitlines()[-1]
+    assert "the rebuilt weights of step 6 (last) are not those of the run" in said
+
+
+# --- odd values, sealed ---
+
+METRICS, SUMMARY, HEADER = "metrics.jsonl.gz", "summary.json", "trajectory.bin"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (METRICS, {"step": "two"}, "metrics.jsonl:2 is damaged: its step is 'two'"),
+        (METRICS, {"step": -1}, "metrics.jsonl:2 is damaged: its step is -1"),
+        (METRICS, {"loss": 1e308}, "metrics.jsonl:2 is damaged: its loss is 1e+308"),
+        (METRICS, {"loss": 10**400}, "metrics.jsonl:2 is damaged: its loss is 1000"),
+        (METRICS, {"loss": None}, "metrics.jsonl:2 is damaged: its loss is None"),
+        (METRICS, {"loss": [1.0]}, "metrics.jsonl:2 is damaged: its loss is [1.0]"),
+        (METRICS, {"predicted": 3}, "metrics.jsonl:2 is damaged: its predicted is 3"),
+        (SUMMARY, {"test": {"accuracy": "x", "loss": 1.0}}, "summary.json is damaged: "),
+        (SUMMARY, {"test": {"accuracy": 10**400, "loss": 1.0}}, "summary.json is damaged: a number of 401 digits"),
+        (HEADER, {"samples": -1}, "trajectory.bin is damaged: its header has a size that no run has"),
+        (HEADER, {"tensors": [("a", [-3])]}, "trajectory.bin is damaged: its header has a size that no run has"),
+    ],
+)
+def test_a_run_that_holds_what_no_run_writes(
+    name: str, values: dict[str, Any], said: str, run: Path, shared: Path
+) -> None:
+    rewrite(shared, name, values)
+    home = Path(shutil.copytree(run.parent / "shared", shared.parent / "good")).parent
+    assert f"{shared}/{said}" in error_line(mezo("show", shared))
+    for command in ("report", "compare", "runs"):
+        result = mezo(command, home, *(["--out", home / "page.html"] if command == "report" else []))
+        assert result.code == 0, result
+        reads = name != METRICS or command == "report"  # of a finished run the others read no metrics
+        assert (said in " ".join((result.out + result.err).split())) == reads, (command, result)
+
+
+@pytest.mark.parametrize("content", [b"\n" * (64 << 20), b" " * (64 << 20), b"", b"{}"])
+def test_what_is_unpacked_is_bounded(content: bytes, shared: Path) -> None:
+    packed = shared / "metrics.jsonl.gz"
+    packed.write_bytes(gzip.compress(content, 1) if content else packed.read_bytes()[:-9])
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"metrics\.jsonl(\.gz)?(:1)? is damaged"):
+        MetricsLog(shared / "metrics.jsonl").read()
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_more_lines_than_a_run_of_its_steps_has(shared: Path) -> None:
+    (shared / "metrics.jsonl.gz").write_bytes(
+        gzip.compress(chained([{"kind": "train", "step": 1, "loss": 1.0}] * 40_000).encode())
+    )
+    assert "it holds more than a run of its steps" in error_line(mezo("show", shared))
