@@ -113,7 +113,7 @@ def train(
 def evaluate(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="A run, a checkpoint in it, a trajectory folder, or a Hugging Face folder."),
+        typer.Argument(metavar="RUN", help="A run, a checkpoint in it, or a Hugging Face folder."),
     ],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,

@@ -28,7 +28,7 @@ from mezo_cli.runs.picked import MARK, NOTE
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
-NO_PREDICTIONS = "This run has no predictions.jsonl: trajectory folders have none."
+NO_PREDICTIONS = "This run has no predictions.jsonl: what `mezo export --trajectory` writes has none."
 REWARDS = ("reward", "reward_min", "reward_max")  # over the members of a step, in its line of metrics.jsonl
 OPEN_END = "Test rows appear once the run has finished."
 

@@ -198,10 +198,6 @@ def _edit_config(run: Path, values: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}, sort_keys=False))
     info["config_sha256"] = _sha256(path)
     _write_checked(run / "run.json", info)
-    if (run / "export.json").exists():
-        manifest = json.loads((run / "export.json").read_text())
-        manifest["sha256"] |= {name: _sha256(run / name) for name in ("config.yaml", "run.json")}
-        _write_checked(run / "export.json", manifest)
 
 
 def _sha256(path: Path) -> str:

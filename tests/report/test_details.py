@@ -139,7 +139,7 @@ def test_a_job_of_a_sweep_is_run_again_alone(tmp_path: Path) -> None:
 
 def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
-    (made.path / "export.json").write_text("{}")
+    made.update(weights={})
     found = dict(details(made.path).commands())
     assert found["Evaluate"].endswith("--split test data.dir=DIR")
     assert "Train longer" not in found
