@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
+NEXT ?= .venv-next
 RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-oldest campaign check release-check bench clean
+.PHONY: help run test test-slow test-all test-oldest test-next campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,6 +28,9 @@ test-all: test ## both, one after the other (what .ci/run does)
 
 test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run the ordinary tests with them
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow"
+
+test-next: $(NEXT)/.dev ## install versions to come of Hydra and OmegaConf, then run the ordinary tests with them
+	$(NEXT)/bin/python -m pytest -n auto -m "not slow"
 
 campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, signals, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py
@@ -51,7 +55,7 @@ bench: $(VENV)/.dev ## install, then time the step against the reference's and a
 	$(BIN)/python scripts/bench/bench_step.py
 
 clean: ## remove the virtual environment
-	rm -rf $(VENV) $(OLDEST) $(RELEASE) dist
+	rm -rf $(VENV) $(OLDEST) $(NEXT) $(RELEASE) dist
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -67,4 +71,10 @@ $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints.txt
 $(OLDEST)/.dev: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install -q --disable-pip-version-check -e ".[test]" -c constraints-oldest.txt
+	touch $@
+
+$(NEXT)/.dev: pyproject.toml constraints.txt constraints-next.txt
+	$(PYTHON) -m venv $(NEXT)
+	grep -vE '^(hydra-|omegaconf)' constraints.txt > $(NEXT)/constraints.txt
+	$(NEXT)/bin/pip install -q --disable-pip-version-check -e ".[dev]" -c $(NEXT)/constraints.txt -c constraints-next.txt
 	touch $@
