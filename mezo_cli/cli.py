@@ -13,7 +13,7 @@ import typer
 
 from mezo_cli.config.completion import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
-from mezo_cli.errors import FULL, RunFailed, RunStopped, UserError, is_interruption, join, without_credentials
+from mezo_cli.errors import FULL, RunFailed, RunStopped, UserError, is_interruption, join, shorten, without_credentials
 from mezo_cli.system import (
     LOST_OUTPUT,
     discard_output,
@@ -75,11 +75,13 @@ def options(
     check_command(ctx.invoked_subcommand)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def train(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")] = False,
-    cfg: Annotated[str | None, typer.Option("--cfg", help="Print the composed config (job) and stop.")] = None,
+    cfg: Annotated[
+        str | None, typer.Option("--cfg", metavar="job", help="Print the composed config and stop; also hydra, all.")
+    ] = None,
     config_dir: ConfigDir = None,
     retry_failed: RetryFailed = False,
     gpus_per_job: Annotated[
@@ -87,7 +89,29 @@ def train(
     ] = None,
     quiet: QuietTraining = False,
 ) -> None:
-    """Run one training, or a sweep with -m."""
+    """Run one training, or a sweep with -m.
+
+    \b
+    task=sst2            what is learned: a file of conf/task/ or --config-dir
+    objective=mlm        how: mlm, cls (encoders), lm, choice, generate (decoders)
+    model=roberta-large  from what; model.path= takes a hub id or a folder
+    data=hub             or demo, or files with data.dir=DIR; data.shots=16
+    optimizer=mezo       the method, with optimizer.lr= and optimizer.eps=
+    peft=none            all weights, or lora, prefix, head, bias, scales
+    steps=100000         how long
+    batch_size=64        rows of a step
+    eval_every=10000     steps between evaluations on dev
+    seed=42              of z, batches and rows
+
+    \b
+    mezo train experiment=demo
+    mezo train task=sst2 model=roberta-base data.shots=16 steps=2000
+    mezo train -m experiment=demo seed=1,2,3 optimizer.lr=1e-4,1e-3
+
+    \b
+    All keys: docs/reference/config.md; as composed: --cfg job.
+    Tab completes keys and choices after mezo --install-completion.
+    """
     if cfg is not None and cfg not in ("job", "hydra", "all"):
         raise UserError(f"--cfg {cfg}: allowed are job, hydra, all")
     if cfg is not None and multirun:
@@ -109,7 +133,7 @@ def train(
         command.train(overrides or [], config_dir, quiet)
 
 
-@app.command("eval")
+@app.command("eval", rich_help_panel="Use a run's weights")
 def evaluate(
     run: Annotated[
         Path,
@@ -129,7 +153,7 @@ def evaluate(
     command.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or sweep directory.", show_default=False)],
     overrides: Annotated[
@@ -153,7 +177,7 @@ def resume(
     raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir))
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def tune(
     overrides: Overrides = None,
     ranges: Annotated[
@@ -178,7 +202,7 @@ def tune(
     raise typer.Exit(command.tune(overrides or [], config_dir, ranges or [], trials, goal, quiet))
 
 
-@app.command()
+@app.command(rich_help_panel="Use a run's weights")
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run.")],
     step: Annotated[int, typer.Option("--step", help="The step whose weights to rebuild.")],
@@ -191,7 +215,7 @@ def replay(
     command.replay(run, step, out, base)
 
 
-@app.command()
+@app.command(rich_help_panel="Use a run's weights")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     text: Annotated[
@@ -213,7 +237,7 @@ def predict(
     command.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Share and store")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
@@ -233,7 +257,7 @@ def export(
     command.export(run, out, checkpoint, trajectory, base, push, private)
 
 
-@app.command()
+@app.command(rich_help_panel="Share and store")
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
     """Remove full checkpoints of finished runs, after a replay that was bitwise identical to them."""
     from mezo_cli.commands import prune as command
@@ -241,7 +265,7 @@ def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or 
     command.prune(folder)
 
 
-@app.command()
+@app.command(rich_help_panel="Look at runs")
 def runs(
     words: Annotated[
         list[str] | None,
@@ -264,7 +288,7 @@ def runs(
     command.runs(words or [], status, sort, as_json, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Look at runs")
 def compare(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
@@ -282,7 +306,7 @@ def compare(
     command.compare(folders or [], "paper" if paper else "seeds" if seeds else "groups", out, as_json, quiet, table)
 
 
-@app.command()
+@app.command(rich_help_panel="Look at runs")
 def show(
     run: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
@@ -294,7 +318,7 @@ def show(
     command.show(run, as_json, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Look at runs")
 def report(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The page to write: FILE.html.")] = None,
@@ -306,7 +330,7 @@ def report(
     command.report(folders or [], out, figure)
 
 
-@app.command()
+@app.command(rich_help_panel="Before training")
 def data(
     overrides: Overrides = None,
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,
@@ -318,7 +342,7 @@ def data(
     command.data(overrides or [], export, config_dir)
 
 
-@app.command()
+@app.command(rich_help_panel="Before training")
 def doctor(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
@@ -335,7 +359,7 @@ def doctor(
     command.doctor(overrides or [], multirun, seconds, as_json, config_dir, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel="Help")
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
     from mezo_cli.commands import env as command
@@ -428,7 +452,7 @@ def _fail(text: str, status: int, label: str = "error: ") -> NoReturn:
         text, status, label = "interrupted", 130, "error: "
     try:
         sys.stdout.flush()
-        print_line(f"{label}{without_credentials(' '.join(text.split()))}", sys.stderr)
+        print_line(f"{label}{shorten(without_credentials(' '.join(text.split())))}", sys.stderr)
     except OSError:  # the terminal is gone; the flush at exit would end with another status
         discard_output(sys.stdout)
         discard_output(sys.stderr)

@@ -60,6 +60,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{near[0]}'?)" if near else ""
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra of this package, for an error line."""
+    return f'pip install -e ".[{extra}]" -c constraints.txt'
+
+
+def shorten(text: str, limit: int = 2000) -> str:
+    """Return a text whose middle is left out where it has more characters than `limit`."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} [...] {text[-limit // 2 :]}"
+
+
 def join(known: Iterable[str]) -> str:
     """Return the words separated by commas, for an error line."""
     return ", ".join(known)

@@ -32,7 +32,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.search_ranges import Range, parse_ranges
 from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
-from mezo_cli.errors import RunFailed, UserError, one_line
+from mezo_cli.errors import RunFailed, UserError, install, one_line
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.picked import MARK, picked_start
@@ -61,7 +61,7 @@ def tune(
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError("mezo tune needs Optuna: pip install optuna") from error
+        raise UserError(f"mezo tune needs Optuna: {install('tune')}") from error
     if trials < 1:
         raise UserError(f"--trials {trials}: give 1 or more")
     if goal not in GOALS:

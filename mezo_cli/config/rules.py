@@ -7,7 +7,7 @@ from typing import Any
 from mezo_cli.config.budget import calls
 from mezo_cli.config.registry import ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
 from mezo_cli.config.schema import Config, SettingError
-from mezo_cli.errors import UserError, did_you_mean, join, without_credentials
+from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
 def check_rules(config: Config) -> None:
@@ -231,7 +231,7 @@ def _check_engine(config: Config) -> None:
 def check_quantizer(how: str) -> None:
     """Check that the package that quantises is there. It is located, not imported."""
     if how == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("model.quantize=nf4 needs bitsandbytes: pip install 'mezo-runner[quantized]'")
+        raise UserError(f"model.quantize=nf4 needs bitsandbytes: {install('quantized')}")
 
 
 def check_installed(names: Iterable[str]) -> None:
@@ -239,4 +239,5 @@ def check_installed(names: Iterable[str]) -> None:
     for name in names:
         package = LOGGERS.load(name).package
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"logger={name} needs a package: pip install {package}")
+            how = install(name) if name in LOGGERS.built_in else f"pip install {package}"
+            raise UserError(f"logger={name} needs a package: {how}")

@@ -211,7 +211,7 @@ class TaskConfig(Settings):
         own = {"mlm": self.template, "lm": self.lm.template}
         own |= {"choice": self.choice.prompt, "generate": self.generate.prompt}
         names = [f"objective={name}" for name, prompt in own.items() if prompt is not None]
-        return f"; the task has a prompt for {', '.join(names)}" if names else ""
+        return f"; or use {' or '.join(names)}, for which the task has a prompt" if names else ""
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ def _command(name: str, command: Any) -> list[str]:
     rows = [(f"`{_metavar(param)}`", _help(param)) for param in arguments]
     rows += [(f"`{_option(param)}`", _help(param)) for param in options]
     table = ["", *_table(("argument or option", "meaning"), rows)] if rows else []
-    return ["```text", " ".join(words), "```", " ".join((command.help or "").split()), *table]
+    return ["```text", " ".join(words), "```", " ".join((command.help or "").split("\n\n")[0].split()), *table]
 
 
 def _metavar(param: Any) -> str:

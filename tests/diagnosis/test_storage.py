@@ -45,7 +45,7 @@ def test_a_missing_package_is_named_and_not_called_a_lack_of_time(
     assert section.cut == []
     (finding,) = section.findings
     assert "nf4 is not timed" in finding.text
-    assert "pip install 'mezo-runner[quantized]'" in finding.text
+    assert 'pip install -e ".[quantized]" -c constraints.txt' in finding.text
 
 
 def test_a_model_without_linear_layers_is_no_case(tmp_path: Path) -> None:

@@ -55,11 +55,11 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("task", "objective", "parts"),
     [
-        ("squad", "choice", ["task 'squad' has no prompt with candidates", "has a prompt for objective=generate"]),
-        ("squad", "lm", ["task 'squad': task.labels is empty", "has a prompt for objective=generate"]),
-        ("cb", "mlm", ["task.template is not set", "has a prompt for objective=lm, objective=choice"]),
-        ("copa", "generate", ["task 'copa' has no prompt to continue", "has a prompt for objective=choice"]),
-        ("copa", "lm", ["task 'copa' has no template for decoders", "has a prompt for objective=choice"]),
+        ("squad", "choice", ["task 'squad' has no prompt with candidates", "or use objective=generate, for which"]),
+        ("squad", "lm", ["task 'squad': task.labels is empty", "or use objective=generate, for which"]),
+        ("cb", "mlm", ["task.template is not set", "or use objective=lm or objective=choice, for which"]),
+        ("copa", "generate", ["task 'copa' has no prompt to continue", "or use objective=choice, for which"]),
+        ("copa", "lm", ["task 'copa' has no template for decoders", "or use objective=choice, for which"]),
         ("record", "choice objective.loss=f1", ["objective.loss=f1", "cross_entropy, lm, accuracy"]),
         ("squad", "generate objective.loss=cross_entropy", ["objective.loss=cross_entropy", "reward, lm"]),
         ("drop", "generate task.bos_token_id=0 task.generate.chat=true", ["task.bos_token_id=0 is not read"]),
