@@ -170,15 +170,9 @@ ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get 
 )
 DECODER_FAMILIES = Registry(
     "model_type",
-    {
-        "gpt2": "mezo_cli.objectives.families:GPT2",
-        "opt": "mezo_cli.objectives.families:OPT",
-        "llama": "mezo_cli.objectives.families:LLAMA",
-        "mistral": "mezo_cli.objectives.families:LLAMA",
-        "qwen2": "mezo_cli.objectives.families:LLAMA",
-        "qwen3": "mezo_cli.objectives.families:LLAMA",
-        "gpt_neox": "mezo_cli.objectives.families:GPT_NEOX",
-    },
+    dict.fromkeys(
+        ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"), "mezo_cli.objectives.families:DecoderFamily"
+    ),
     "mezo.decoder_families",
 )
 NOISES = Registry(

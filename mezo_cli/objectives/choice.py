@@ -54,7 +54,7 @@ class Choice(Objective):
         self.loss_from_counts = self._own.loss == "lm"
         self._head = VocabularyHead(model, forward, self._score_tokens, "choice")
         self.engine: Callable[[Batch], Tensor] | None = None
-        self._decoder = PackedDecoder(model, forward, lambda row: row.tokens, reads=False)
+        self._decoder = PackedDecoder(model, forward, lambda row: row.tokens)
         self.supports_paired_forward, self.frozen = self._decoder.is_packed, self._decoder.frozen
 
     # --- batches ---

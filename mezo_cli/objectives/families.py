@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mezo_cli.config.registry import DECODER_FAMILIES, ENCODER_FAMILIES, Registry
+from mezo_cli.config.registry import DECODER_FAMILIES, ENCODER_FAMILIES
 
 
 @dataclass(frozen=True)
@@ -21,45 +21,20 @@ class EncoderFamily:
     first_position: Callable[[Any], int] = lambda config: 0
 
 
-@dataclass(frozen=True)
 class DecoderFamily:
-    """A family of decoders, by what it calls the parts of a layer. Its attention goes through transformers' registry.
-
-    Attributes:
-        attention: the attention.
-        norm: the norm before it.
-        output: the product after the attention, a module of it.
-        fused: the product that makes queries, keys and values, a module of it; None: q_proj, k_proj and v_proj.
-        fuses_by_head: whether the fused product has queries, keys and values of each head as neighbours.
-    """
-
-    attention: str = "self_attn"
-    norm: str = "input_layernorm"
-    output: str = "o_proj"
-    fused: str | None = None
-    fuses_by_head: bool = False
+    """A family of decoders: its attention goes through transformers' registry, which is all that packing needs."""
 
 
 def find_encoder_family(model: Any) -> EncoderFamily | None:
     """Return the family by which batches for an encoder are packed; None for one that gets padded batches."""
-    family: EncoderFamily | None = _find(ENCODER_FAMILIES, model)
-    return family
-
-
-def find_decoder_family(model: Any) -> DecoderFamily | None:
-    """Return the same for a decoder; None also where it attends within a sliding window."""
-    family: DecoderFamily | None = _find(DECODER_FAMILIES, model)
-    return family if getattr(model.config, "sliding_window", None) is None else None
-
-
-def _find(families: Registry, model: Any) -> Any:
     name = model.config.model_type
-    return families.load(name) if name in families.targets else None
+    return ENCODER_FAMILIES.load(name) if name in ENCODER_FAMILIES.targets else None
+
+
+def packs_decoder(model: Any) -> bool:
+    """Return whether batches for a decoder are packed: not where it attends within a sliding window."""
+    return model.config.model_type in DECODER_FAMILIES.targets and getattr(model.config, "sliding_window", None) is None
 
 
 ROBERTA = EncoderFamily(first_position=lambda config: config.pad_token_id + 1)
 BERT = EncoderFamily()
-LLAMA = DecoderFamily()  # Mistral, Qwen2 and Qwen3, too
-OPT = DecoderFamily("self_attn", "self_attn_layer_norm", "out_proj")
-GPT2 = DecoderFamily("attn", "ln_1", "c_proj", "c_attn")
-GPT_NEOX = DecoderFamily("attention", "input_layernorm", "dense", "query_key_value", fuses_by_head=True)

@@ -37,7 +37,7 @@ class FrozenLayers:
         model: of a family that is packed; its layers are in one `ModuleList`.
         forward: runs it with perturbed weights.
         tokens_of: returns the number of tokens that a batch has for a row.
-        reads: whether the last layer leaves only the positions that the head reads, `layout["scored_positions"]`.
+        reads: whether the last layer leaves one position of each row alone, which the head reads: an encoder's does.
 
     Attributes:
         count: the number of these layers; 0 until `find`.
@@ -60,11 +60,6 @@ class FrozenLayers:
         self._states: dict[int, Tensor] = {}  # id of a row -> [tokens, width]
         self._dtype = torch.float32  # the compute dtype of the states that are kept
         self._collate: Callable[[Rows], Batch] | None = None
-
-    @property
-    def last_layer(self) -> nn.Module:
-        """The model's last layer, frozen or not."""
-        return self._layers[-1]
 
     @contextmanager
     def find(self) -> Iterator[None]:
@@ -167,10 +162,7 @@ class FrozenLayers:
     def _split(self, states: Tensor, batch: Batch) -> list[Tensor]:
         """Return the states of each row: [tokens, width], its tokens in order; of `reads` those that the head reads."""
         if self._reads:
-            read = batch.layout[
-                "scored_positions"
-            ]  # an encoder's layers have left only these; a decoder's [positions, rows]
-            return list(states) if read.dim() == 1 else list(states[0][read].unbind(1))
+            return list(states)
         return list(states[0][_by_row(batch)].split([self._tokens_of(row) for row in batch.rows]))
 
 
@@ -191,13 +183,12 @@ def _tensor(output: Any) -> Tensor:
 
 
 def _join(parts: Sequence[Tensor], batch: Batch, reads: bool) -> Tensor:
-    """Do the opposite of `_split`; a decoder's states are 0 where nothing is read."""
-    if reads and batch.layout["scored_positions"].dim() == 1:
+    """Do the opposite of `_split`."""
+    if reads:
         return torch.stack(list(parts))
-    together = torch.stack(list(parts), dim=1).flatten(0, 1) if reads else torch.cat(list(parts))
-    places = batch.layout["scored_positions"].flatten() if reads else _by_row(batch)
-    states = together.new_zeros(len(batch.layout["rows"]), together.shape[1])
-    states[places] = together
+    together = torch.cat(list(parts))
+    states = torch.empty_like(together)
+    states[_by_row(batch)] = together
     return states.unsqueeze(0)
 
 

@@ -65,7 +65,7 @@ class CausalLabelScorer(Classification):
         self.engine: Callable[[Batch], Tensor] | None = None
         self._whole_vocabulary = False  # score every word after the prompt instead of the label words
         extra = sum(map(len, self._longest))
-        self._decoder = PackedDecoder(model, forward, lambda row: len(row.input_ids) + extra, reads=True)
+        self._decoder = PackedDecoder(model, forward, lambda row: len(row.input_ids) + extra)
         self.supports_paired_forward, self.frozen = self._decoder.is_packed, self._decoder.frozen
 
     @staticmethod

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.families import find_decoder_family
+from mezo_cli.objectives.families import packs_decoder
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.last_decoder_layer import LastDecoderLayer
 from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 
@@ -41,26 +40,21 @@ class PackedDecoder:
         model: the decoder.
         forward: runs it with perturbed weights.
         tokens_of: returns the number of tokens that a batch has for a row.
-        reads: whether the head reads as many positions of every row, `scored_positions` in the layout, [positions,
-            rows]; then the last layer computes these alone.
 
     Attributes:
         is_packed: whether its batches are packed, and one forward can compute both signs.
         frozen: its lowest layers, if it is packed.
     """
 
-    def __init__(self, model: Any, forward: PerturbedForward, tokens_of: Callable[[Any], int], reads: bool) -> None:
+    def __init__(self, model: Any, forward: PerturbedForward, tokens_of: Callable[[Any], int]) -> None:
         self._model, self._forward = model, forward
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        family = find_decoder_family(model)
-        self.is_packed = family is not None
+        self.is_packed = packs_decoder(model)
         self.frozen: FrozenLayers | None = None
-        if family is not None:
-            self.frozen = FrozenLayers(model, forward, tokens_of, reads)
+        if self.is_packed:
+            self.frozen = FrozenLayers(model, forward, tokens_of, reads=False)
             use_packed_attention(model)
-            if reads:
-                LastDecoderLayer(self.frozen.last_layer, family)
 
     @property
     def layout(self) -> dict[str, Tensor]:
@@ -125,16 +119,13 @@ def pack(rows: Sequence[Row]) -> tuple[Arrays, Place]:
 
 def packed_inputs(layout: dict[str, Tensor], has_continuations: bool) -> dict[str, Any]:
     """Return the model's keyword arguments for what `pack` laid out."""
-    mask, read, read_mask = _attention_mask(layout["branch"], has_continuations), layout.get("scored_positions"), None
-    if read is not None:
-        read_mask = mask[torch.arange(len(mask), device=mask.device), 0, layout["positions"][read]]
-        read, read_mask = read.flatten(), read_mask.transpose(0, 1).unsqueeze(1)
+    mask = _attention_mask(layout["branch"], has_continuations)
     shape = (len(mask), mask.shape[-1])
     return {
         "input_ids": layout["input_ids"].unsqueeze(0),
         "position_ids": layout["position_ids"].unsqueeze(0),
         "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
-        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, shape, read, read_mask),
+        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, shape),
     }
 
 

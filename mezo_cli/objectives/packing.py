@@ -55,17 +55,12 @@ class PackedLayout:
         mask: which keys each query attends to, bool [rows, 1, length or 1, length]; None when all rows have the same
             length and every token attends to its whole row.
         shape: rows, length.
-        read: of a decoder, the packed tokens that its head reads, [positions * rows], the first position of every row,
-            then the next; None where the last layer computes all tokens.
-        read_mask: which keys they attend to, bool [rows, 1, positions, length].
     """
 
     rows: Tensor
     positions: Tensor
     mask: Tensor | None
     shape: tuple[int, int]
-    read: Tensor | None = None
-    read_mask: Tensor | None = None
 
     def pad_input(self, packed: Tensor) -> Tensor:
         """Pad with zeros: [signs, heads, tokens, width] -> [signs * rows, heads, length, width]."""

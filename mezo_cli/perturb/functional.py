@@ -21,11 +21,6 @@ class ScratchBuffer:
         self._parts: dict[tuple[int, int, torch.dtype], Tensor] = {}  # of the buffer
         self.used = 0  # bytes; more than one allocation where a module with parameters calls another
 
-    @property
-    def capacity(self) -> int:
-        """Size of the buffer in bytes."""
-        return self._buffer.numel()
-
     @contextmanager
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
         """Yield an uninitialized tensor of `size` elements, the same one at every step; it is free again at exit."""

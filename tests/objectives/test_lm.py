@@ -18,7 +18,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.objectives import packed_decoder
 from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.collate import to_device
-from mezo_cli.objectives.families import find_decoder_family
+from mezo_cli.objectives.families import packs_decoder
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
 from mezo_cli.training.load import load_session
@@ -161,7 +161,7 @@ def test_bfloat16_scores_are_close(kind: str, tmp_path: Path) -> None:
 def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path) -> None:
     folder = tiny.decoder(tmp_path, "mistral", sliding_window=4)
     ours = ready(folder)
-    assert find_decoder_family(ours.loaded.model) is None
+    assert not packs_decoder(ours.loaded.model)
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
     with torch.no_grad():
         same(scores(ours, SENTENCES), by_hand(folder, prompts, [" terrible", " great"]))
