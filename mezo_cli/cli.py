@@ -13,7 +13,17 @@ import typer
 
 from mezo_cli.config.completion import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
-from mezo_cli.errors import FULL, RunFailed, RunStopped, UserError, is_interruption, join, shorten, without_credentials
+from mezo_cli.errors import (
+    FULL,
+    RunFailed,
+    RunStopped,
+    UserError,
+    is_interruption,
+    join,
+    one_line,
+    shorten,
+    without_credentials,
+)
 from mezo_cli.system import (
     LOST_OUTPUT,
     discard_output,
@@ -390,6 +400,8 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
+    except (MemoryError, SystemError) as error:  # of an import: what a run lacks is said by device_errors
+        _fail(f"not enough memory: {one_line(error)}", 2)
     except BrokenPipeError:
         discard_output(sys.stdout)  # or the flush at exit complains once more
         sys.exit(1)

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mezo_cli.errors import first_line, without_credentials
+from mezo_cli.errors import UserError, first_line, one_line, without_credentials
 
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
@@ -381,7 +381,10 @@ def import_torch() -> None:
     _check_compile_cache()
     came: list[int] = []
     with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
-        import torch  # noqa: F401
+        try:
+            import torch  # noqa: F401
+        except (ImportError, OSError, MemoryError) as error:  # little memory, a broken installation
+            raise UserError(f"torch cannot be imported: {one_line(error)}") from error
     if came:
         raise KeyboardInterrupt
 

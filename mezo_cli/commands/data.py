@@ -1,5 +1,6 @@
 """`mezo data`: show the data as the model sees it, or write the splits that are drawn."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mezo_cli.commands.new_run import load_encoder
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Splits
-from mezo_cli.console import TextTable, make_console, make_table, print_line, print_warning
+from mezo_cli.console import TextTable, make_console, make_table, print_line
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, InputEncoder
@@ -21,12 +22,12 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
 
     config = build_config(overrides, config_dir)
     if export is not None:
-        for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=print_warning):
+        for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=_note):
             print_line(f"wrote {path}")
         return
     splits = sources.load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
-        print_warning(note)
+        _note(note)
     if not config.objective.needs_labels:
         _show_rows(load_encoder(config), splits)
         return
@@ -86,3 +87,7 @@ def _show_rows(encoder: "InputEncoder[Any]", splits: Splits) -> None:
         size = " + ".join(str(n) for title, n in encoder.sizes(row).items() if title.startswith("tokens"))
         line = f"  {encoder.show(row)}   [{example.where}; {size} tokens{', cut' if row.cut else ''}]"
         print_line(line.replace("\n", "\\n"))
+
+
+def _note(text: str) -> None:
+    print_line(f"note: {text}", sys.stderr)

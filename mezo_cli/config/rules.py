@@ -164,6 +164,15 @@ def _check_task(config: Config) -> None:
         raise SettingError("task.bos_token_id", f"task.bos_token_id={task.bos_token_id} {why}")
     if len(name.splitlines()) > 1 or name.startswith("/") or ".." in name.split("/"):
         raise SettingError("task.name", f"task.name={name!r}: a name is one line, and no path that leads elsewhere")
+    twice = next((column for column in task.columns if task.columns.count(column) > 1), None)
+    if twice is not None:
+        raise SettingError("task.columns", f"task.columns=[{join(task.columns)}]: {twice} is named twice")
+    prompts = [task.generate.prompt, task.generate.answer, task.generate.gold, *task.choice.candidates]
+    read = " ".join(filter(None, [*prompts, task.choice.prompt, task.choice.each, task.choice.right]))
+    for target in task.rename.values():
+        if target not in (*task.columns, task.label_column) and target not in read:
+            why = f"the task reads no column {target}, only {join([*task.columns, task.label_column])}"
+            raise SettingError("task.rename", f"task.rename: {why}{did_you_mean(target, task.columns)}")
     for source, labels in (("files", task.files.labels), ("hub", task.hub.labels)):
         if labels and len(labels) != len(task.labels):
             why = f"{len(labels)} names for {len(task.labels)} labels: give one for each, in the order of the labels"

@@ -147,7 +147,7 @@ def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                objects.append((number, json.loads(line)))
+                objects.append((number, json.loads(line, object_pairs_hook=_object)))
             except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
                 raise UserError(f"{path}:{number}: not a JSON object: {error}") from None
     return objects
@@ -155,9 +155,18 @@ def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
 
 def _json_array(path: Path, text: str) -> list[tuple[int, Any]]:
     try:
-        return list(enumerate(json.loads(text), start=1))
+        return list(enumerate(json.loads(text, object_pairs_hook=_object), start=1))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{getattr(error, 'lineno', 1)}: not a JSON array: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; one with a key twice is refused, as the last value alone would count."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return made
 
 
 def _json_table(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, has_lines: bool) -> Table:

@@ -68,6 +68,9 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         source = _hold_out_test(source, data, seed)
     notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
+        absent = [label for i, label in enumerate(task.labels) if i not in set(source.train.labels)]
+        if absent:
+            raise UserError(f"data.shots={data.shots}: {source.train.table.path} has no row of class {join(absent)}")
         splits = fewshot.few_shot(source.train.labels, data.shots, seed)
         train, dev = (Subset(source.train, indices) for indices in splits)
         official = source.test if source.test is not None else source.dev
@@ -138,10 +141,10 @@ def _with_demonstrations(rows: list[Example], subset: Subset, pool: Subset, coun
 
 
 def load_splits(config: Config) -> Splits:
-    """Load the splits of a run, and log their notes as warnings."""
+    """Load the splits of a run, and log their notes."""
     splits = load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
-        log.warning("note   %s", note)
+        log.info("note   %s", note)
     return splits
 
 

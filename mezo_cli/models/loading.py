@@ -305,7 +305,10 @@ def _max_length(tokenizer: Any, model: Any, model_kind: ModelKind) -> int:
 
 def _length_limits(tokenizer: Any, config: Any, model_kind: ModelKind) -> list[int]:
     """Return the most tokens that the tokenizer and, of a decoder, the config of the model allow."""
-    longest = getattr(config, "max_position_embeddings", None)
+    longest, limit = getattr(config, "max_position_embeddings", None), tokenizer.model_max_length
+    if not isinstance(limit, (int, float)) or not limit > 0:
+        where = f"{tokenizer.name_or_path}/tokenizer_config.json"
+        raise UserError(f"{where}: model_max_length is {limit!r}: expected a number of tokens")
     return [tokenizer.model_max_length, *([longest] if model_kind.is_decoder and longest else [])]
 
 

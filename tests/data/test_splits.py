@@ -52,6 +52,16 @@ def test_few_shot_with_named_columns_takes_the_test_set(tmp_path: Path) -> None:
     assert words(splits.test) == {"test"}
 
 
+def test_rows_that_say_two_things_and_shots_of_an_absent_class_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [{"sentence": f"{i}", "label": 0} for i in range(40)])
+    with pytest.raises(UserError, match=r"data\.shots=4: .*train\.jsonl has no row of class positive"):
+        load(SST2, files_config(tmp_path, shots=4), 42)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"sentence": "a", "label": 0, "sentence": "b"}\n')
+    with pytest.raises(UserError, match=r"train\.jsonl:41: not a JSON object: the key 'sentence' twice"):
+        load(SST2, files_config(tmp_path), 42)
+
+
 def test_eval_limit_caps_dev_and_test_but_not_train(glue: Path) -> None:
     whole, capped = load(SST2, files_config(glue), 42), load(SST2, files_config(glue, eval_limit=5), 42)
     assert (len(capped.train), len(capped.dev), len(capped.test or [])) == (90, 5, 5)
@@ -180,7 +190,5 @@ def test_short_classes_are_noted_and_an_empty_dev_is_refused(glue: Path) -> None
     with pytest.raises(UserError, match=r"no rows are left for dev.*data.shots=20"):
         load(SST2, files_config(glue, shots=20), 42)
     write_tsv(glue / "train.tsv", HEADER, [[f"good {i}", "1"] for i in range(20)])
-    notes = load(SST2, files_config(glue, shots=4), 42).notes
-    assert "train: fewer than 4 rows for class 'negative' 0" in notes, notes
     notes = load(SST2, files_config(glue), 42).notes
     assert "train: no rows for class 'negative' 0" in notes, notes

@@ -342,11 +342,3 @@ def test_a_missing_package_is_refused_before_training(
 
 def test_every_logger_has_a_config_file() -> None:
     assert set(find_choices()["logger"]) == {"none", *loggers.LOGGERS.names}
-
-
-def test_a_stored_name_of_earlier_versions_is_read(tmp_path: Path) -> None:
-    stored = (RUNS / "mezo" / "config.yaml").read_text()
-    assert "logger:\n  name: none\n" in stored
-    for name, names in {"none": [], "wandb": ["wandb"]}.items():
-        (tmp_path / "config.yaml").write_text(stored.replace("  name: none\n  project", f"  name: {name}\n  project"))
-        assert read_config(tmp_path / "config.yaml").logger.names == names
