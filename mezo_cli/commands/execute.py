@@ -45,7 +45,7 @@ def execute(
         prepare: called first; if it raises, the run is recorded as failed.
         prunes: of a search, see `loop.train`.
     """
-    with run.tracked():
+    with run.tracked(keeps_failed=of_many):
         prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()

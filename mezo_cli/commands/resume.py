@@ -88,7 +88,8 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     new = with_own_code(with_new_end(run, config, overrides), own)
     info, finished = run.info(), run.status() == "finished"
     if finished and optimizer_class(config.optimizer).replayable:
-        run.read_trajectory(log.warning)
+        run.read_trajectory()
+    run.completions()  # damage is told before anything is written
     if finished and not goes_on(run, config, new, overrides):
         stopped = info.get("stopped")
         by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.errors import UserError
-from mezo_cli.runs.files import check_no_link
-from mezo_cli.runs.lock import lock_file
+from mezo_cli.runs.files import lock_file
 from mezo_cli.runs.sweep_record import SweepRecord
 from mezo_cli.system import import_torch, set_variable, visible_gpus
 
@@ -95,7 +94,6 @@ def claim(folder: Path, values: Sequence[str]) -> str:
         return _held[folder][1]
     locks = folder / FOLDER
     try:
-        check_no_link(locks)
         locks.mkdir(exist_ok=True)
         while True:
             for number, value in enumerate(values):

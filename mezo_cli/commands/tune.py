@@ -34,7 +34,6 @@ from mezo_cli.config.sweep_plan import SweepPlan, plan_sweep
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import RunFailed, UserError, install, one_line
 from mezo_cli.runs import Run, sweep_record
-from mezo_cli.runs.files import check_no_link
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.sweep_record import Search, SweepJob, SweepRecord
 from mezo_cli.training import verdict as trial_results
@@ -154,7 +153,6 @@ def _open_study(folder: Path, order: int, jobs: int) -> "optuna.Study":
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = folder / STUDY
-    check_no_link(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that Optuna calls experimental

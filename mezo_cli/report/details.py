@@ -257,7 +257,7 @@ class RunDetails:
         file, optimizer = self.run.trajectory, self.optimizer
         if not optimizer.replayable or not file.exists() or not file.stat().st_size:
             return None
-        grads = self.run.read_trajectory(self.damage.append).drawn_grads(optimizer.shown)
+        grads = self.run.read_trajectory().drawn_grads(optimizer.shown)
         return grads if grads.size else None
 
     @cached_property

@@ -5,16 +5,13 @@ Only settings that decide when a run ends are changed (`mezo resume RUN steps=N`
 
 import dataclasses
 import hashlib
-import logging
 import os
 from typing import Any
 
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.files import TEMPORARY, create, sync, write_atomically
+from mezo_cli.runs.files import TEMPORARY, open_own, remove, sync, write_atomically
 from mezo_cli.runs.run import Run
 from mezo_cli.runs.run_json import utc_now
-
-log = logging.getLogger("mezo")
 
 
 def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -40,10 +37,11 @@ def change_config(run: Run, config_yaml: str, before: dict[str, Any], after: dic
 
 
 def _rewrite_header(run: Run, steps: int) -> None:
-    past = run.read_trajectory(log.warning)
+    past = trajectory.read(run.trajectory)
     header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
     temporary = run.trajectory.with_name(TEMPORARY.format(run.trajectory.name))
-    with create(temporary) as file:
+    remove(temporary)
+    with open_own(temporary, "xb") as file:
         writer = trajectory.Writer(file, header)
         for step, grads, lr in past.records(0, len(past)):
             writer.append(step, grads, lr)

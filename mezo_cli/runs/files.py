@@ -1,4 +1,4 @@
-"""Open, write and read the files of a run directory: whole or not at all, through no link, and safe from a power cut.
+"""Open, lock and write files: whole or not at all, and safe from a power cut.
 
 A file's bytes are safe after its fsync, its name after the fsync of its folder. Temporary names in a run directory are
 fixed: only the process that holds its lock writes there. What an option names (`--out`) is written by output.py.
@@ -14,67 +14,63 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, overload
+
+from filelock import FileLock, Timeout
 
 from mezo_cli.errors import FULL, RunFailed, UserError
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 TEMPORARY = ".{}.tmp"  # of the name of the file that it becomes
 
 
-def open_to_read(path: Path) -> io.BufferedReader:
-    """Open a file to read its bytes. A link is followed: the hub's cache consists of links."""
-    return open(path, "rb", opener=_open_regular)
+@overload
+def open_own(path: Path, mode: Literal["rb"] = "rb") -> io.BufferedReader: ...
+@overload
+def open_own(path: Path, mode: Literal["ab", "wb", "xb", "r+b"]) -> BinaryIO: ...
+def open_own(path: Path, mode: str = "rb") -> Any:
+    """Open a regular file; to write, never through a link. (The hub's cache, which is read, consists of links.)"""
+    own = os.O_NONBLOCK | (0 if mode == "rb" else os.O_NOFOLLOW)  # a pipe without a writer would wait
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | own, 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise UserError(f"{name} is damaged: it is not a regular file")
+
+    return open(path, mode, opener=opener)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file; see `open_to_read`."""
-    with open_to_read(path) as file:
+    """Return the content of a file."""
+    with open_own(path) as file:
         return file.read()
 
 
-def open_to_write(path: Path, mode: Literal["ab", "wb", "xb", "r+b"]) -> BinaryIO:
-    """Open a file in a run directory to write in it, never through a link."""
-    check_no_link(path)
-    return open(path, mode, opener=lambda name, flags: _open_regular(name, flags | NO_FOLLOW))
+def lock_file(path: Path, seconds: float = 0.0) -> FileLock:
+    """Lock a file, which is created, until `release` or the end of the process.
 
+    Args:
+        path: the file.
+        seconds: how long to wait for it.
 
-def create(path: Path) -> BinaryIO:
-    """Create a file to write in it. What has that name, be it a link, is removed first."""
+    Raises:
+        BlockingIOError: when another process holds the lock.
+    """
+    lock = FileLock(path, timeout=seconds, poll_interval=0.002, thread_local=False)
     try:
-        return open_to_write(path, "xb")
-    except (FileExistsError, UserError):
-        remove(path)
-        return open_to_write(path, "xb")
-
-
-def _open_regular(name: str, flags: int) -> int:
-    descriptor = os.open(name, flags | NO_WAIT, 0o666)  # a pipe without a writer would wait
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise UserError(f"{name} is damaged: it is not a regular file")
-
-
-def check_no_link(path: Path) -> None:
-    """Check that what is to be written in a run directory, if it exists, is a file or a folder."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if stat.S_ISLNK(mode):
-        raise UserError(f"{path} is a link, and nothing is written through a link in a run directory: remove it")
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise UserError(f"{path} is damaged: it is not a regular file")
+        lock.acquire()
+    except Timeout as error:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from error
+    return lock
 
 
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it leads to), or a folder with its content; nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -82,7 +78,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(TEMPORARY.format(path.name))
     try:
         with name_in_errors(path):
-            with create(temporary) as file:
+            remove(temporary)
+            with open_own(temporary, "xb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
             sync(temporary)
             os.replace(temporary, path)
@@ -150,7 +147,7 @@ def is_below(path: Path, folder: Path) -> bool:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
-    with open_to_read(path) as file:
+    with open_own(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

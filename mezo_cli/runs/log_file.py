@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mezo_cli.console import LogFormatter
 from mezo_cli.errors import UserError
-from mezo_cli.runs.files import open_to_write
+from mezo_cli.runs.files import open_own
 
 
 class LogFile(logging.Handler):
@@ -19,5 +19,5 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append one line."""
-        with contextlib.suppress(OSError, UserError), open_to_write(self._path, "ab") as file:
+        with contextlib.suppress(OSError, UserError), open_own(self._path, "ab") as file:
             file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))

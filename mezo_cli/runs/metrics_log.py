@@ -1,7 +1,7 @@
 """`metrics.jsonl`: one JSON object per line, with chained checksums (checksums.py); compressed in what is shared.
 
 The best step of a run is read from it, so a changed or lost line has to show. A crash can damage lines at the end
-that were not synced yet; `read_valid` and `truncate` are for the process that resumes the run.
+that were not synced yet; `read_valid` and `cut` are for the process that resumes the run.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from typing import Any
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.checksums import add_checksum, verify_checksum, verify_line
-from mezo_cli.runs.files import name_in_errors, open_to_read, open_to_write, read_bytes, sync, write_atomically
+from mezo_cli.runs.files import name_in_errors, open_own, read_bytes, sync, write_atomically
 
 SMALL = 1 << 20  # bytes of the longest line of a compressed log, and of the log of a run without steps
 METRICS = "metrics.jsonl"
@@ -40,7 +40,7 @@ class MetricsLog:
             self.read()
         line = add_checksum({"kind": record_kind, "step": step, **values}, self._last_crc or 0)
         is_new = not self.path.exists()
-        with name_in_errors(self.path), open_to_write(self.path, "ab") as file:
+        with name_in_errors(self.path), open_own(self.path, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
         if is_new:
             sync(self.path.parent)
@@ -67,14 +67,16 @@ class MetricsLog:
         lines, problem = self._read(refuse_in_middle=True)
         return [line for line, _ in lines], problem
 
-    def truncate(self, step: int) -> None:
-        """Drop damaged lines, those after `step`, and the final ones (train, test): a resumed run writes them again."""
-        kept = []
-        for line, raw in self._read()[0]:
-            if line["step"] > step or line.get("split") in ("train", "test"):
-                break
-            kept.append(raw)
-        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+    def last_checksum(self) -> str:
+        """Return the `crc` of the last line."""
+        if self._last_crc is None:
+            self.read()
+        return f"{self._last_crc or 0:08x}"
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` lines: a resumed run writes the others again. Damage before the end is refused."""
+        kept = self._read(refuse_in_middle=True)[0][:count]
+        write_atomically(self.path, "".join(f"{raw}\n" for _, raw in kept))
         self._last_crc = None
 
     def _read(self, refuse_in_middle: bool = False) -> tuple[list[tuple[dict[str, Any], str]], str | None]:
@@ -136,7 +138,7 @@ def _rows(path: Path) -> Iterator[bytes]:
     steps = path.with_name("trajectory.bin")  # a record has 8 bytes or more, so this is 8 KB or more per step
     left = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
     try:
-        with open_to_read(packed) as file, gzip.open(file) as lines:
+        with open_own(packed) as file, gzip.open(file) as lines:
             while raw := lines.readline(min(SMALL, left) + 1):
                 left -= len(raw)
                 if raw[-1:] != b"\n" or left < 0:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.runs.files import name_in_errors, sync, write_error, write_new_folder
-from mezo_cli.runs.lock import lock_file
+from mezo_cli.runs.files import lock_file, name_in_errors, sync, write_error, write_new_folder
 
 LOCK = ".lock"  # in the folder beside
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
@@ -103,35 +102,31 @@ def _place(new: Path, path: Path) -> None:
         os.rename(new, path)
 
 
-# --- the folder beside it ---
-
-
 @contextlib.contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside `path`, for this process alone; it is removed at the end.
+    """Yield a new folder beside `path`, for this process alone, which locks it; it is removed at the end.
 
-    This process holds a lock in it. One that is not locked was left by a process that was killed, and is removed.
+    One that is not locked was left by a process that was killed, and is removed.
     """
     prefix, suffix = f".{path.name[:100]}.", ".new"
     with contextlib.suppress(OSError):  # a folder that may be written, but not read
-        _remove_left(path.parent, prefix, suffix)
-    with contextlib.ExitStack() as stack:
-        is_own = False
-        while not is_own:  # another process may take it for one that was left, before it is locked
-            folder = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
-            try:
-                stack.callback(lock_file(folder / LOCK).close)
-            except (BlockingIOError, FileNotFoundError):
-                continue
-            except OSError:  # a file system without locks, where nobody takes it
-                pass
-            is_own = folder.is_dir()
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for left in path.parent.iterdir():
+            if left.name.startswith(prefix) and left.name.endswith(suffix) and not left.is_symlink():
+                _remove_unlocked(left)
+    lock = None
+    while lock is None:  # another process may take it for one that was left, before it is locked
+        folder = Path(tempfile.mkdtemp(suffix, prefix, path.parent))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = lock_file(folder / LOCK)
+    try:
         yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
 
 
-def _remove_left(parent: Path, prefix: str, suffix: str) -> None:
-    for entry in parent.iterdir():
-        if entry.name.startswith(prefix) and entry.name.endswith(suffix) and entry.is_dir() and not entry.is_symlink():
-            with contextlib.suppress(OSError, UserError), contextlib.closing(lock_file(entry / LOCK)):
-                shutil.rmtree(entry, ignore_errors=True)
+def _remove_unlocked(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        lock = lock_file(folder / LOCK)
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()

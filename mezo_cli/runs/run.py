@@ -1,7 +1,9 @@
 """The run directory: create, open, claim, record the status; read and write its files. Only `runs` writes there."""
 
 import contextlib
+import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -12,15 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock
+
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, sweep_record, trajectory
 from mezo_cli.runs.checksums import add_checksum, verify_checksum
 from mezo_cli.runs.commands import run_command
 from mezo_cli.runs.files import (
     TEMPORARY,
-    check_no_link,
+    lock_file,
     name_in_errors,
-    open_to_write,
+    open_own,
     read_bytes,
     read_json,
     remove,
@@ -28,26 +32,12 @@ from mezo_cli.runs.files import (
     write_atomically,
     write_error,
 )
-from mezo_cli.runs.lock import RunLock
 from mezo_cli.runs.log_file import LogFile
 from mezo_cli.runs.metrics_log import MetricsLog, chained, compressed
 from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
 from mezo_cli.system import termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
-
-# What is written in a run directory; a logger's folder has its name.
-REPLACED = (  # by a new file
-    "config.yaml",
-    "run.json",
-    "summary.json",
-    "predictions.jsonl",
-    "untrained.json",
-    "last_dev.json",
-    "start.safetensors",
-)
-APPENDED = ("metrics.jsonl", "completions.jsonl", "trajectory.bin")
-OTHERS = (".lock", "train.log", "data", "checkpoints", "checkpoints/best", "checkpoints/last")
 
 
 class Run:
@@ -71,7 +61,8 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
-        self._lock = RunLock(path / ".lock", earlier=path / "train.log")
+        self._lock: FileLock | None = None  # while this object holds it
+        self._made: _Made | None = None  # of a run that this object has created
         self._metrics_log = MetricsLog(path / "metrics.jsonl")
         self._completions = MetricsLog(path / "completions.jsonl")
 
@@ -89,23 +80,25 @@ class Run:
             RunFailed: when the disk is full.
         """
         run = cls(path)
+        cls.check_free(path)
+        made = _Made(path)
         try:
-            cls.check_free(path)
             path.mkdir(parents=True, exist_ok=True)
             if not run._acquire():
                 raise run._taken()
+            run._made = made
             run._write_first_files(config_yaml, initial_run_json(config_yaml, argv))
-        except OSError as error:
-            run._lock.release()
-            raise write_error(path, error) from error
-        except BaseException:
-            run._lock.release()
+        except BaseException as error:
+            run._discard() if run._made else made.remove_folders()
+            if isinstance(error, OSError):
+                raise write_error(path, error) from error
             raise
         return run
 
     @classmethod
     def check_free(cls, path: Path) -> None:
         """Check that `create` would find the directory free, without writing anything."""
+        _check_name(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: the run directory cannot be written: this is a file")
         if not cls(path)._is_free():
@@ -127,16 +120,11 @@ class Run:
             file = open(config, "x", encoding="utf-8")  # noqa: SIM115 (closed below)
         except FileExistsError as error:  # where there are no locks, this decides
             raise self._taken() from error
-        try:
-            with name_in_errors(config), file:
-                file.write(config_yaml)
-            sync(config)
-            self._write_info(info)
-            sync(self.path.parent)
-        except BaseException:  # a signal can come when run.json has its name already
-            (self.path / "run.json").unlink(missing_ok=True)
-            config.unlink(missing_ok=True)
-            raise
+        with name_in_errors(config), file:
+            file.write(config_yaml)
+        sync(config)
+        self._write_info(info)
+        sync(self.path.parent)
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -178,35 +166,60 @@ class Run:
         """
         if compressed(self.path / "metrics.jsonl").exists():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
+        _check_name(self.path)
         try:
             if self.status() == "running" or not self._acquire():
                 info = self.info()
                 raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
             self.update(pid=os.getpid(), host=socket.gethostname())
         except OSError as error:
-            self._lock.release()
+            self._release()
             raise write_error(self.path, error) from error
 
     def _acquire(self) -> bool:
         """Lock the directory, and remove what a process that was killed left there; False if another has the lock."""
-        for name in (*OTHERS, *REPLACED, *APPENDED):
-            check_no_link(self.path / name)
-        if not self._lock.acquire():
+        try:
+            self._lock = lock_file(self.path / ".lock", seconds=0.2)  # a reader holds it for microseconds
+        except BlockingIOError:
             return False
         try:
-            self._remove_leftovers()
+            for left in (*self.path.glob(TEMPORARY.format("*")), *self.path.glob(f"data/{TEMPORARY.format('*')}")):
+                remove(left)
+            is_stored = (self.path / "run.json").exists()
+            checkpoints.remove_leftovers(self.checkpoints, is_stored and "pruned" in self.info())
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
         return True
 
-    def _remove_leftovers(self) -> None:
-        for name in (*REPLACED, *APPENDED):
-            remove(self.path / TEMPORARY.format(name))
-        for left in (self.path / "data").glob(TEMPORARY.format("*.jsonl")):
-            remove(left)
-        is_stored = (self.path / "run.json").exists()
-        checkpoints.remove_leftovers(self.checkpoints, is_stored and "pruned" in self.info())
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _is_locked(self) -> bool | None:
+        """Return whether a process trains in the run; None if that cannot be known. Readers share the lock."""
+        try:
+            with open_own(self.path / ".lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError) as error:
+            return isinstance(error, BlockingIOError)
+        except OSError:  # a file system without locks
+            return None
+        return False
+
+    def _discard(self) -> None:
+        """Remove what this object has created: the directory is as it was before."""
+        assert self._made is not None
+        with contextlib.suppress(OSError):
+            self._made.remove_files()
+        self._release()
+        self._made.remove_folders()
+
+    def _has_begun(self) -> bool:
+        """Whether a step was taken, so that there is something to keep."""
+        lines = self._metrics_log.read_valid()[0]
+        return trajectory.count_steps(self.trajectory) > 0 or any(line["step"] for line in lines)
 
     def _is_free(self) -> bool:
         """Whether a new run may use the directory: it holds no run, or one that ended before training began."""
@@ -260,8 +273,8 @@ class Run:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
         if status != "running":
             return str(status)
-        is_held = self._lock.is_held()
-        is_running = may_be_alive(info) if is_held is None else is_held
+        is_locked = self._is_locked()
+        is_running = may_be_alive(info) if is_locked is None else is_locked
         return "running" if is_running else "interrupted"
 
     def steps_at_end(self, steps: int) -> int:
@@ -276,13 +289,14 @@ class Run:
         try:
             yield
         finally:
-            self._lock.release()
+            self._release()
 
     @contextlib.contextmanager
-    def tracked(self) -> Iterator[None]:
+    def tracked(self, keeps_failed: bool = False) -> Iterator[None]:
         """Record in run.json that the run is running, then how the block ended, and write the log to train.log.
 
-        SIGTERM and SIGHUP are as Ctrl-C. The caller has created or claimed the run.
+        SIGTERM and SIGHUP are as Ctrl-C. The caller has created or claimed the run. A mistake of the user before the
+        first step removes a run that was created, unless `keeps_failed`: a sweep's job keeps its error.
 
         Raises:
             RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
@@ -304,6 +318,9 @@ class Run:
             log.warning("%s; resume with: %s", stop, run_command("resume", self.path, self.info()))
             raise
         except (UserError, RunFailed) as error:
+            if isinstance(error, UserError) and self._made and not keeps_failed and not self._has_begun():
+                self._discard()
+                raise
             self._record_end("failed", str(error))
             handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, str(error), (), None))
             raise
@@ -316,7 +333,7 @@ class Run:
         finally:
             log.removeHandler(handler)
             handler.close()
-            self._lock.release()
+            self._release()
 
     def _record_end(self, status: str, error: str) -> None:
         try:
@@ -335,7 +352,9 @@ class Run:
         return self._metrics_log.read_valid()
 
     def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl. An evaluation on dev has the checksum of the completions so far."""
+        if values.get("split") == "dev" and self._completions.path.exists():
+            values = {"completions_crc": self._completions.last_checksum(), **values}
         self._metrics_log.append(record_kind, step, **values)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -348,9 +367,13 @@ class Run:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
-        self._metrics_log.truncate(step)
+        lines = self._metrics_log.read_valid()[0]
+        ends = (line["step"] > step or line.get("split") in ("train", "test") for line in lines)
+        kept = lines[: next(itertools.compress(itertools.count(), ends), len(lines))]
+        completions = self._tied_completions(kept)
+        self._metrics_log.cut(len(kept))
         if self._completions.path.exists():
-            self._completions.truncate(step)
+            self._completions.cut(len(completions))
 
     def log_completions(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append the records of the first dev rows to completions.jsonl: what the model said at an evaluation."""
@@ -360,31 +383,43 @@ class Run:
 
     def completions(self) -> dict[int, list[dict[str, Any]]]:
         """Return step -> what the model said of the first dev rows then, in their order; {} for a run without."""
+        lines = self._metrics_log.read_valid()[0]
         by_step: dict[int, dict[int, dict[str, Any]]] = {}
-        for line in self._completions.read():  # of an evaluation that a crash had interrupted the second counts
+        for line in self._tied_completions(lines, is_all=self.status() == "finished"):
             by_step.setdefault(line["step"], {})[line["row"]] = line
         return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
 
+    def _tied_completions(self, lines: Sequence[Mapping[str, Any]], is_all: bool = False) -> list[dict[str, Any]]:
+        """Return the lines of completions.jsonl up to the last evaluation in `lines`, which names it.
+
+        What follows is of an evaluation that was interrupted; `is_all`: nothing may.
+        """
+        path, named = self._completions.path, [line["completions_crc"] for line in lines if "completions_crc" in line]
+        if not path.exists() and compressed(self._metrics_log.path).exists():  # what was shared has none
+            return []
+        found = self._completions.read_valid()[0] if named or is_all else []
+        count = next((number for number, line in enumerate(found, 1) if named and line["crc"] == named[-1]), 0)
+        if (named and not count) or (is_all and count < len(found)):
+            raise UserError(f"{path} is damaged: it is not what metrics.jsonl says that this run has written")
+        return found[:count]
+
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
         """Open trajectory.bin to append after its first `keep` bytes; the rest is cut."""
-        file = open_to_write(self.trajectory, "r+b" if keep else "wb")
+        file = open_own(self.trajectory, "r+b" if keep else "wb")
         file.truncate(keep)
         file.seek(keep)
         sync(self.path)
         return file
 
-    def read_trajectory(self, warn: Callable[[str], None]) -> trajectory.Trajectory:
+    def read_trajectory(self) -> trajectory.Trajectory:
         """Read the trajectory for a reader of the run's results.
 
-        A part of a record at the end is left out: a kill leaves that. Of whole records that fail their checksums, which
-        a power cut or damage leaves, `warn` is told before they are left out. A finished run has neither.
+        A part of a record at the end is left out: a kill leaves that. Whole records that fail their checksums are
+        damage to a reader (`mezo resume` cuts them), and a finished run has neither.
         """
         past = trajectory.read(self.trajectory)
-        if past.cut_bytes and self.status() == "finished":
-            raise UserError(f"{self.trajectory} is damaged: its last {past.cut_bytes} bytes hold no valid record")
-        if past.lost_records:
-            what = f"the records of the steps from {len(past)} on" if past.lost_records > 1 else "its last record"
-            warn(f"{self.trajectory} is damaged: {what} (byte {past.valid_bytes}) cannot be read and will be left out")
+        if past.lost_records or (past.cut_bytes and self.status() == "finished"):
+            raise UserError(f"{self.trajectory} is damaged: it is sound up to step {len(past)}")
         return past
 
     def check_finished(self, steps: int, is_replayable: bool) -> None:
@@ -503,18 +538,44 @@ class Run:
         return size
 
     def make_logger_folder(self, name: str) -> Path:
-        """Make the folder that a logger writes in, or check the one that is there."""
+        """Make the folder that a logger writes in, unless it is there."""
         folder = self.path / name
-        check_no_link(folder)
         folder.mkdir(exist_ok=True)
-        for path in folder.rglob("*"):
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{path} is a link that leads out of {folder}, where a logger writes: remove it")
         return folder
 
     def checkpoint_step(self, name: str) -> int | None:
         """Return the step of checkpoint `name`; None if there is none."""
         return checkpoints.read_step(self.checkpoints, name)
+
+
+def _check_name(path: Path) -> None:
+    """Check that libraries, which write UTF-8, can write in a directory of this name."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        text = "no name of a run directory in this locale: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        raise UserError(f"{str(path)!a}: {text}") from error
+
+
+class _Made:
+    """What making a run in a folder adds to the disk: made before, it removes that again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._kept = set(os.listdir(folder)) if folder.is_dir() else set()
+
+    def remove_files(self) -> None:
+        """Remove what is new in the folder."""
+        for path in self._folder.iterdir():
+            if path.name not in self._kept:
+                remove(path)
+
+    def remove_folders(self) -> None:
+        """Remove the folders that are new, if they are empty."""
+        with contextlib.suppress(OSError):
+            for path in self._folders:
+                path.rmdir()
 
 
 def _why_no_run(path: Path) -> str:

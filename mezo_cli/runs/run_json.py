@@ -34,7 +34,7 @@ def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:
 
 def may_be_alive(info: dict[str, Any]) -> bool:
     """Return whether the process that run.json names may exist; on another host that cannot be known."""
-    if info.get("host") != socket.gethostname() or os.name == "nt":  # there os.kill ends a process
+    if info.get("host") != socket.gethostname():
         return True
     try:
         os.kill(int(info.get("pid")), 0)  # type: ignore[arg-type]  # (a missing pid is a TypeError)

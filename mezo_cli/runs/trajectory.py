@@ -25,7 +25,7 @@ import numpy as np
 
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError, first_line, join
-from mezo_cli.runs.files import name_in_errors, open_to_read, read_bytes, sync
+from mezo_cli.runs.files import name_in_errors, open_own, read_bytes, sync
 
 MAGIC = b"MEZOSTEP"
 VERSION = 1
@@ -212,7 +212,7 @@ def check_length(path: Path, steps: int) -> None:
 def _length(path: Path) -> tuple[int, int]:
     """Return the number of complete records, and of bytes behind them."""
     try:
-        with open_to_read(path) as file:
+        with open_own(path) as file:
             data = file.read(_FIXED.size)
             if len(data) == _FIXED.size:
                 data += file.read(_FIXED.unpack(data)[2])

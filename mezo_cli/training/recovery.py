@@ -1,8 +1,8 @@
-"""Find the step that an interrupted run resumes at, after a crash or a power cut; damage and other data are refused.
+"""Find the step that an interrupted run resumes at: the least that all of its files have.
 
-Training syncs the files at each evaluation and at least every 30 s, in this order: trajectory and lines before the
-checkpoints, checkpoints before the evaluation's line. So a power cut can lose only what follows the last evaluation;
-more than that is damage.
+A crash leaves an incomplete last line or record; what is incomplete at the end of a file is cut off. Damage before the
+end is refused. Training syncs the files at each evaluation and at least every 30 s, in this order: trajectory and
+lines, checkpoints, the evaluation's line. So a power cut can lose only what follows the last evaluation.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.runs.trajectory import Trajectory
 
 log = logging.getLogger("mezo")
 
@@ -22,58 +21,45 @@ log = logging.getLogger("mezo")
 def find_resume_step(config: Config, run: Run) -> int | None:
     """Return the step that an interrupted run resumes at; None if training never began.
 
-    It is the last step up to which the trajectory (or the checkpoint `last`) and metrics.jsonl are complete. If a crash
-    has lost what followed it, the log says so.
+    It is the last step up to which the trajectory (without one: the checkpoint `last`) and metrics.jsonl are complete.
+    If a crash has lost what followed it, the log says so.
     """
     lines, bad_line = run.read_valid_metrics()
+    run.completions()  # refuses damage
+    has_trajectory = optimizer_class(config.optimizer).replayable
     begun = bool(lines) or bad_line is not None
-    if not optimizer_class(config.optimizer).replayable:
-        return _step_of_checkpoint(config, run, lines, bad_line)
-    past = _read_trajectory(run, begun)
-    if past is None:
+    lost = [] if bad_line is None else [bad_line]
+    steps = _recorded_steps(run, begun, lost) if has_trajectory else run.checkpoint_step("last")
+    if steps is None:
+        if begun:
+            missing = run.trajectory if has_trajectory else run.checkpoints / "last"
+            raise UserError(f"{missing} is missing: the run cannot be resumed without it")
         return None
-    step, missing = _complete_until(config, lines, len(past))
-    _refuse_unexplained(config, run, lines, past, step)
-    lost = [bad_line] if bad_line is not None else []
-    if past.cut_bytes:
-        is_damaged = " is damaged" if past.lost_records else ""
-        lost.append(f"{run.trajectory}{is_damaged}: its last {past.cut_bytes} bytes hold no valid record")
-    if missing:
-        lost.append(f"{run.path / 'metrics.jsonl'} lacks {missing}")
+    step, missing_line = _complete_until(config, lines, steps)
+    if missing_line:
+        lost.append(f"{run.path / 'metrics.jsonl'} lacks {missing_line}")
+        if not has_trajectory:  # there are no other weights to go back to
+            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks {missing_line}")
     if lost:
         log.warning("going back to step %d, the last that is stored whole: %s", step, join(lost))
     return step
 
 
-def _step_of_checkpoint(config: Config, run: Run, lines: list[dict[str, Any]], bad_line: str | None) -> int | None:
-    """Return the step of the checkpoint `last`, up to which metrics.jsonl must be complete."""
-    step = run.checkpoint_step("last")
-    if step is None:
-        if lines or bad_line is not None:
-            raise UserError(f"{run.checkpoints / 'last'} is missing: the run cannot be resumed without it")
-        return None
-    complete, missing = _complete_until(config, lines, step)
-    if complete != step:
-        raise UserError(bad_line or f"{run.path / 'metrics.jsonl'} is damaged: it lacks {missing}")
-    if bad_line is not None:
-        log.warning("going back to step %d, the last that is stored whole: %s", step, bad_line)
-    return step
-
-
-def _read_trajectory(run: Run, begun: bool) -> Trajectory | None:
-    """Read the trajectory; None if there is none, or one with a torn header, and nothing else has begun."""
+def _recorded_steps(run: Run, begun: bool, lost: list[str]) -> int | None:
+    """Return the steps of the trajectory; None if there is none, or a torn header with which nothing else has begun."""
     path = run.trajectory
     if not path.exists() or not path.stat().st_size:
-        if begun:
-            raise UserError(f"{path} is missing: the run cannot be resumed without it")
         return None
     try:
-        return trajectory.read(path)
+        past = trajectory.read(path)
     except UserError as error:
         if begun or (run.checkpoint_step("last") or 0) > 0:
             raise
         log.warning("beginning anew, because nothing was trained: %s", error)
         return None
+    if past.cut_bytes:
+        lost.append(f"{path}: its last {past.cut_bytes} bytes hold no valid record")
+    return len(past)
 
 
 def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> tuple[int, str]:
@@ -89,17 +75,6 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
         if step < steps and config.evaluates_at(step) and step not in evaluated:
             return step, f"the evaluation of step {step}"
     return steps, ""
-
-
-def _refuse_unexplained(config: Config, run: Run, lines: list[dict[str, Any]], past: Trajectory, step: int) -> None:
-    """Refuse a run that has lost what was on the disk before its last evaluation: no crash explains that."""
-    evaluated = {line["step"] for line in lines if line.get("split") == "dev"}
-    if max(evaluated, default=0) > len(past):
-        steps = f"it holds {len(past)} steps, but metrics.jsonl the evaluation of step {max(evaluated)}"
-        raise UserError(f"{run.trajectory} is damaged: {steps}")
-    missing = [at for at in range(step, len(past)) if config.evaluates_at(at) and at not in evaluated]
-    if len(missing) > 1:
-        raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {missing[0]}")
 
 
 def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:

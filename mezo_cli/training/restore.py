@@ -47,7 +47,7 @@ def find_step(config: Config, run: Run, name: str) -> int:
     if stored is not None:
         return stored
     _require_trajectory(config, run, name)
-    last, finished = len(run.read_trajectory(lambda text: None)), run.status() == "finished"
+    last, finished = len(run.read_trajectory()), run.status() == "finished"
     steps = run.steps_at_end(config.steps)
     if finished and last != steps:
         raise UserError(f"{run.trajectory} is damaged: it holds {last} of the run's {steps} steps")
@@ -68,7 +68,7 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     if not optimizer_class(config.optimizer).replayable and step in saved.values():
         return load_verified(config, run, next(name for name, at in saved.items() if at == step))
-    past = _read_trajectory(config, run, step, warns=not for_resume)
+    past = _read_trajectory(config, run, step, for_resume)
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
     if not usable:
         return _check_weights(_replay(load_start(config, run, past), run, past, 0, step), run, step)
@@ -146,7 +146,7 @@ def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[t
         if session is None:
             session = replay_from_base(config, run, step)
         elif session.optimizer.replayable:
-            past = _read_trajectory(config, run, step, warns=False)
+            past = _read_trajectory(config, run, step)
             update = partial(session.optimizer.apply_updates, session.params)
             with torch.no_grad():
                 _in_parts(past, at, step, update, "replaying the trajectory")
@@ -216,10 +216,10 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
         progress.report(first + len(part) - start)
 
 
-def _read_trajectory(config: Config, run: Run, step: int, warns: bool = True) -> Trajectory:
-    """Return the trajectory, which has to reach a step; `warns`: of what it lacks."""
+def _read_trajectory(config: Config, run: Run, step: int, for_resume: bool = False) -> Trajectory:
+    """Return the trajectory, which has to reach a step; `for_resume`: what follows may be damaged, and is cut."""
     _require_trajectory(config, run, f"step {step}")
-    past = run.read_trajectory(lambda text: log.warning("warning: %s", text) if warns else None)
+    past = trajectory.read(run.trajectory) if for_resume else run.read_trajectory()
     if not 0 <= step <= len(past):
         raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
     return past

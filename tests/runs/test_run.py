@@ -68,13 +68,39 @@ def test_a_config_yaml_of_something_else_is_never_overwritten(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_a_run_that_failed_before_its_first_step_leaves_the_directory_free(tmp_path: Path) -> None:
-    with pytest.raises(UserError), new_run(tmp_path).tracked():
+@pytest.mark.parametrize("had", [None, [], ["notes.txt", "data"]])
+def test_a_mistake_before_the_first_step_leaves_the_disk_as_it_was(tmp_path: Path, had: list[str] | None) -> None:
+    folder = tmp_path / "a" / "b" if had is None else tmp_path
+    for name in had or ():
+        (tmp_path / name).write_text("mine")
+    run = new_run(folder)
+    with contextlib.suppress(UserError), run.tracked():
+        run.log_metrics("eval", 0, split="dev", loss=1.0)
+        run.save_checkpoint("best", 0, lambda folder: None)
         raise UserError("no such model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(had or ())
+    with new_run(folder).tracked():
+        pass
+
+
+def test_a_sweeps_job_keeps_its_mistake_and_leaves_the_directory_free(tmp_path: Path) -> None:
+    with pytest.raises(UserError), new_run(tmp_path).tracked(keeps_failed=True):
+        raise UserError("no such model")
+    assert (status(tmp_path), Run(tmp_path).info()["error"]) == ("failed", "no such model")
     with new_run(tmp_path).tracked():
         logging.getLogger("mezo").error("second")
     assert "no such model" not in (tmp_path / "train.log").read_text()
     assert status(tmp_path) == "finished"
+
+
+def test_a_name_that_the_locale_cannot_write_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    words = ["train", "experiment=demo", "hydra.run.dir='l\u00e4uft'"]
+    env = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    done = subprocess.run([sys.executable, "-m", "mezo_cli", *words], cwd=tmp_path, env=env, capture_output=True)
+    assert done.returncode == 2, done
+    assert done.stderr.count(b"\n") == 1
+    assert b"set LC_ALL=C.UTF-8" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_failed_later_does_not(tmp_path: Path) -> None:
@@ -125,7 +151,7 @@ def test_a_full_disk_at_the_start_is_a_failure_and_leaves_the_directory_free(
         fill_the_disk(patch, name)
         with pytest.raises(RunFailed, match=f"{tmp_path}: cannot be written: No space left"):
             new_run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
     new_run(tmp_path)
 
 
@@ -145,7 +171,7 @@ def test_a_signal_while_a_run_is_created_leaves_the_directory_free(
         patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             new_run(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
     with new_run(tmp_path / "run").tracked():
         assert status(tmp_path / "run") == "running"
 
@@ -164,7 +190,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_a_run(
 
 def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp_path: Path) -> None:
     """The harder race: all find a run that never began, and may use its directory again."""
-    with pytest.raises(UserError), new_run(tmp_path / "run").tracked():
+    with pytest.raises(UserError), new_run(tmp_path / "run").tracked(keeps_failed=True):
         raise UserError("no such model")
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom mezo_cli.runs import Run\n"
@@ -195,7 +221,7 @@ def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp
 def test_a_failure_is_recorded_and_only_an_unknown_one_with_its_traceback(
     tmp_path: Path, error: Exception, stored: str
 ) -> None:
-    with pytest.raises(type(error)), new_run(tmp_path).tracked():
+    with pytest.raises(type(error)), new_run(tmp_path).tracked(keeps_failed=True):
         raise error
     info, log = Run(tmp_path).info(), (tmp_path / "train.log").read_text()
     assert (info["status"], info["error"]) == ("failed", stored)
@@ -267,7 +293,7 @@ def test_a_run_whose_process_is_gone_counts_as_interrupted(tmp_path: Path) -> No
 def test_a_reused_process_id_does_not_count_as_running(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.update(status="running")
-    run._lock.release()
+    run._release()
     assert run.info()["pid"] == os.getpid()
     assert run.status() == "interrupted"
 
@@ -276,8 +302,8 @@ def test_without_locks_the_process_id_decides(tmp_path: Path, monkeypatch: pytes
     def no_locks(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("mezo_cli.runs.lock.fcntl.flock", no_locks)
     run = new_run(tmp_path)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     run.update(status="running")
     assert run.status() == "running"
     with pytest.raises(UserError, match="already holds a run"):

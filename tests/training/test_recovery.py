@@ -102,39 +102,88 @@ def test_a_change_with_something_valid_behind_it_is_damage(run: Run, name: str, 
 
 
 @pytest.mark.parametrize("bad", [1, 2])
-def test_damaged_records_at_the_end_are_named_before_they_are_left_out(
+def test_damaged_records_at_the_end_are_refused_by_readers_and_cut_by_resume(
     run: Run, bad: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(bad):
         change(run.trajectory, run.trajectory.stat().st_size - number * RECORD - 5)
-    warnings: list[str] = []
-    assert len(run.read_trajectory(warnings.append)) == 13 - bad
-    (warning,) = warnings
-    assert warning.startswith(f"{run.trajectory} is damaged: ")
-    assert f"{run.trajectory} is damaged: its last {bad * RECORD} bytes" in find(run, caplog)[1]
-    run.update(status="finished")
-    with pytest.raises(UserError, match=f"is damaged: its last {bad * RECORD} bytes"):
-        run.read_trajectory(warnings.append)
+    with pytest.raises(UserError, match=rf"trajectory\.bin is damaged: it is sound up to step {13 - bad}"):
+        run.read_trajectory()
+    assert f"{run.trajectory}: its last {bad * RECORD} bytes" in find(run, caplog)[1]
 
 
-def test_a_part_of_a_record_at_the_end_needs_no_warning(run: Run) -> None:
+def test_a_part_of_a_record_at_the_end_is_left_out_but_in_a_finished_run(run: Run) -> None:
     """Every kill can leave it. A finished run was not killed."""
     run.trajectory.write_bytes(run.trajectory.read_bytes()[:-5])
-    warnings: list[str] = []
-    assert len(run.read_trajectory(warnings.append)) == 12
-    assert warnings == []
+    assert len(run.read_trajectory()) == 12
     run.update(status="finished")
-    with pytest.raises(UserError, match="is damaged: its last 11 bytes"):
-        run.read_trajectory(warnings.append)
+    with pytest.raises(UserError, match="is damaged: it is sound up to step 12"):
+        run.read_trajectory()
 
 
-def test_what_was_on_the_disk_before_an_evaluation_is_not_lost_by_a_crash(run: Run) -> None:
+def test_a_file_that_ends_earlier_decides(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     data = run.trajectory.read_bytes()
     run.trajectory.write_bytes(data[: -4 * RECORD])
-    assert "it holds 9 steps, but metrics.jsonl the evaluation of step 10" in refusal(run)
+    assert find(run, caplog)[0] == 9
     run.trajectory.write_bytes(data)
     (run.path / "metrics.jsonl").unlink()
-    assert "it lacks the evaluation of step 0" in refusal(run)
+    step, said = find(run, caplog)
+    assert step == 0
+    assert "metrics.jsonl lacks the evaluation of step 0" in said
+
+
+def said_at(run: Run, *steps: int) -> None:
+    for step in steps:
+        run.log_completions(step, [{"completion": f"{step}a"}, {"completion": f"{step}b"}])
+        run.log_metrics("eval", step, split="dev", reward=0.5)
+
+
+@pytest.fixture
+def saying(tmp_path: Path) -> Run:
+    """A run that was killed after the evaluations of steps 0, 5 and 10, with completions of 15 that none names."""
+    run = Run.create(tmp_path / "saying", to_yaml(CONFIG), [])
+    said_at(run, 0, 5, 10)
+    run.log_completions(15, [{"completion": "15a"}])
+    return run
+
+
+def test_completions_that_no_evaluation_names_are_cut(saying: Run) -> None:
+    path = saying.path / "completions.jsonl"
+    assert [[line["completion"] for line in lines] for lines in saying.completions().values()] == [
+        ["0a", "0b"], ["5a", "5b"], ["10a", "10b"]
+    ]  # fmt: skip
+    saying.truncate_metrics(5)
+    assert list(saying.completions()) == [0, 5]
+    assert len(path.read_text().splitlines()) == 4
+    said_at(saying, 10)
+    path.write_bytes(path.read_bytes()[:-7])  # a crash leaves no less than a line of metrics.jsonl names
+    with pytest.raises(UserError, match=r"completions\.jsonl is damaged"):
+        saying.completions()
+
+
+@pytest.mark.parametrize("how", ["flipped", "deleted", "emptied", "cut", "another's", "longer"])
+def test_what_is_not_the_completions_of_a_run_is_refused_and_never_rewritten(
+    saying: Run, how: str, tmp_path: Path
+) -> None:
+    saying.truncate_metrics(10)
+    path = saying.path / "completions.jsonl"
+    other = Run.create(tmp_path / "other", to_yaml(CONFIG), [])
+    said_at(other, 1, 6, 11)
+    lines = path.read_bytes().splitlines(keepends=True)
+    content = {
+        "flipped": path.read_bytes().replace(b"5a", b"5c"),
+        "deleted": None,
+        "emptied": b"",
+        "cut": b"".join(lines[:-1]),
+        "another's": (other.path / "completions.jsonl").read_bytes(),
+        "longer": path.read_bytes() + path.read_bytes(),
+    }[how]
+    path.unlink() if content is None else path.write_bytes(content)
+    saying.update(status="finished")
+    for read in (saying.completions, lambda: saying.truncate_metrics(10)):
+        with pytest.raises(UserError, match=r"completions\.jsonl(:\d+)? is damaged"):
+            read()
+    assert (path.read_bytes() if path.exists() else None) == content
 
 
 def test_a_torn_header_with_nothing_trained_is_no_run_yet(run: Run) -> None:
