@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import flips, full_disk, kills, links, mistakes, power_cut, received, signals
+from tests.campaign import flips, full_disk, kills, mistakes, power_cut, signals, twice
 from tests.campaign.cases import CASES, SMALL, Job, Lab, build
 from tests.campaign.power_cut import Disk, promised
 from tests.campaign.server import ForkServer
@@ -65,18 +65,8 @@ def test_every_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServ
 def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path) -> None:
     lab = build(server, tmp_path / "lab", tuple(CASES))
     jobs = [*kills.jobs(lab, SEED, 24), *flips.jobs(lab, SEED, 120), *signals.jobs(lab, SEED, 10)]
-    jobs += links.jobs(lab, SEED, 36)
+    jobs += twice.jobs(lab, SEED, 12)
     check(jobs, server, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_received_folder_runs_nothing_and_writes_nowhere_else(server: ForkServer, tmp_path: Path) -> None:
-    folder = received.build(server, tmp_path / "root")
-    check(received.jobs(folder), server, tmp_path)
-    python = folder.folder / "finished" / "python.sh"
-    (given,) = server.run(["resume", "finished", "steps=8", f"engine.python={python}"], cwd=folder.folder)
-    assert given.code == 2, given
-    assert (folder.root / "marks" / "engine").exists()  # what is not run above runs when the user gives it
 
 
 # --- the harness itself ---
