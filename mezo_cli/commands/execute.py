@@ -35,6 +35,7 @@ def execute(
     console: Console,
     prepare: Callable[[], None] = lambda: None,
     prunes: Callable[[Evaluations], bool] | None = None,
+    keeps_failed: bool = False,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
@@ -44,8 +45,9 @@ def execute(
         console: where progress is shown.
         prepare: called first; if it raises, the run is recorded as failed.
         prunes: of a search, see `loop.train`.
+        keeps_failed: keep the directory also after a mistake before the first step: of a sweep's job.
     """
-    with run.tracked(keeps_failed=of_many):
+    with run.tracked(keeps_failed=keeps_failed):
         prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()

@@ -217,7 +217,7 @@ def _train_job(folder: Path, path: Path, config: Config, record: SweepRecord, co
     run = open_or_create(path, config, record)
     if run is not None:
         stored = with_own_code(read_config(path / "config.yaml"), own_of(config))
-        execute(run, stored, console, check_going_on)
+        execute(run, stored, console, check_going_on, keeps_failed=True)
     return float(Run(path).read_summary()["dev"][config.chosen_metric]) if job_status(path) == "finished" else math.nan
 
 

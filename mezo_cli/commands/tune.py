@@ -244,7 +244,7 @@ def _train(path: Path, config: Config, record: SweepRecord, goal: str, trial: "o
     if run is None:
         return
     try:
-        execute(run, config, console, prunes=lambda dev: _prunes(trial, dev, config, goal))
+        execute(run, config, console, prunes=lambda dev: _prunes(trial, dev, config, goal), keeps_failed=True)
     except RunFailed as error:
         if trial_results.end_of(run) != DIVERGED:
             raise
