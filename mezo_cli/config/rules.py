@@ -143,6 +143,8 @@ def _check_linear_probe(config: Config) -> None:
         if config.steps:
             other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
             raise SettingError("steps", f"steps={config.steps}: optimizer=linear_probe takes no step: give 0; {other}")
+    if config.init == "linear_probe" and not config.objective.needs_labels:
+        raise SettingError("init", f"init=linear_probe: objective={config.objective.name} scores no labels")
     if config.probe_c is not None and config.init != "linear_probe":
         raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
     decoder_is_lost = config.init == "linear_probe" and not PEFT.load(config.peft.name)(config.peft).trains_output_layer

@@ -12,7 +12,7 @@ from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 TITLE = "data"
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split
-CUT = 0.01  # the same for prompts that lose text
+CUT = 0.01  # the same for prompts that are cut
 SMALL_CLASS = 0.2  # of an equal part of the rows
 LEAK = 0.95  # of the rows, whose label stands in a column of the prompt
 COVERED = 0.99  # of the rows, for the length that is recommended
@@ -35,7 +35,7 @@ def check(
     named: Named = {name: rows for name in encoded if (rows := getattr(splits, name)) is not None}
     judge_balance(section, splits, task)
     judge_leak(section, named, task)
-    _judge_cut_prompts(section, encoder, named, encoded, deadline)
+    judge_cut_prompts(section, encoder, named, encoded, deadline)
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
     judge_empty_texts(section, named, task)
@@ -143,19 +143,19 @@ def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mappin
 # --- cut prompts ---
 
 
-def _judge_cut_prompts(
+def judge_cut_prompts(
     section: Section,
     encoder: ClassificationEncoder,
     named: Named,
     encoded: Mapping[str, Sequence[TokenizedExample]],
     deadline: Deadline,
 ) -> None:
-    """Encode the rows without a limit, while there is time, and judge what the limits take from them."""
-    unlimited, end = encoder.without_limits(), end_tokens(encoder)
+    """Encode the rows without a limit, while there is time, and judge how many the limits cut."""
+    unlimited, limit = encoder.without_limits(), encoder.max_length
     figures: dict[str, dict[str, int]] = {}
     lengths: list[int] = []
     for split, examples in named.items():
-        seen = figures[split] = {"rows": 0, "of": len(examples), "cut": 0, "lose_text": 0}
+        seen = figures[split] = {"rows": 0, "of": len(examples), "cut": 0}
         for start in range(0, len(examples), CHUNK):
             if start and not deadline.left:
                 break
@@ -163,37 +163,19 @@ def _judge_cut_prompts(
             for full, row in zip(unlimited.encode_all(examples[part]), encoded[split][part], strict=True):
                 seen["rows"] += 1
                 seen["cut"] += len(row.input_ids) < len(full.input_ids)
-                seen["lose_text"] += loses_text(full, row, end)
                 lengths.append(len(full.input_ids))
         if seen["rows"] < len(examples):
             section.cut.append(f"the length of {len(examples) - seen['rows']:,} of {len(examples):,} {split} prompts")
-    judge_cut(section, figures, lengths, encoder)
-
-
-def judge_cut(
-    section: Section, figures: dict[str, dict[str, int]], lengths: list[int], encoder: ClassificationEncoder
-) -> None:
-    """Judge how many prompts are cut, and what they lose.
-
-    Args:
-        figures: split -> rows seen, of how many, prompts cut, prompts that lose text of a sentence.
-        lengths: tokens of every prompt before the cut, one or more.
-        encoder: gives the limit, and says what a row that is cut loses.
-    """
-    ordered, limit = sorted(lengths), encoder.max_length
-    middle, longest = ordered[len(ordered) // 2], ordered[-1]
-    covers = ordered[min(len(ordered) - 1, int(COVERED * len(ordered)))]
-    rows, of, cut, lost = (sum(split[key] for split in figures.values()) for key in ("rows", "of", "cut", "lose_text"))
-    fine, among = (OK, "") if rows == of else (UNKNOWN, f" among the {rows:,} of {of:,} that were looked at")
-    lasts = f"{middle} tokens in the median, {longest} at most"
-    text = f"no prompt is cut{among}: {lasts}; the limit is {limit}"
+    lengths.sort()
+    covers = lengths[min(len(lengths) - 1, int(COVERED * len(lengths)))]
+    rows, of, cut = (sum(split[key] for split in figures.values()) for key in ("rows", "of", "cut"))
+    text = f"no prompt is cut{'' if rows == of else f' among the {rows:,} of {of:,} that were looked at'}"
     if cut:
-        loses = encoder.when_cut.format(lost=f"{lost:,} ({percent(lost / rows)})")
-        where = f"cut at {limit} tokens or a sentence's own limit"
-        text = f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are {where}: {loses} ({lasts})"
-    numbers: dict[str, Any] = {"splits": figures, "limit": limit, "median": middle, "longest": longest}
-    verdict, advice = DOUBT if lost / rows >= CUT else fine, _advice_for_cut(encoder, covers) if cut else ""
-    section.add(verdict, "cut_prompts", text, advice, **numbers, covers_99_percent=covers)
+        text = f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut, by their limit or a sentence's own"
+    text += f": {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most; the limit is {limit}"
+    verdict = DOUBT if cut / rows >= CUT else OK if rows == of else UNKNOWN
+    advice = _advice_for_cut(encoder, covers) if cut else ""
+    section.add(verdict, "cut_prompts", text, advice, splits=figures, limit=limit, longest=lengths[-1], covers=covers)
 
 
 def _advice_for_cut(encoder: ClassificationEncoder, covers: int) -> str:
@@ -205,19 +187,6 @@ def _advice_for_cut(encoder: ClassificationEncoder, covers: int) -> str:
     own = f", with task.{' and '.join(limits)}" if limits else ""
     most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
     return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
-
-
-def end_tokens(encoder: ClassificationEncoder) -> int:
-    """Return the number of tokens of the template after the last sentence: two prompts end alike so far."""
-    unlimited, columns = encoder.without_limits(), len(encoder.task.columns)
-    first, second = (list(unlimited.encode(Example((text,) * columns, 0)).input_ids)[::-1] for text in ("a", "b"))
-    return next((i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), 0)
-
-
-def loses_text(full: TokenizedExample, row: TokenizedExample, end: int) -> bool:
-    """Return whether a row is cut, and has lost more than tokens of the template at its end."""
-    kept, whole = list(row.input_ids), list(full.input_ids)
-    return not (whole[: len(kept)] == kept and len(whole) - len(kept) <= end)
 
 
 def _key(example: Example) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ TOP = 10
 DEV = 0.7  # of the time for the dev rows; the rest is for rows of train
 TRAIN_ROWS = 1000  # at most, that the bias between the labels is found on
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
-RARER = 100  # times less probable than the other label words
 BIAS = 0.25  # a label's part of the predictions above its part of the rows
 MARGIN = 0.05  # of the AUC above 0.5; more where few rows leave it uncertain
 TELLS = 0.15  # two standard errors of chance; above it an AUC of a useful prompt and one of chance are not told apart
@@ -151,30 +150,6 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
         " task.template",
         share=total,
         ranks=ranks,
-    )
-    judge_rare_words(section, names, own, probability[first].tolist())
-
-
-def judge_rare_words(section: Section, names: list[str], words: list[str], probabilities: list[float]) -> None:
-    """Doubt a label word that is a hundred times less probable than the median of the others.
-
-    Args:
-        names: of the labels.
-        words: of the labels, as they are shown.
-        probabilities: of the words, in the untrained model.
-    """
-    others = [float(np.median(probabilities[:i] + probabilities[i + 1 :])) for i in range(len(words))]
-    rare = [i for i in range(len(words)) if probabilities[i] * RARER <= others[i]]
-    each = ", ".join(f"{word} {percent(p)}" for word, p in zip(words, probabilities, strict=True))
-    named = ", ".join(f"{words[i]} for '{names[i]}'" for i in rare)
-    section.judge(
-        "rare_label_words",
-        bool(rare),
-        f"far rarer than the other label words: {named} ({each})" if rare else f"no label word is far rarer: {each}",
-        "the label of such a word is hardly ever predicted, and slow to learn: choose a word that the model writes"
-        " there about as often as the others",
-        probabilities=dict(zip(names, probabilities, strict=True)),
-        rare=[names[i] for i in rare],
     )
 
 

@@ -14,7 +14,7 @@ the batch that g is not of.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,6 @@ from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
 from mezo_cli.diagnosis.losses import Losses, Point, batches_of
 from mezo_cli.optim.settings import zeroth_order
-from mezo_cli.report.paper import paper
-from mezo_cli.report.settings import method_name
-from mezo_cli.training.session import Session
 
 FLOAT32_STEP = 2.0**-24  # relative rounding error of a loss
 MIN_DIRECTIONS = 4
@@ -115,13 +112,12 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
 # --- the finding ---
 
 
-def judge(section: Section, estimated: Estimate | None, config: Config, beside: str, larger_eps: float | None) -> None:
+def judge(section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
     Args:
         estimated: the estimate; None with too few directions.
         config: of the run.
-        beside: the paper's grid in words, from `beside_paper`.
         larger_eps: to try where the run's own is lost in rounding; None where it is not.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
@@ -129,7 +125,7 @@ def judge(section: Section, estimated: Estimate | None, config: Config, beside: 
     figures: dict[str, Any] = {"optimizer_lr": lr, **terms, "lr": None}
     why, advice = _not_judged(estimated, config, larger_eps)
     if estimated is None or why:
-        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(estimated)}{beside}"
+        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(estimated)}"
         section.add(UNKNOWN, "learning_rate", text, advice, **figures)
         return
     best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
@@ -144,7 +140,7 @@ def judge(section: Section, estimated: Estimate | None, config: Config, beside: 
         verdict, said = OK, "looks safe"
     text = (
         f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e})"
-        f"{_squared(estimated)}; at {lr:g} the loss changes by {change:.1e} per step at first{beside}"
+        f"{_squared(estimated)}; at {lr:g} the loss changes by {change:.1e} per step at first"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
 
@@ -174,14 +170,3 @@ def _not_judged(estimated: Estimate | None, config: Config, larger_eps: float | 
     if estimated.gain <= estimated.gain_error:
         return "the gradient is not told from the noise of the batches", more
     return "along these directions the loss does not curve upwards, so a step has no best length", more
-
-
-def beside_paper(session: Session) -> str:
-    """Return the paper's grid of the method, for models of this kind, as the end of a sentence; empty without one."""
-    decoder = session.objective.model_kind.is_decoder
-    grid = paper("opt" if decoder else "roberta").grid(method_name(replace(session.config, init="none")))
-    if "optimizer.lr" not in grid:
-        return ""
-    low, high = grid["optimizer.lr"]
-    at = f" at eps {grid['optimizer.eps'][0]:g}" if "optimizer.eps" in grid else ""
-    return f"; the paper's grid for {'OPT' if decoder else 'RoBERTa-large'}: lr {low:g} to {high:g}{at}"

@@ -1,11 +1,12 @@
 """Check the rewards: do members of one step differ in them, on how many rows, and are completions cut at the limit."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent, short
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.objectives.settings import GenerateConfig
@@ -34,7 +35,7 @@ def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Secti
         return section
     assert isinstance(session.objective, Generation)
     assert isinstance(own, GenerateConfig)
-    rows = [train[i] for i in BatchSampler(len(train), min(ROWS, len(train)), config.seed).batch(0)]
+    rows = [train[i] for i in make_sampler(replace(config, batch_size=ROWS), train).batch(0)]
     members, seconds = _complete(session, rows, deadline)
     figures = session.objective.step_scalars(session.optimizer.count_forwards) | {
         "members": members,

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
+from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
@@ -28,7 +27,7 @@ HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directio
 Row = tuple[float, str, Agreement, float]  # eps, dtype, agreement with float32 at that eps, error against the slope
 
 
-def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -> Section:
+def check(session: Session, train: list[TokenizedExample], sampler: BatchSampler, deadline: Deadline) -> Section:
     """Measure the signal of the run's first directions and batches; theta is not changed."""
     section, config = Section(TITLE), session.config
     if config.steps == 0:
@@ -39,7 +38,6 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
         section.add(UNKNOWN, "not_needed", text)
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
-    sampler = make_sampler(config, train)
     whole = sampler.takes_all_rows
     losses = measure(session, _loss_of(session, train, sampler), plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
@@ -51,10 +49,9 @@ def check(session: Session, train: list[TokenizedExample], deadline: Deadline) -
     noise = rounding(losses, eps)
     better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
     _judge_zeros(section, rows, config)
-    _report_grads(section, projected_grads(losses, (eps, "float32"))[0])
     estimated = learning_rate.estimate(learning_rate.whole_directions(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
-    learning_rate.judge(section, estimated, config, learning_rate.beside_paper(session), larger_eps)
+    learning_rate.judge(section, estimated, config, larger_eps)
     return section
 
 
@@ -178,15 +175,6 @@ def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
     text = f"g is exactly 0 in {percent(own.zeros) if own.zeros else 'none'} of {count(own.directions, 'direction')}"
     advice = f"a step with g = 0 changes nothing: {ways}"
     section.judge("zeros", own.zeros > MAX_ZEROS, text, advice, zeros=own.zeros, directions=own.directions)
-
-
-def _report_grads(section: Section, g: list[float]) -> None:
-    sizes = [abs(value) for value in g]
-    if sizes:
-        figures: dict[str, Any] = {"mean_abs": sum(sizes) / len(sizes), "min_abs": min(sizes), "max_abs": max(sizes)}
-        spread = f"{figures['min_abs']:.3g} to {figures['max_abs']:.3g}"
-        text = f"|g|: {figures['mean_abs']:.3g} in the mean, {spread} ({count(len(sizes), 'direction')}, float32)"
-        section.add(OK, "projected_grad", text, **figures, directions=len(sizes))
 
 
 def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:

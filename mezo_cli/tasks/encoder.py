@@ -25,7 +25,6 @@ class InputEncoder(Generic[Row]):
     """Turns a task's rows into the token ids that an objective reads. A subclass defines `encode_chunk`.
 
     Class attributes:
-        when_cut: what rows that are cut keep and lose; {lost} is the number of those that lose text.
         limit_key: the setting of the limit on a row's tokens.
         demonstrates: whether a row may come after demonstrations; then a subclass defines `demonstration`.
 
@@ -37,7 +36,6 @@ class InputEncoder(Generic[Row]):
         max_length: the most tokens of a row.
     """
 
-    when_cut: ClassVar[str] = "{lost} lose text of a sentence"
     demonstrates: ClassVar[bool] = False
     limit_key: ClassVar[str] = "task.max_length"
 
@@ -131,7 +129,6 @@ class PromptEncoder(InputEncoder[Row]):
     A row that is too long is refused, or loses the start of its prompt.
     """
 
-    when_cut = "{lost} lose the start of their prompt"
     demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer, prompt: GeneratePrompt | ChoicePrompt) -> None:

@@ -31,7 +31,6 @@ class LmEncoder(ClassificationEncoder):
     """
 
     scored_by = "label words that continue a prompt"
-    when_cut = "{lost} lose the start of their text"
     demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:

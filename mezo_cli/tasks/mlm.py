@@ -45,7 +45,6 @@ class MlmEncoder(ClassificationEncoder):
     """
 
     scored_by = "label words at the mask"
-    when_cut = "all keep their mask; {lost} lose text of a sentence"
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)

@@ -76,8 +76,7 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
 
 def find_output_layer(session: Session) -> tuple[nn.Linear, Tensor | None]:
     """Return the layer that the probe is written to, and its rows that score labels, in label order (None: all)."""
-    if not isinstance(session.objective, Classification):
-        raise UserError(f"init=linear_probe: objective={session.config.objective.name} scores no labels")
+    assert isinstance(session.objective, Classification)
     return session.objective.output_layer()
 
 

@@ -13,6 +13,7 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, Example, Splits
+from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
@@ -125,6 +126,18 @@ def _build_session(
     ranks = current()
     forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
+
+
+def prepare_first_step(
+    session: Session, train: Sequence[Any], dev: Sequence[Any], sampler: BatchSampler
+) -> tuple[list[str], int]:
+    """Leave out what the loss does not depend on, and keep what frozen layers compute for the rows.
+
+    Returns:
+        The names of the parameters that are left out, and the bytes that are kept.
+    """
+    unreachable = session.exclude_unreachable(train[0], [train[i] for i in sampler.batch(0)])
+    return unreachable, session.keep_states(train, dev) if session.config.steps else 0
 
 
 @contextmanager

@@ -24,7 +24,14 @@ from mezo_cli.training.device_errors import explain_device_errors, smaller_batch
 from mezo_cli.training.finish import finish
 from mezo_cli.training.forgetting import Forgetting, read_kept_rows
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.load import EncodedRows, attach_engine, encode_rows, load_session, running_engine
+from mezo_cli.training.load import (
+    EncodedRows,
+    attach_engine,
+    encode_rows,
+    load_session,
+    prepare_first_step,
+    running_engine,
+)
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
 from mezo_cli.training.verdict import Evaluations
@@ -139,21 +146,21 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
 
 def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
     """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
-    config, numbers = session.config, sampler.batch(0)
-    first = [rows.train[i] for i in numbers]
-    unreachable = session.exclude_unreachable(rows.train[0], first)
+    config = session.config
+    unreachable, kept_bytes = prepare_first_step(session, rows.train, rows.dev, sampler)
     run.update(
         device=system.device_name(session.loaded.device),
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),
     )
-    _log_model(session, unreachable, session.keep_states(rows.train, rows.dev) if config.steps else 0)
+    _log_model(session, unreachable, kept_bytes)
     if is_new and config.init == "linear_probe":
         run.update(probe=fit_output_layer(session, rows.train))
     run.update(**session.objective.check_start(rows.train))
     if is_new and config.steps and session.optimizer.replayable:
-        precision.check(session, session.loss_of(first, sampler.weights(numbers)))
+        numbers = sampler.batch(0)
+        precision.check(session, session.loss_of([rows.train[i] for i in numbers], sampler.weights(numbers)))
 
 
 def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:

@@ -15,7 +15,7 @@ from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config
 from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
 from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.errors import RunFailed, RunStopped, UserError
+from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, join
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_order
@@ -296,6 +296,9 @@ class TrainingRun:
         evaluation = session.objective.evaluate(rows, report, session.ranks)
         if not evaluation.is_finite and self.step == 0:
             raise not_finite_at_start(self.config)
+        metric, names = self.config.chosen_metric, evaluation.scores()
+        if metric not in names:  # known only now where a reward names its parts
+            raise UserError(f"metric={metric}: not one of {join(names)}{did_you_mean(metric, names)}")
         if not evaluation.is_finite:
             self.run.update(verdict=DIVERGED)
             raise RunFailed(

@@ -8,7 +8,7 @@ import pytest
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 
-CHECKS = ["label words", "data", "weights", "signal", "cost"]
+CHECKS = ["label words", "data", "signal", "cost"]
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
@@ -27,17 +27,18 @@ def words(roberta: Path, movies: Path, *more: str) -> list[str]:
     return [f"model.path={roberta}", "data=files", f"data.dir={movies}", "batch_size=8", "steps=20", *more]
 
 
-def test_plain_lines_name_every_check_and_end_with_the_doubts(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_plain_lines_begin_with_the_verdict_and_the_doubts(roberta: Path, movies: Path, tmp_path: Path) -> None:
     said = mezo("doctor", *words(roberta, movies), "--seconds", 1)
     assert said.code == 0, said
     lines = said.out.splitlines()
-    assert [line for line in lines if line in CHECKS] == CHECKS
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"loading {roberta.name} and its data;")
-    of = {verdict: sum(line.startswith(f"  {verdict} ") for line in lines) for verdict in ("doubt", "unknown", "note")}
-    assert of["doubt"] > 1
-    assert lines[-1].startswith(f"{of['doubt']} doubts")
-    assert (f"{of['unknown']} unknown" in lines[-1]) == (of["unknown"] > 0)
+    verdicts = [line[:10].strip() for line in lines if line[:10].strip() in ("doubt", "unknown", "note", "ok")]
+    assert verdicts == sorted(verdicts, key=["doubt", "unknown", "note", "ok"].index)
+    assert verdicts.count("doubt") > 1
+    assert lines[1].startswith(f"{verdicts.count('doubt')} doubts")
+    assert (f"{verdicts.count('unknown')} unknown" in lines[1]) == ("unknown" in verdicts)
+    assert {line for line in lines if line in CHECKS} == set(CHECKS)
     assert any(line.startswith("          -> ") for line in lines)
     assert list(tmp_path.iterdir()) == []  # nothing is written
 
@@ -56,20 +57,17 @@ def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: 
     assert found["empty_texts"]["verdict"] == "doubt"
     assert any(check["cut"] for check in document["checks"])
     assert found["learning_rate"]["verdict"] == found["resolution"]["verdict"] == "unknown"  # there was no time
-    assert document["measured_on"] == "seed=1 optimizer.lr=0.0001"
     plan = found["plan"]["figures"]
     assert (plan["jobs"], plan["steps"], plan["forwards"]) == (6, 120, 240)
 
 
-def test_quiet_prints_doubts_and_unknowns_and_a_sweep_says_what_is_measured(roberta: Path, movies: Path) -> None:
+def test_quiet_prints_doubts_and_unknowns_below_the_verdict(roberta: Path, movies: Path) -> None:
     given = words(roberta, movies, "data.train_size=8", "optimizer=mezo_adam", "--seconds", "0.2")
     said = mezo("doctor", "-q", *given)
     assert said.code == 0, said
-    starts = {line[:10].strip() for line in said.out.splitlines() if line not in CHECKS}
-    assert starts == {"doubt", "unknown", ""}
+    lines = [line for line in said.out.splitlines()[2:] if line not in CHECKS]
+    assert {line[:10].strip() for line in lines} == {"doubt", "unknown", ""}
     assert said.out.count("          -> ") >= said.out.count("  doubt  ") > 0
-    told = " ".join(mezo("doctor", "-m", *given, "seed=3,4").out.split())
-    assert "a sweep of 2 jobs: everything is measured on job 1 (seed=3); forwards, time and bytes are added" in told
 
 
 def refused(*given: object) -> tuple[str, str]:
@@ -85,6 +83,7 @@ def refused(*given: object) -> tuple[str, str]:
         ["task.label_words=[terrible,grreat]"],
         ["optimizer=adamw", "objective.loss=accuracy"],
         ["seed=1,2"],
+        ["data.batches=balanced", "task.labels=[negative,positive,mixed]", "task.label_words=[bad,good,okay]"],
     ],
 )
 def test_what_train_refuses_is_refused_in_its_words(more: list[str], roberta: Path, movies: Path) -> None:
@@ -122,7 +121,7 @@ def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path
     said = mezo("doctor", *REWARDED, "optimizer.eps=1e-2", "--json")
     assert said.code == 0, said
     document = json.loads(said.out)
-    assert [check["check"] for check in document["checks"]] == ["data", "weights", "rewards", "cost"]
+    assert [check["check"] for check in document["checks"]] == ["data", "rewards", "cost"]
     found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
     spread = found["spread"]["figures"]
     assert spread["reward_min"] < spread["reward"] < spread["reward_max"]
@@ -145,4 +144,4 @@ def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted
 def test_the_likelihood_of_answers_has_a_signal() -> None:
     said = mezo("doctor", *REWARDED, "objective.loss=lm", "--json")
     assert said.code == 0, said
-    assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "weights", "signal", "cost"]
+    assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "signal", "cost"]

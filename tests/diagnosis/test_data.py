@@ -2,16 +2,17 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example, Splits
 from mezo_cli.diagnosis import data
-from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Finding, Section
+from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.models import load_tokenizer
 from mezo_cli.objectives import OBJECTIVES
-from mezo_cli.tasks import ClassificationEncoder
+from mezo_cli.tasks.mlm import MlmEncoder
 from tests.diagnosis.sessions import only
 
 TASK = build_config(["task=sst2", "data=demo"]).task
@@ -79,43 +80,20 @@ def test_empty_texts() -> None:
     assert "train.tsv:22, column 'sentence'" in found.text
 
 
-# --- cut prompts ---
+def test_a_sentence_that_is_cut_is_a_doubt_and_what_was_not_looked_at_is_unknown(
+    roberta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = build_config([f"model.path={roberta}", "data=demo", "task.first_limit=4"])
+    encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.load("mlm").model_kind))
 
+    def cut(examples: list[Example], seconds: float = 9.0) -> tuple[str, dict[str, Any]]:
+        encoded = {"train": encoder.encode_all(examples)}
+        found = judged(data.judge_cut_prompts, encoder, {"train": examples}, encoded, Deadline(seconds))
+        return found.verdict, found.figures["splits"]["train"]
 
-def encoder_of(model: Path, *words: str) -> ClassificationEncoder:
-    config = build_config([f"model.path={model}", "data=demo", *words])
-    objective = OBJECTIVES.load(config.objective.name)
-    return objective.encoder_class(config.task, load_tokenizer(config.model, objective.model_kind))
-
-
-def cut(encoder: ClassificationEncoder, *texts: str) -> tuple[int, int]:
-    """Return how many prompts are cut, and how many lose text."""
-    examples = [Example((text,), 0) for text in texts]
-    pairs = list(zip(encoder.without_limits().encode_all(examples), encoder.encode_all(examples), strict=True))
-    end = data.end_tokens(encoder)
-    shorter = [(full, row) for full, row in pairs if len(row.input_ids) < len(full.input_ids)]
-    return len(shorter), sum(data.loses_text(full, row, end) for full, row in shorter)
-
-
-def test_a_sentence_that_is_cut_loses_text(roberta: Path) -> None:
-    encoder = encoder_of(roberta, "task.first_limit=4")
-    assert cut(encoder, "good", "good good good good good good good good good") == (1, 1)
+    good, long = Example(("good",), 0), Example(("good " * 9,), 0)
+    assert cut([good, good]) == (OK, {"rows": 2, "of": 2, "cut": 0})
+    assert cut([good, long]) == (DOUBT, {"rows": 2, "of": 2, "cut": 1})
     assert encoder.tokenizer.model_max_length == 64  # `without_limits` leaves the tokenizer as it was
-
-
-def test_an_end_that_is_cut_without_text_is_told_apart(roberta: Path) -> None:
-    """The prompt ends in <mask> . </s>; a limit one token short takes </s> alone."""
-    template = "task.template='{sentence} It was{mask}.'"
-    whole = len(encoder_of(roberta, template).encode(Example(("good good good",), 0)).input_ids)
-    encoder = encoder_of(roberta, template, f"task.max_length={whole - 1}")
-    assert data.end_tokens(encoder) > 1
-    assert cut(encoder, "good good good") == (1, 0)
-
-
-@pytest.mark.parametrize(("lost", "of", "verdict"), [(0, 100, OK), (0, 900, UNKNOWN), (50, 900, DOUBT)])
-def test_the_share_that_loses_text_decides(lost: int, of: int, verdict: str, roberta: Path) -> None:
-    encoder, section = encoder_of(roberta), Section("data")
-    data.judge_cut(section, {"train": {"rows": 100, "of": of, "cut": 50, "lose_text": lost}}, [10, 20, 30], encoder)
-    found = only(section)
-    assert found.verdict == verdict
-    assert "50 of 100 prompts (50%)" in found.text
+    monkeypatch.setattr(data, "CHUNK", 1)
+    assert cut([good, long], 0.0) == (UNKNOWN, {"rows": 1, "of": 2, "cut": 0})

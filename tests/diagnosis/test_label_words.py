@@ -134,6 +134,3 @@ def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
 def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
     session, rows, _ = load(roberta)
     assert label_words.check(session, rows, rows, Deadline(0.0)).cut == ["8 of 24 dev rows"]
-
-
-# --- how well scores separate labels ---
