@@ -157,4 +157,4 @@ def _plain(metric: str, value: float) -> str:
 
 
 def _show(metric: str, scores: Mapping[str, Any]) -> str:
-    return f"{scores[metric]:.4f}" if metric == "loss" else format_score(metric, scores[metric])
+    return format_score(metric, scores[metric])

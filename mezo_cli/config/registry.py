@@ -65,7 +65,7 @@ OPTIMIZERS = Registry(
         "adamezo": "mezo_cli.optim.adamezo:AdaMezo",
         "null_signs": "mezo_cli.optim.null_signs:NullSigns",
         "es": "mezo_cli.optim.es:Es",
-        "fzoo": "mezo_cli.optim.es:Es",
+        "fzoo": "mezo_cli.optim.es:Fzoo",
         "adamw": "mezo_cli.optim.first_order:AdamW",
         "sgd": "mezo_cli.optim.first_order:Sgd",
         "linear_probe": "mezo_cli.optim.linear_probe:LinearProbe",

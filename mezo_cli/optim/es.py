@@ -143,6 +143,7 @@ class EsResult:
 class Es(DirectionalOptimizer):
     """The population step. The weights follow from (seed, step, c, lr) of every step and, with an anchor, theta0."""
 
+    title = "Evolution strategies"
     scalar = "coefficient"
     symbol = "c"
     settings: ClassVar[type[OptimizerConfig]] = EsConfig
@@ -354,3 +355,9 @@ def _rows_of(loss_fn: LossFn) -> "Tensor":
 def _refuse(name: str, config: EsConfig, why: str) -> None:
     value = getattr(config, name)
     raise SettingError(f"optimizer.{name}", f"optimizer.{name}={value}: {why}")
+
+
+class Fzoo(Es):
+    """FZOO: the population step with the settings of its paper."""
+
+    title = "FZOO"

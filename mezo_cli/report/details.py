@@ -128,7 +128,9 @@ class RunDetails:
     def sentence(self) -> str:
         """Return one sentence that says what the run was."""
         config, objective = self.config, self.config.objective
-        scored = f"{self._scoring()[0] or objective.name}, {objective.loss.replace('_', '-')} loss"
+        reward = (self.info.get("reward") or {}).get("name")
+        measure = f"reward {reward}" if reward and objective.loss == "reward" else f"{objective.loss} loss"
+        scored = f"{self._scoring()[0] or objective.name}, {measure.replace('_', '-') if not reward else measure}"
         shots = self.entry.shots
         data = f"{config.task.name} ({self._rows()}{f', {shots} per label' if shots else ''}; {scored})"
         if config.steps == 0:
@@ -222,6 +224,11 @@ class RunDetails:
     def baseline_sentence(self) -> str:
         """Return what training has gained beside a removed bias; empty where that is not known."""
         return untrained.sentence(self.entry.summary, self.config)
+
+    def verdict_sentence(self) -> str:
+        """Return the verdict and the figures behind it; empty before the end, and for a run of no steps."""
+        verdict, reason = self.entry.verdict, self.entry.summary.get("verdict_reason")
+        return f"Verdict: {verdict}, {reason}." if verdict and reason else ""
 
     def one_label(self) -> tuple[str, float] | None:
         """Return the label predicted for nearly all rows of `last`, and its fraction; None if there is none."""
@@ -402,7 +409,7 @@ class RunDetails:
             "data": (info.get("data_fingerprint") or "")[:12] or None,
             "data revision": info.get("data_revision"),
             "model revision": info.get("model_revision"),
-            "git commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
+            "mezo commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
             "command line": _command(list(map(str, info.get("argv") or ()))[1:]) or None,
         }
         return [(name, str(value)) for name, value in values.items() if value is not None]

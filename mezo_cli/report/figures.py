@@ -22,6 +22,7 @@ TABLE_ROWS = 24  # at most, in a table behind a figure
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
 Curve = TypeVar("Curve", pd.Series, pd.DataFrame)
+ROUNDING = 1e-9  # of the greatest size: what is smaller came of rounding, and is counted beside the histogram
 FEW = 40  # points up to which each is marked
 
 
@@ -153,7 +154,9 @@ def _gradients(run: RunDetails, name: str) -> Figure:
     note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
     if zeros < sizes.size:
         axes = new_axes()
-        counts, edges = histogram(sizes[sizes > 0])
+        counts, edges = histogram(sizes[sizes > sizes.max() * ROUNDING])
+        tiny = int(((sizes > 0) & (sizes <= sizes.max() * ROUNDING)).sum())
+        note += f"; {tiny:,} of less than {ROUNDING:g} of the greatest are not drawn" if tiny else ""
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
         log_axis(axes, edges[0], edges[-1])
         axes.set_xlabel(size, loc="right")
@@ -234,9 +237,13 @@ def step_axis(axes: "Axes", last: int, label: str = "step") -> None:
 
 
 def score_axis(axes: "Axes", metric: str) -> None:
-    """Label the vertical axis of a metric: in percent, if it is a fraction."""
+    """Label the vertical axis of a metric: in percent and up to 100, if it is a fraction. Called after drawing."""
     if is_fraction(metric):
         axes.yaxis.set_major_formatter("{x:g}%")
+        low, high = axes.get_ylim()
+        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
+    elif axes.dataLim.height == 0:  # all values are the same
+        axes.set_yticks([axes.dataLim.y0])
 
 
 def count_axis(axes: "Axes", integer: bool = False) -> None:
@@ -253,6 +260,7 @@ def log_axis(axes: "Axes", low: float, high: float) -> None:
     axes.set_xscale("log")
     ticks = [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
     ticks = [tick for tick in ticks if low <= tick <= high]
+    ticks = ticks[:: max(1, -(-len(ticks) // 6))]  # at most six, so that their labels have room
     if len(ticks) < 2:
         ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(low, high, 3)})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

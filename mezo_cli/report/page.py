@@ -24,7 +24,15 @@ from mezo_cli.report.group_figures import Panel, panel_figure, panels
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.read import left_out, no_runs, read_runs
-from mezo_cli.report.settings import changed_settings, format_mean, format_score, format_value, is_fraction, scale
+from mezo_cli.report.settings import (
+    changed_settings,
+    format_loss,
+    format_mean,
+    format_score,
+    format_value,
+    is_fraction,
+    scale,
+)
 from mezo_cli.report.svg import COLOURS, SERIES, series_name
 from mezo_cli.report.tables import PROTOCOL, group_view
 from mezo_cli.runs.metrics_log import metrics_of
@@ -185,7 +193,7 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
                 run.metric, None if run.best is None else run.best[run.metric], marked=run.entry.picked_start
             ),
             "at step": "-" if run.best is None else f"{run.best['step']:,}",
-            "dev loss": "-" if run.best is None else f"{run.best['loss']:.4f}",
+            "dev loss": "-" if run.best is None else format_loss(run.best["loss"]),
             "test": format_mean(run.metric, run.entry.score("test"), marked=run.entry.picked_start),
             "seconds": f"{run.total_seconds:,.0f}",
         }
@@ -235,18 +243,18 @@ def summary_line(run: RunDetails) -> str:
 def _key_numbers(run: RunDetails) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first: name, value, note."""
     numbers, start = [], run.dev[0][run.metric] if run.dev else 0.0
-    for result in run.results():
+    results = run.results()
+    for result in sorted(results, key=lambda one: not one.name.startswith("test at best")):  # the result comes first
         metric = run.metric if run.metric in result.scores else run.config.shown_metric  # a removed bias has no loss
         score, loss = result.scores[metric], result.scores.get("loss")
-        value = format_score(metric, score, "%")
-        note = "no training" if loss is None else f"step {result.step:,}, loss {loss:.4f}"
+        note = "no training" if loss is None else f"step {result.step:,}, loss {format_loss(loss)}"
         note += f"; 95% interval {result.interval}" if result.interval else ""
         if result.name.startswith("dev best"):
             change = scale(run.metric) * (score - start)
             note = f"{f'{change:+.1f} points' if is_fraction(run.metric) else f'{change:+.3g}'}; {note}"
         if result.name.startswith("test at best") and run.examples.majority and run.metric == "accuracy":
             note += f"; always the most frequent label: {100 * run.examples.majority:.1f}%"
-        numbers.append({"name": f"{result.name} ({metric})", "value": value, "note": note})
+        numbers.append({"name": f"{result.name} ({metric})", "value": format_score(metric, score, "%"), "note": note})
     summary = run.entry.summary
     if summary.get("forwards"):
         parts = [f"{summary['forwards']:,} forwards"]

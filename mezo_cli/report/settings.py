@@ -10,6 +10,7 @@ Every setting has one of three parts:
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -132,11 +133,25 @@ def default_settings(config: Config) -> dict[str, Any]:
 
 def changed_settings(config: Config) -> list[tuple[str, Any, Any]]:
     """Return (key, value, default) of the settings that differ from their defaults; a choice by its group's key."""
-    expected, values = default_settings(config), flatten(config)
-    changed = [(key, value, expected.get(key)) for key, value in values.items() if value != expected.get(key)]
+    expected, values, unset = default_settings(config), flatten(config), _unset(config)
+    changed = [
+        (key, value, expected.get(key))
+        for key, value in values.items()
+        if value != expected.get(key) and not (key in unset and value == unset[key])
+    ]
     choices = [f"{group}.name" for group in _usual_choices()]
     ordered = sorted(changed, key=lambda item: item[0] not in choices)
     return [(key.removesuffix(".name") if key in choices else key, value, usual) for key, value, usual in ordered]
+
+
+def _unset(config: Config) -> dict[str, Any]:
+    """Return the values that a choice of the user's own, which has no file here, has where nothing was set."""
+    unset: dict[str, Any] = {}
+    for group, usual in _usual_choices().items():
+        part = getattr(config, group)
+        if not choice_values(group, getattr(part, "name", usual)):
+            unset |= flatten_values(asdict(type(part)()), f"{group}.")
+    return unset
 
 
 def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +215,12 @@ def shown_value(metric: str, value: float | None) -> float | None:
 
 def format_score(metric: str, value: float, sign: str = "") -> str:
     """Return a score in percent, with the `sign` behind it, or as it is."""
-    return f"{100 * value:.1f}{sign}" if is_fraction(metric) else f"{value:.4g}"
+    return f"{100 * value + 0:.1f}{sign}" if is_fraction(metric) else f"{value + 0:.4g}"  # + 0: -0.0 is 0
+
+
+def format_loss(value: float) -> str:
+    """Return a loss with four digits, never `-0.0000`."""
+    return f"{value:.4f}" if abs(value) >= 0.00005 else "0.0000"
 
 
 def format_mean(metric: str, value: float | None, std: float | None = None, marked: bool = False) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
 from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of, thin_indices
-from mezo_cli.report.settings import changed_settings, format_score, format_value
+from mezo_cli.report.settings import changed_settings, format_loss, format_score, format_value
 from mezo_cli.runs.metrics_log import metrics_of
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
@@ -38,7 +38,7 @@ def show_details(run: RunDetails, console: Console) -> None:
     if run.dev:
         console.print()
         console.print(_results(run), width=width)
-    if sentence := run.baseline_sentence():
+    for sentence in filter(None, (run.verdict_sentence(), run.baseline_sentence())):
         console.print()
         say(sentence)
     console.print()
@@ -53,6 +53,8 @@ def show_details(run: RunDetails, console: Console) -> None:
             short = textwrap.shorten(text, max(20, width - 40 - len(label)), placeholder=" ...")
             say(f"{row['predicted']} {confidence(row):.2f}{label}: {short}", "  ")
     completions = run.examples.completions
+    if completions:
+        say(f"{min(EXAMPLES, len(completions))} test rows, from the best completion to the worst")
     for row in (completions[i] for i in thin_indices(len(completions), EXAMPLES)):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
         say(f"{scores}: {' / '.join(texts_of(row).values())}"[: EXAMPLE_WIDTH * width], "  ")
@@ -77,7 +79,7 @@ def show_result(run: RunDetails, console: Console) -> None:
     for text in run.warnings():
         console.print(plain_text(f"! {text}"), soft_wrap=True)
     console.print(_results(run), width=min(console.width, WIDTH))
-    if sentence := run.baseline_sentence():
+    for sentence in filter(None, (run.verdict_sentence(), run.baseline_sentence())):
         console.print(plain_text(sentence), soft_wrap=True)
 
 
@@ -88,7 +90,7 @@ def _results(run: RunDetails) -> TextTable:
     table = make_table("", *metrics, "loss", "at step", *["95% interval"] * has_intervals)
     for one in results:
         scores = [format_score(name, one.scores[name], "%") if name in one.scores else "" for name in metrics]
-        loss = f"{one.scores['loss']:.4f}" if "loss" in one.scores else ""
+        loss = format_loss(one.scores["loss"]) if "loss" in one.scores else ""
         table.add_row(one.name, *scores, loss, str(one.step), *[one.interval] * has_intervals)
     return table
 

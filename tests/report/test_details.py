@@ -130,7 +130,7 @@ def test_the_commands_depend_on_how_the_run_ended(
 def test_a_job_of_a_sweep_is_run_again_alone(tmp_path: Path) -> None:
     job = make_run(tmp_path / "0")
     jobs = [{"number": 0, "overrides": ["seed=1"], "directory": "0"}]
-    record = {"overrides": ["seed=1,2"], "argv": ["mezo"], "cwd": "/", "config_dir": None, "jobs": jobs}
+    record = {"overrides": ["seed=1,2"], "argv": ["mezo"], "cwd": "/", "jobs": jobs}
     (tmp_path / "sweep.json").write_text(json.dumps(record))
     assert dict(details(job.path).commands())["Run again"] == "mezo train seed=1"
     (tmp_path / "sweep.json").write_text("{}")
