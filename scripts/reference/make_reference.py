@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,37 +84,47 @@ def _keys_of_choices(base: type, prefix: str) -> list[Key]:
             continue
         kind = next(iter(having.values()))
         defaults = {_default(default_of(one, name), prefix) for one in having.values()}
-        shared = len(having) == len(kinds)
-        where = "" if shared else f" Only with `{prefix[:-1]}=` {_names(having)}."
-        meaning = attributes(kind)[name].rstrip(".") + "."
-        found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
+        lacking = [choice for choice in kinds if choice not in having]
+        only = f" With {_names(having)}." if len(having) <= len(lacking) else f" Not with {_names(lacking)}."
+        where = only if lacking else ""
+        default = " or".join(sorted(defaults)).replace("or =", "or")
+        key = _key(f"{prefix}{name}", type_hints(kind)[name], default, attributes(kind)[name].rstrip(".") + ".")
+        found.append(dataclasses.replace(key, meaning=key.meaning + where))
     return found
 
 
 def _default(value: Any, prefix: str) -> str:
-    return f"of the file of `{prefix[:-1]}=`" if value == MISSING else _value(value)
+    return "" if value == MISSING else f" = {_value(value)}"
 
 
 def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
     takes = allowed(hint)
     choices = NAMES[name].built_in if name in NAMES else takes.choices
-    return Key(name, _type(takes), _allowed(takes, choices), default, meaning)
+    shown = name in NAMES and name.endswith(".name")  # its choices are listed below
+    return Key(name, _type(takes), "" if shown else _allowed(takes, choices), default, _short(meaning))
+
+
+def _short(meaning: str) -> str:
+    """Return the first sentence of a meaning, without what the default says; the docstring has the rest."""
+    first = re.split(r"(?<=[^.e][.]) (?=[A-Z`])", meaning)[0]
+    return re.sub(
+        r" \(docs/[^)]*\)| \(`registry\.\w+`\)|; null: (none|all|any number|no limit|the task has none)\b", "", first
+    )
 
 
 def _type(takes: Allowed) -> str:
-    base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
-    base |= {list: "list of texts", dict: "texts by name", Any: "text, pairs or null"}
-    return base[takes.value_type] + (" or null" if takes.optional else "")
+    return {list: "list", dict: "mapping", Any: "text or pairs"}.get(takes.value_type, takes.value_type.__name__)
 
 
 def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
-    """Return the choices, or the range in interval notation."""
+    """Return the choices, or the range."""
     if choices:
         return _names(choices)
     if takes.value_type not in (int, float):
         return ""
-    low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
-    return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")
+    low = f"> {takes.above:g}" if takes.above is not None else f">= {_number(takes.low)}"
+    high = "" if takes.high is None or takes.high >= 2**32 - 1 else f", <= {_number(takes.high)}"
+    return f"{takes.value_type.__name__} {low}{high}"
 
 
 def _number(value: float | None) -> str:
@@ -173,6 +183,7 @@ def default_choices() -> dict[str, str]:
 
 def config_page() -> str:
     """Return docs/reference/config.md."""
+    defaults = [f"{group}={choice}" for group, choice in default_choices().items() if choice and group in groups()]
     lines = [
         MADE,
         "# Config keys",
@@ -181,15 +192,11 @@ def config_page() -> str:
             " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. An unknown"
             " key, a wrong type and a value out of range end in one line and exit status 2."
         ),
-        "A range `[1, )` begins at 1 and has no end; `(0, )` leaves 0 out. nan and inf are outside every range.",
-        "",
-        "## Choices",
         *_paragraph(
-            "A choice is a file, and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line"
-            " a choice wins over that of an experiment, and a key over both."
+            "Each key stands with its default and what it takes; nan and inf are never taken. A choice is a file,"
+            " and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line a choice wins over"
+            f" that of an experiment, and a key over both. The defaults are {_names(defaults)}."
         ),
-        *_table(("choice", "default", "values"), _choice_rows()),
-        "",
     ]
     hints = type_hints(Config)
     lines += ["## The run", *_keys(keys_of(Config)), ""]
@@ -201,30 +208,28 @@ def config_page() -> str:
     return "\n".join([*lines, *_files("experiment"), *_hydra()]).rstrip() + "\n"
 
 
-def _choice_rows() -> Iterator[Sequence[str]]:
-    for group in groups():
-        chosen = default_choices()[group]
-        yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(name for name, _ in choices_of(group))
-
-
 def _summary(kind: type) -> str:
     """Return the first paragraph of a class's docstring."""
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
-def _keys(keys: Iterable[Key]) -> list[str]:
-    rows = [(f"`{key.name}`", key.type, key.allowed, key.default, key.meaning) for key in keys]
-    return _table(("key", "type", "allowed", "default", "meaning"), rows)
+def _keys(keys: Sequence[Key]) -> list[str]:
+    """Return a line for each key: its default, what it takes and its meaning."""
+    return [f"- `{key.name}`{key.default} ({key.allowed or key.type}): {key.meaning}" for key in keys]
 
 
 def _files(group: str) -> list[str]:
-    """Return the table of a group's files, with the values that an optimizer's file sets."""
-    rows = []
+    """Return a line for each of a group's files, with the values that an optimizer's file sets."""
+    lines = []
     for name, text in choices_of(group):
+        text = text if group in ("task", OPTIMIZER_FILES) else re.split(r" \(|; |: ", text)[0]
         values = {key: value for key, value in _file(group, name).items() if not isinstance(value, dict | list)}
         shown = ", ".join(f"`{key}={_plain(value)}`" for key, value in values.items() if key != "name")
-        rows.append((f"`{group}={name}`", text, *([shown] if group == OPTIMIZER_FILES else [])))
-    return [*_table(("choice", "what it is", *(["sets"] if group == OPTIMIZER_FILES else [])), rows), ""]
+        lines.append(
+            f"- `{group}={name}`: {text.rstrip('.?')}."
+            + (f" Sets {shown}." if group == OPTIMIZER_FILES and shown else "")
+        )
+    return [*lines, ""]
 
 
 def _hydra() -> list[str]:
