@@ -109,7 +109,7 @@ def panel_figure(panel: Panel, name: str) -> Figure:
         svg = inline_svg(axes, name, f"{panel.title} against forwards, one line per group")
     table = make_table("", pd.concat(map(_line_table, panel.lines)))
     several = any((line.curve["std"] > 0).any() for line in panel.lines)
-    parts = ["Lines: mean over data seeds" + (", with a band of one standard deviation." if several else ".")]
+    parts = ["Lines: mean over the seeds" + (", with a band of one standard deviation." if several else ".")]
     if any(line.group.mean is not None for line in panel.lines):
         parts.append("Filled diamonds: test at the best checkpoint.")
     if any(line.group.paper_number is not None for line in panel.lines):
