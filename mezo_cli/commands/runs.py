@@ -96,6 +96,8 @@ def runs(
         print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in chosen:
+            if "\n" in run.name:
+                raise UserError(f"{run.name!r}: a name with a line feed, and -q prints one path per line: rename it")
             print_line(str(folder / run.name))
     elif not listed:
         print_line(f"no runs under {folder}")
