@@ -252,6 +252,9 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     out: Annotated[Path, typer.Option("--out", help="A new folder.")],
     checkpoint: Checkpoint = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write a LoRA alone, as a folder of peft, instead of merging it.")
+    ] = False,
     trajectory: Annotated[
         bool, typer.Option("--trajectory", help="Write the few KB from which others rebuild the weights of every step.")
     ] = False,
@@ -264,7 +267,7 @@ def export(
     """Share a run: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
     from mezo_cli.commands import export as command
 
-    command.export(run, out, checkpoint, trajectory, base, push, private)
+    command.export(run, out, checkpoint, adapter, trajectory, base, push, private)
 
 
 @app.command(rich_help_panel="Share and store")

@@ -5,7 +5,6 @@ A classification head is trained and saved with each method. `peft` is imported 
 
 import warnings
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.initial_state import fingerprint
-from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel
+from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel, untie
 from mezo_cli.models.parameter_names import base_name
-from mezo_cli.models.quantized import describe, row_factors
+from mezo_cli.models.quantized import describe, quantized_layers, row_factors
 from mezo_cli.models.stored_tensors import read_tensors
 
 WEIGHTS = "adapter_model.safetensors"
@@ -41,21 +40,15 @@ class Adapter:
     base: str
     quantized: str = "none"
 
-    def save(self, folder: Path, config: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Write the adapter alone, in the layout that `peft` loads.
-
-        Args:
-            folder: is made.
-            config: in place of the adapter's own.
-            tensors: in place of the factors of a quantised base's rows, which `peft` does not have.
-        """
+    def save(self, folder: Path) -> None:
+        """Write the adapter alone, in the layout that `peft` loads, into a folder that is made."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = {**self._state(), **(row_factors(self.peft) if tensors is None else tensors)}
+        state = {**self._state(), **row_factors(self.peft)}
         copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
         base = self.base if self.quantized == "none" else f"{self.base} {self.quantized}"
         # One entry: safetensors writes several in an order that changes from run to run.
         safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: base})
-        (config or self.peft.peft_config["default"]).save_pretrained(folder)
+        self.peft.peft_config["default"].save_pretrained(folder)
 
     def _state(self) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict
@@ -118,6 +111,31 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
     names = [name for name, _ in loaded.model.named_parameters()]
     loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
     loaded.adapter = Adapter(wrapped.eval(), base, describe(loaded.model))
+
+
+def merge(loaded: LoadedModel, dtype: str) -> None:
+    """Write what an adapter has trained into the model's own weights; the model is then a plain one of its library.
+
+    Args:
+        loaded: a model with an adapter of a method that `merges`; its `adapter` is None then.
+        dtype: of the merged weights, where the base is quantised or matrices have a LoRA; else it stays.
+    """
+    model = loaded.model
+    layers = quantized_layers(model)
+    for path, layer in layers.items():
+        weight = layer.dequantized()
+        if layer.rows is not None:
+            weight *= layer.rows.factor.detach()[:, None]
+        plain = torch.nn.utils.skip_init(torch.nn.Linear, layer.in_features, layer.out_features, bias=False)
+        plain.weight, plain.bias = torch.nn.Parameter(weight), layer.bias
+        model.set_submodule(path, plain)
+    if layers or any("lora_A" in name for name, _ in model.named_parameters()):
+        model.to(STORAGE_DTYPES[dtype])
+    loaded.model = loaded.adapter.peft.merge_and_unload()
+    outputs = loaded.model.get_output_embeddings()
+    if outputs is not None and outputs.weight is not loaded.model.get_input_embeddings().weight:
+        untie(loaded.model)
+    loaded.adapter = None
 
 
 def _set_saved_config(settings: Any, model: ModelConfig) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.registry import PEFT
@@ -25,7 +24,8 @@ class PeftMethod:
         settings: the class of its settings.
         library: the name of its config class in `peft`.
         size_setting: the setting to lower where memory runs out; empty: none.
-        merges: whether its tensors can be added to the model's own weights, which `transformers.pipeline` then runs.
+        merges: whether its tensors can be added to the model's own weights, which `mezo export` then writes.
+        stands_alone: whether plain `peft` loads its tensors by themselves, for `mezo export --adapter`.
 
     Args:
         config: of the class `settings`.
@@ -36,6 +36,7 @@ class PeftMethod:
     library: ClassVar[str] = ""
     size_setting: ClassVar[str] = ""
     merges: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -52,10 +53,6 @@ class PeftMethod:
         A classification head always is.
         """
         return False
-
-    def export(self, loaded: LoadedModel, folder: Path) -> None:
-        """Write the adapter as plain `peft` loads it: by default as a checkpoint has it."""
-        loaded.adapter.save(folder)
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config for a model; `name` is the model's, for error lines."""

@@ -30,6 +30,7 @@ class Bias(PeftMethod):
     """The bias terms, of all layers or of the top ones."""
 
     settings = BiasConfig
+    stands_alone = False
     config: BiasConfig
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:

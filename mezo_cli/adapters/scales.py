@@ -7,7 +7,6 @@ stays unbiased does not hold under clipping.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, without_targets
@@ -32,6 +31,7 @@ class Scales(PeftMethod):
 
     title = "QZO"
     settings = ScalesConfig
+    stands_alone = False
     config: ScalesConfig
 
     @classmethod
@@ -62,40 +62,3 @@ class Scales(PeftMethod):
         for layer in quantized_layers(loaded.model).values():
             layer.add_factors(self.config.absolute)
         return wrapped
-
-    def export(self, loaded: LoadedModel, folder: Path) -> None:
-        """Write the factors as what plain peft has for them: magnitudes of DoRA, on matrices of rank 1 that are 0.
-
-        DoRA (Liu et al. 2024, arXiv 2402.09353) scales row i of W + B A to the norm m_i: with B A = 0 and
-        m_i = r_i |W_i|, row i is r_i W_i. W is the dequantised base.
-        """
-        import peft
-        import torch
-
-        from mezo_cli.models.quantized import quantized_layers
-
-        layers, tensors = quantized_layers(loaded.model), {}
-        for path, layer in layers.items():
-            assert layer.rows is not None
-            prefix = f"base_model.model.{path}.lora_"
-            tensors[f"{prefix}magnitude_vector"] = (
-                layer.rows.factor.detach().cpu() * layer.dequantized().norm(dim=1).cpu()
-            )
-            tensors[f"{prefix}A.weight"] = torch.zeros(1, layer.in_features)
-            tensors[f"{prefix}B.weight"] = torch.zeros(layer.out_features, 1)
-        config = loaded.adapter.peft.peft_config["default"]
-        loaded.adapter.save(
-            folder,
-            peft.LoraConfig(
-                task_type=config.task_type,
-                r=1,
-                lora_alpha=1,
-                use_dora=True,
-                target_modules=sorted(layers),
-                modules_to_save=config.modules_to_save,
-                base_model_name_or_path=config.base_model_name_or_path,
-                revision=config.revision,
-                inference_mode=True,
-            ),
-            tensors,
-        )

@@ -13,6 +13,7 @@ def export(
     path: Path,
     out: Path,
     checkpoint: str | None,
+    as_adapter: bool,
     as_trajectory: bool,
     base: Path | None,
     repo: str | None,
@@ -31,6 +32,8 @@ def export(
     check_new_folder(out)
     if (out.parent / "run.json").exists():
         raise UserError(f"--out {out}: {out.parent} is a run directory; choose another folder")
+    if as_trajectory and as_adapter:
+        raise UserError("--trajectory and --adapter: give one of them")
     if as_trajectory and checkpoint is not None:
         raise UserError(
             f"--checkpoint {checkpoint}: with --trajectory every step can be rebuilt: leave one of them out"
@@ -46,18 +49,24 @@ def export(
         if as_trajectory:
             _write_trajectory(opened, out, repo)
         else:
-            _write_model(opened, out, repo)
+            _write_model(opened, out, as_adapter, repo)
     if repo is not None:
         print_line(f"uploaded to {push.push(out, repo, token, private)}")
 
 
-def _write_model(opened: Opened, out: Path, repo: str | None) -> None:
-    from mezo_cli.sharing.model_folder import make_card, write_model_folder
+def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
+    from mezo_cli.adapters.adapter import merge
+    from mezo_cli.adapters.base import find_method
+    from mezo_cli.sharing.model_folder import check_adapter, make_card, write_model_folder
     from mezo_cli.training import restore
 
+    if as_adapter:
+        check_adapter(opened.config)
     step, session = restore.find_step(opened.config, opened.run, opened.checkpoint), opened.load()
-    card = make_card(opened.run, session, step, repo)
-    write_folder(out, lambda folder: write_model_folder(folder, session, card, repo))
+    if session.loaded.adapter is not None and not as_adapter and find_method(opened.config.peft).merges:
+        merge(session.loaded, opened.config.model.compute_dtype)
+    card, where = make_card(opened.run, session, step, repo), repo or str(out.resolve())
+    write_folder(out, lambda folder: write_model_folder(folder, session, card, where))
     print_line(f"step {step} of {opened.run.path} written to {out}")
 
 

@@ -9,55 +9,57 @@ from typing import Any
 from mezo_cli import models
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.files import write_atomically
-from mezo_cli.sharing.card import Card, read_terms, write_card
+from mezo_cli.sharing.card import Card, code, read_terms, write_card
 from mezo_cli.sharing.snippet import pipeline_task, write_pipeline, write_snippet
 from mezo_cli.training.session import Session
 
-CARD, BASE, BASE_CARD = "README.md", "base", "BASE_MODEL.md"
+CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
 
 
-def write_model_folder(folder: Path, session: Session, card: Card, repo: str | None) -> None:
-    """Make a folder with the weights of a session.
+def check_adapter(config: Config) -> None:
+    """Refuse --adapter for a run whose trained tensors are no adapter that `peft` loads by itself."""
+    if not find_method(config.peft).stands_alone:
+        raise UserError(f"--adapter: peft={config.peft.name} has no adapter of its own: export the model without it")
 
-    An adapter comes alone, with the name and commit of its base model on the hub. A base model that is not on the hub
-    is copied into the subfolder `base`.
+
+def write_model_folder(folder: Path, session: Session, card: Card, where: str) -> None:
+    """Make a folder with the weights of a session: a plain model, or an adapter that names its base model.
 
     Args:
         folder: does not exist yet.
         session: holds the weights.
         card: the facts about them.
-        repo: the hub id that the folder will have; None if it will not be uploaded.
+        where: the hub id that the folder will have, or its absolute path.
     """
     loaded, config = session.loaded, session.config
-    if loaded.adapter is None:
-        models.save(loaded, folder)
-    else:
-        find_method(config.peft).export(loaded, folder)
+    models.save(loaded, folder)
     base = download.fetch(config.model)
     base_id = hub_id(config)
     if loaded.adapter is not None:
         loaded.tokenizer.save_pretrained(folder)
-        _name_base(folder, base_id, loaded.revision)
-        if base_id is None:
-            _copy_base(base, folder / BASE)
-            _name_classes(folder / BASE / download.CONFIG, loaded)
+        _name_base(folder, base_id or str(base.resolve()), loaded.revision if base_id else None)
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
-    write_atomically(folder / CARD, write_card(card, _use(session, repo, base_id), session.encoder))
+    write_atomically(
+        folder / CARD, write_card(card, _use(session, where, base_id or str(base.resolve())), session.encoder)
+    )
     for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
         file.chmod(0o644)
 
 
-def _use(session: Session, repo: str | None, base_id: str | None) -> str:
+def _use(session: Session, where: str, base: str) -> str:
     """Return the programs that use the folder, each under what it does; empty where none can be told."""
-    where, longest = (repo or ".", base_id), session.encoder.max_length
-    by_pipeline, exact, task = write_pipeline(session, *where), write_snippet(session, *where), pipeline_task(session)
+    longest, task = session.encoder.max_length, pipeline_task(session)
+    by_pipeline, exact = write_pipeline(session, where, base), write_snippet(session, where, base)
     packages = "`transformers` and `torch`" + (", and `peft`" if session.loaded.adapter is not None else "")
-    parts = [f"With the packages {packages}{'' if repo else ', in this folder'}."]
+    parts = [f"With the packages {packages}."]
+    if session.loaded.adapter is not None:
+        parts.append(f"This is an adapter of the model {code(base)}, which has to be there.")
     if by_pipeline is not None:
         what = "it continues the prompt" if task == "text-generation" else "the probability of each label"
         parts.append(f"With a pipeline, {what}, for rows of at most {longest} tokens:\n\n```python\n{by_pipeline}```")
@@ -108,27 +110,9 @@ def base_name(config: Config) -> str:
     return config.model.path if config.model.is_embedded else Path(config.model.path).expanduser().resolve().name
 
 
-def _name_base(folder: Path, base_id: str | None, revision: str | None) -> None:
-    """Let adapter_config.json name the base model without the path of a folder on this machine."""
+def _name_base(folder: Path, base: str, revision: str | None) -> None:
+    """Let adapter_config.json name the base model: its hub id and commit, or its folder."""
     path = folder / download.ADAPTER
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    values |= {"base_model_name_or_path": base_id or BASE, "revision": revision if base_id else None}
+    values |= {"base_model_name_or_path": base, "revision": revision}
     write_atomically(path, json.dumps(values, indent=2) + "\n")
-
-
-def _name_classes(path: Path, loaded: models.LoadedModel) -> None:
-    """Write the classes of a classification head into the base's config.json, where a pipeline looks for them."""
-    if loaded.model_kind.has_classifier:
-        values, own = json.loads(path.read_text(encoding="utf-8")), loaded.model.config
-        values |= {"id2label": own.id2label, "label2id": own.label2id}
-        write_atomically(path, json.dumps(values, indent=2) + "\n")
-
-
-def _copy_base(base: Path, to: Path) -> None:
-    """Copy config, tokenizer and weights of a checkpoint."""
-    to.mkdir()
-    names = [download.CONFIG, download.INDEX, *download.TOKENIZER]
-    names += [file.name for file in download.weight_files(base, str(base))]
-    for name in names:
-        if (base / name).is_file():
-            shutil.copyfile(base / name, to / name)

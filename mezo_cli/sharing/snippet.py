@@ -13,13 +13,13 @@ from mezo_cli.training.session import Session
 EXAMPLE = "A text of your own."
 
 
-def write_snippet(session: Session, folder: str, base: str | None) -> str | None:
+def write_snippet(session: Session, folder: str, base: str) -> str | None:
     """Return a program that prints the probability of each label for a text; None for an encoder that it cannot repeat.
 
     Args:
         session: holds the exported weights.
-        folder: of the exported files, as the code finds them: `.` or a hub id.
-        base: the hub id of the base model; None if that lies in the subfolder `base` of an adapter's folder.
+        folder: of the exported files: its absolute path or a hub id.
+        base: the hub id of an adapter's base model, or its folder.
     """
     names = variable_names(session.encoder.task.columns)
     code = session.encoder.write_snippet(names)
@@ -31,12 +31,12 @@ def pipeline_task(session: Session) -> str | None:
     return session.loaded.model_kind.pipeline if find_method(session.config.peft).merges else None
 
 
-def write_pipeline(session: Session, folder: str, base: str | None) -> str | None:
+def write_pipeline(session: Session, folder: str, base: str) -> str | None:
     """Return the same by a pipeline, or for text generation a program that continues the prompt.
 
     None where a pipeline cannot load the files, or would give the model other tokens than mezo does.
     """
-    names, dtype = variable_names(session.encoder.task.columns), session.config.model.dtype
+    names, dtype = variable_names(session.encoder.task.columns), _stored_dtype(session)
     task = pipeline_task(session)
     code = None if task is None else session.encoder.write_pipeline(names)
     if code is None:
@@ -46,7 +46,8 @@ def write_pipeline(session: Session, folder: str, base: str | None) -> str | Non
         load += f'pipe = pipeline("{task}", model=model.merge_and_unload(), tokenizer=tokenizer)\n'
     else:
         imports, computed = ("", "") if dtype == "float32" else ("import torch\n", ", dtype=torch.float32")
-        load = f'{imports}from transformers import pipeline\n\npipe = pipeline("{task}", model="{folder}"{computed})\n'
+        made = f'pipe = pipeline("{task}", model={quote(folder)}{computed})\n'
+        load = f"{imports}from transformers import pipeline\n\n{made}"
     return f"{load}\n{_texts(names)}{code}"
 
 
@@ -54,26 +55,28 @@ def _texts(names: Iterable[str]) -> str:
     return "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
 
 
-def _load(session: Session, folder: str, base: str | None, *more: str) -> str:
+def _load(session: Session, folder: str, base: str, *more: str) -> str:
     """Return the code that makes `tokenizer` and `model`, and imports `more` from transformers."""
-    loaded, dtype = session.loaded, session.config.model.dtype
+    loaded, dtype = session.loaded, _stored_dtype(session)
     auto, is_adapter = loaded.model_kind.auto_class, loaded.adapter is not None
-    lines, folder_code = [] if more and dtype == "float32" else ["import torch"], f'"{folder}"'
-    if is_adapter and base is None and folder != ".":  # transformers reads no model in a subfolder beside an adapter
-        lines.append("from huggingface_hub import snapshot_download")
-        folder_code = f"snapshot_download({folder_code})"
+    lines = [] if more and dtype == "float32" else ["import torch"]
     lines += ["from peft import PeftModel"] if is_adapter else []
-    lines += [f"from transformers import {', '.join([auto, 'AutoTokenizer', *more])}", "", f"folder = {folder_code}"]
+    lines += [f"from transformers import {', '.join([auto, 'AutoTokenizer', *more])}", "", f"folder = {quote(folder)}"]
     lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
     # mezo computes in float32 from the weights that it stores; transformers would compute in the dtype of the file.
     stored, widened = ("", "") if dtype == "float32" else (f", dtype=torch.{dtype}", ".float()")
     if not is_adapter:
         return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{stored}){widened}.eval()", ""])
-    options = f', revision="{loaded.revision}"' if loaded.revision and base is not None else ""
+    options = f', revision="{loaded.revision}"' if loaded.revision else ""
     if loaded.model_kind.has_classifier:
         labels = [quote(label) for label in session.encoder.task.labels]
         options += f", id2label={{{', '.join(f'{i}: {label}' for i, label in enumerate(labels))}}}"
         options += f", label2id={{{', '.join(f'{label}: {i}' for i, label in enumerate(labels))}}}"
-    of_base = 'folder + "/base"' if base is None else f'"{base}"'
-    lines.append(f"base = {auto}.from_pretrained({of_base}{options}{stored}){widened}")
+    lines.append(f"base = {auto}.from_pretrained({quote(base)}{options}{stored}){widened}")
     return "\n".join([*lines, "model = PeftModel.from_pretrained(base, folder).eval()", ""])
+
+
+def _stored_dtype(session: Session) -> str:
+    """Return the dtype that the weights are stored in."""
+    loaded = session.loaded
+    return session.config.model.dtype if loaded.adapter is not None else str(loaded.model.dtype).removeprefix("torch.")
