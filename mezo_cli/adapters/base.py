@@ -77,6 +77,8 @@ class PeftMethod:
 class WholeModel(PeftMethod):
     """No method: all parameters are trained."""
 
+    stands_alone = False
+
     @property
     def trains_output_layer(self) -> bool:
         """Yes."""

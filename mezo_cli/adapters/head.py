@@ -8,6 +8,8 @@ from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, 
 class Head(PeftMethod):
     """The classification head and new poolers, or the head over the vocabulary."""
 
+    stands_alone = False
+
     @property
     def trains_output_layer(self) -> bool:
         """Yes."""

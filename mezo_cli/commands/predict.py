@@ -16,7 +16,7 @@ from mezo_cli.console import console_logging, make_console, make_error_console, 
 from mezo_cli.data import texts
 from mezo_cli.distributed.join import in_turn, joined
 from mezo_cli.errors import UserError, join
-from mezo_cli.report.output import check_output
+from mezo_cli.report.output import check_output, csv_cell
 from mezo_cli.runs.files import write_error
 from mezo_cli.runs.output import write_file
 from mezo_cli.system import import_torch
@@ -163,7 +163,7 @@ def _text_of(predictions: Sequence["Predicted"], task: TaskConfig, suffix: str) 
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
     out, columns = io.StringIO(), texts.read_columns(task)
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*columns, *predictions[0].figures()])
-    for one in predictions:
-        writer.writerow([*(one.columns[column] for column in columns), *one.figures().values()])
+    rows = [[*columns, *predictions[0].figures()]]
+    rows += [[*(one.columns[column] for column in columns), *one.figures().values()] for one in predictions]
+    writer.writerows([[csv_cell(cell) for cell in row] for row in rows])
     return out.getvalue()

@@ -133,7 +133,12 @@ def _escape(text: str) -> str:
 def _csv(comparison: Comparison) -> str:
     import pandas as pd
 
-    return str(pd.DataFrame(comparison.records, dtype=object).map(_as_text).to_csv(index=False))
+    return str(pd.DataFrame(comparison.records, dtype=object).map(_as_text).map(csv_cell).to_csv(index=False))
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a cell of a CSV file: a text that a spreadsheet would run as a formula gets a `'` before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _as_text(value: Any) -> Any:

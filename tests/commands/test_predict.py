@@ -153,12 +153,14 @@ def test_a_long_text_is_cut_and_this_is_counted_and_said(run: Path, loaded: Load
 
 def test_csv_output(run: Path, loaded: LoadedRun, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    assert mezo("predict", run, "--text", 'he said "no", twice', "--out", out).code == 0
-    (one,) = loaded.predict(['he said "no", twice'])
-    scores = ",".join(repr(value) for value in one.probabilities.values())
+    formula = "=cmd|' /C calc'!A0"  # which a spreadsheet would run
+    assert mezo("predict", run, "--text", 'he said "no", twice', "--text", formula, "--out", out).code == 0
+    one, two = loaded.predict(['he said "no", twice', formula])
+    scores, others = (",".join(repr(value) for value in row.probabilities.values()) for row in (one, two))
     assert out.read_text() == (
         "sentence,predicted,probability_negative,probability_positive\n"
         f'"he said ""no"", twice",{one.predicted},{scores}\n'
+        f"'{formula},{two.predicted},{others}\n"
     )
 
 

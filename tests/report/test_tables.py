@@ -1,6 +1,7 @@
 """The tables of `mezo compare`, on the terminal and as files: groups, the paper's table, objectives run by run."""
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import group_runs
+from mezo_cli.report.output import Comparison, _csv
 from mezo_cli.report.tables import group_view, paper_view
 from mezo_cli.runs import files
 from tests.command_line import error_line, mezo
@@ -144,6 +146,22 @@ def test_markdown(two_methods: Path, tmp_path: Path) -> None:
         "| sst2 | 16 | MeZO | lr=1e-06 or lr=1e-07 | 100000 | 5 | 82.0 | 91.0 (2.0) | 90.5 (1.2) | +0.5 |",
     ]
     assert any("seed 21 failed (the disk \\| is full)" in line for line in text)
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted() -> None:
+    values = ["=1", "+1", "-1", "@a", "\t=1", "\r=1", "a=1", -1.5]
+    text = _csv(Comparison([], records=[{str(i): value for i, value in enumerate(values)}]))
+    row = list(csv.reader(io.StringIO(text, newline="")))[1]
+    assert row == [
+        "'=1",
+        "'+1",
+        "'-1",
+        "'@a",
+        "'\t=1",
+        "'\r=1",
+        "a=1",
+        "-1.5",
+    ]
 
 
 def test_csv(two_methods: Path, tmp_path: Path) -> None:

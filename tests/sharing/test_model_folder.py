@@ -30,7 +30,7 @@ from mezo_cli.sharing.snippet import EXAMPLE, pipeline_task
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import environment, error_line, mezo, small
 from tests.hub_server import Hub
 
 PAIR = [
@@ -132,7 +132,7 @@ def test_the_code_of_the_card_gives_our_probabilities(
 def test_the_pipeline_of_the_card_gives_our_probabilities(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The card names the pipeline's task; `pipeline(task, model=FOLDER)` opens the folder with the task's label names."""
+    """The card names the pipeline's task; `pipeline(task, model=FOLDER)` has the task's label names."""
     task, words = PIPELINES[case]
     session, expected = exported(tmp_path / "out", "demo", *words)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -164,6 +164,21 @@ def test_the_pipeline_of_a_decoder_and_of_a_prefix(
     assert "`transformers.pipeline` cannot load this folder" in card
     assert "pipeline_tag" not in yaml.safe_load(card.split("---")[1])
     assert len(codes_of(tmp_path / "prefix")) == 1
+
+
+@pytest.mark.slow  # a process of its own
+def test_an_exported_lora_in_a_process_without_mezo_and_network(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert mezo("train", *small(roberta, movies, run, "peft=lora", "optimizer.lr=0.1")).code == 0
+    assert mezo("export", run, "--checkpoint", "last", "--out", out).code == 0
+    assert not (out / "adapter_config.json").exists()
+    (one,) = load(run, "last").predict([EXAMPLE])
+    env = {key: value for key, value in environment().items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-c", codes_of(out)[-1]]
+    done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == pytest.approx(one.probabilities, abs=1e-5)
 
 
 @pytest.mark.slow  # a process of its own
