@@ -1,7 +1,6 @@
 """The tables of `mezo compare`, on the terminal and as files: groups, the paper's table, objectives run by run."""
 
 import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import group_runs
-from mezo_cli.report.output import Comparison, _csv
+from mezo_cli.report.output import Comparison, _csv, csv_cell
 from mezo_cli.report.tables import group_view, paper_view
 from mezo_cli.runs import files
 from tests.command_line import error_line, mezo
@@ -150,18 +149,8 @@ def test_markdown(two_methods: Path, tmp_path: Path) -> None:
 
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted() -> None:
     values = ["=1", "+1", "-1", "@a", "\t=1", "\r=1", "a=1", -1.5]
-    text = _csv(Comparison([], records=[{str(i): value for i, value in enumerate(values)}]))
-    row = list(csv.reader(io.StringIO(text, newline="")))[1]
-    assert row == [
-        "'=1",
-        "'+1",
-        "'-1",
-        "'@a",
-        "'\t=1",
-        "'\r=1",
-        "a=1",
-        "-1.5",
-    ]
+    assert [csv_cell(value) for value in values] == ["'=1", "'+1", "'-1", "'@a", "'\t=1", "'\r=1", "a=1", -1.5]
+    assert _csv(Comparison([], records=[{"task": "=1", "lr": -1.5}])) == "task,lr\n'=1,-1.5\n"
 
 
 def test_csv(two_methods: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_every_command_that_reads_runs_opens_it(
 
 def test_an_anchored_run_whose_best_step_is_the_first(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """The weights of the anchor, those of step 0, are kept for the steps after it; pruning replays both too."""
-    words = ["optimizer=es", "optimizer.members=2", "optimizer.anchor={l2: 0.1}", "optimizer.lr=1e-9", "steps=2"]
+    words = ["optimizer=es", "optimizer.members=2", "optimizer.anchor={l2: 0.1}", "optimizer.lr=1e-30", "steps=2"]
     assert mezo("train", *small(roberta, movies, tmp_path / "run", *words, "eval_every=2")).code == 0
     assert Run(tmp_path / "run").read_summary()["best"]["step"] == 0
     assert mezo("export", tmp_path / "run", "--trajectory", "--out", tmp_path / "out").code == 0
