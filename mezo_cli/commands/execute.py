@@ -128,13 +128,15 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], co
     rows += [("test at best", test, best)]
     others = [name for name in dict.fromkeys((config.shown_metric, "accuracy", "loss")) if name in first]
     width = max(len(name) for name, scores, _ in rows if scores is not None)
+    if first["loss"] == -first[metric]:  # a reward and its mirror image
+        others.remove("loss")
     widths = {score: 6 if score == "loss" else 8 for score in dict.fromkeys((metric, *others))}
     heads = "  ".join(f"{score:>{columns}}" for score, columns in widths.items())
     log.info("%-*s  %s  at step  95%% interval", width, "", heads)
     mark = f"  {MARK}" if picked_start(summary) else ""
     for name, scores, step in rows:
         if scores is not None:
-            values = {score: _show(score, scores) if score in scores else "" for score in widths}
+            values = {score: format_score(score, scores[score]) if score in scores else "" for score in widths}
             cells = "  ".join(f"{value:>{widths[score]}}" for score, value in values.items())
             line = f"{name:{width}}  {cells}  {step:7d}  {untrained.interval(scores, metric, _plain)}"
             log.info("%s", line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
@@ -148,13 +150,17 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], co
         summary["peak_memory_bytes"] / 1e9,
     )
     log.info("evaluate again: %s", run_command("eval", run.path, run.info()))
+    if "reward" in summary:
+        log.info("reward  %s", summary["reward"])
+    for name in ("projected_grad", "coefficient"):
+        if (summary.get(name) or {}).get("zero_fraction") == 1:
+            log.info(
+                "every %s was exactly 0: no step has changed a weight, because the losses of its members were equal",
+                name,
+            )
     if summary["verdict"] is not None:
         log.info("verdict  %s: %s", summary["verdict"], summary["verdict_reason"])
 
 
 def _plain(metric: str, value: float) -> str:
     return format_score(metric, value).rstrip("%")
-
-
-def _show(metric: str, scores: Mapping[str, Any]) -> str:
-    return format_score(metric, scores[metric])

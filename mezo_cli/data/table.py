@@ -212,7 +212,7 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
 
 
 def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
-    """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text.
+    """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text, NaN null.
 
     `where` is its place, for `Example.where`, and `full` the same with the path, for the error line.
     """
@@ -221,7 +221,7 @@ def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Exampl
         text.encode()
     except UnicodeEncodeError:
         raise UserError(f"{full or where}: a text contains an unpaired surrogate") from None
-    return Example((), -1, where, json.loads(text))
+    return Example((), -1, where, json.loads(text, parse_constant=lambda name: None))
 
 
 def label_texts(table: Table, column: int) -> list[str]:

@@ -42,6 +42,7 @@ log = logging.getLogger("mezo")
 
 IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
+UNITS = {"length": " tokens", "truncated": " of all"}
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
 
 
@@ -223,7 +224,7 @@ class Generation(Objective):
             "reward_std": float(of_members.std()),
             "reward_min": float(of_members.min()),
             "reward_max": float(of_members.max()),
-            **{f"reward_{name}": mean for name, mean in parts.items() if name != REWARD},
+            **{_part_name(name): mean for name, mean in parts.items() if name != REWARD},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
             **lengths,
             "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._own.samples,
@@ -234,11 +235,15 @@ class Generation(Objective):
     # --- evaluations ---
 
     def check_start(self, rows: Sequence[PromptRow]) -> dict[str, Any]:
-        """Call the reward twice on two rows; return what run.json keeps of it."""
+        """Call the reward twice on two rows; return what run.json keeps of it. No row lacks a column that it names."""
         if self._reward is None and self._own.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
         if self._reward is None:
             return {}
+        for column in {value for part in self._reward.parts for value in (part.settings or {}).values()}:
+            for row in rows:
+                if isinstance(column, str) and row.columns.get(column, "") is None:
+                    raise UserError(f"{row.where}: column '{column}' is null, and objective.reward reads it")
         repeatable = self.completer.check(self._reward, rows[:2])
         if not repeatable:
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
@@ -271,17 +276,15 @@ class Generation(Objective):
     def _reward_columns(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: list[list[Completion]]
     ) -> dict[str, np.ndarray]:
-        """Return the rewards by name; those of the task's metric, which is a single one, under its own name.
-
-        A part with the name of a figure of completions (the reward `length`) is `reward_length`, as in a step's line.
-        """
+        """Return the reward, and its parts as `reward_PART`; the task's metric, a single reward, has its own name."""
         values, _ = self.completer.reward(spec, rows, completions, 0)
         metric = self.config.task.metric
         if spec is self._metric:
             return {str(metric): values[REWARD]}
-        if metric is not None and metric not in values and self._metric is None:  # the reward is this metric alone
-            values = {**values, metric: values[REWARD]}
-        return {f"{REWARD}_{name}" if name in FIGURES else name: of_rows for name, of_rows in values.items()}
+        columns = {_part_name(name): of_rows for name, of_rows in values.items()}
+        if metric is not None and self._metric is None:  # the reward is this metric, or has it as a part
+            columns[metric] = columns.pop(_part_name(metric), values[REWARD])
+        return columns
 
     def _said(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> list[dict[str, Any]]:
         """Return the prompt and the completion of each row, and with several samples all of its completions."""
@@ -311,7 +314,8 @@ class Generation(Objective):
             samples["loss"] = partial(sample_mean, -columns[REWARD]) if REWARD in columns else samples[names[0]]
         details = {name: means[name] for name in FIGURES if name in means}
         metrics = {name: means[name] for name in names}
-        text = "  ".join(f"{name} {value:.4f}" for name, value in ({"loss": loss} | metrics | details).items())
+        shown = ({} if loss == -means.get(REWARD, math.nan) else {"loss": loss}) | metrics | details
+        text = "  ".join(f"{name} {value:.4f}{UNITS.get(name, '')}" for name, value in shown.items())
         return Evaluation(loss, metrics, values, list(records or []), details, samples, text=text)
 
     def evaluate(
@@ -337,3 +341,8 @@ class Generation(Objective):
                 records |= zip(numbers, self._said(some, completions), strict=True)
             report(len(records))
         return [records[i] for i in range(len(rows))]
+
+
+def _part_name(name: str) -> str:
+    """Return the name of a part of a reward in lines and records: no other figure has it."""
+    return name if name == REWARD else f"{REWARD}_{name}"

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import math
 import os
+import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 REWARD = "reward"  # the key of a dict that is optimized
+RESERVED = ("std", "min", "max", "errors")  # reward_std and the like are mezo's own figures of a step
 Scores = dict[str, float] | str  # of one row: numbers by name, REWARD among them; or what is wrong with them
 Function = Callable[..., Any]  # of completions, rows, golds and seeds
 
@@ -122,6 +124,8 @@ def _numbers(entry: Any) -> Scores:
     values = entry if isinstance(entry, Mapping) else {REWARD: entry}
     if REWARD not in values:
         return f"returned a dict without '{REWARD}': {sorted(map(str, values))}"
+    if reserved := [name for name in RESERVED if name in values]:
+        return f"returned a part named '{reserved[0]}': the names {', '.join(RESERVED)} are mezo's own"
     numbers = {}
     for name, value in values.items():
         try:
@@ -129,6 +133,14 @@ def _numbers(entry: Any) -> Scores:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            return f"returned {str(value)[:80]!r} as {name}: expected a finite number"
+            return f"returned {_shown(value)} as {name}: expected a finite number"
         numbers[str(name)] = number
     return numbers
+
+
+def _shown(value: Any) -> str:
+    """Return a value in a few characters: its repr, unless that is refused (a number of 5,000 digits) or too deep."""
+    try:
+        return reprlib.repr(value)[:80]
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__}"

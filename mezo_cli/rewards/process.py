@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
         self._process: subprocess.Popen[bytes] | None = None
-        self._received = b""
+        self._received, self._requests = b"", 0
 
     def score(self, *batch: Any) -> Any:
         """Return what `functions.score` returns for a batch. The process has been started.
@@ -68,8 +68,10 @@ class Worker:
     def _call(self, message: dict[str, Any], limit: float, limit_name: str) -> Any:
         assert self._process is not None
         assert self._process.stdin is not None
+        self._requests += 1
+        message |= {"id": self._requests, "limit": limit}
         try:
-            self._process.stdin.write(json.dumps({**message, "limit": limit}, default=_plain).encode() + b"\n")
+            self._process.stdin.write(json.dumps(message, default=_plain).encode() + b"\n")
             self._process.stdin.flush()
             answer = self._receive(time.monotonic() + limit)
         except TimeoutError as error:
@@ -77,7 +79,7 @@ class Worker:
             raise RewardError(f"took longer than {limit:g} s ({limit_name})") from error
         except (OSError, EOFError) as error:
             raise RewardError(self._describe_end()) from error
-        except BaseException:  # Ctrl-C: the answer of this call would be read as that of the next
+        except BaseException:  # Ctrl-C, or no answer to this: the next one would be read as that of the next call
             self.close()
             raise
         if "error" in answer:
@@ -85,7 +87,11 @@ class Worker:
         return answer["result"]
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        """Return the next answer."""
+        """Return the answer to the last request.
+
+        Raises:
+            RewardError: when a reward has written something else to the pipe of the answers.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
         number, poll = self._process.stdout.fileno(), select.poll()
@@ -98,8 +104,11 @@ class Worker:
                 raise EOFError
             self._received += part
         line, _, self._received = self._received.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        with contextlib.suppress(ValueError, RecursionError):
+            answer: dict[str, Any] = json.loads(line)
+            if isinstance(answer, dict) and answer.get("id") == self._requests:
+                return answer
+        raise RewardError(f"wrote {line[:80]!r} to the pipe by which its process answers")
 
     def _describe_end(self) -> str:
         assert self._process is not None

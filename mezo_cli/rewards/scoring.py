@@ -46,6 +46,7 @@ class Reward:
     def __init__(self, spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> None:
         self.spec, self._on_error = spec, on_error
         self._worker: Worker | None = None
+        self._names: tuple[str, ...] = ()  # of what it returns for a row: all rows have the same
         try:
             if spec.in_process:
                 self._functions = [functions.prepare(part.target) for part in spec.parts]
@@ -107,11 +108,9 @@ class Reward:
 
     def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
         all_scores = self._row_scores(batch, locations)
-        names = next((scores for scores in all_scores if not isinstance(scores, str)), {REWARD: 0.0}).keys()
+        names = self._names or (REWARD,)
         values, errors = {name: np.zeros(len(all_scores)) for name in names}, 0
         for i, scores in enumerate(all_scores):
-            if not isinstance(scores, str) and scores.keys() != names:
-                scores = f"returned the parts {sorted(scores)}, and {sorted(names)} for another row"
             if isinstance(scores, str):
                 if self._on_error == "stop":
                     raise RunFailed(self._line(locations[i], scores))
@@ -151,7 +150,16 @@ class Reward:
             except RewardError as error:
                 raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
             by_part = self._worker.score(*batch)
-        return [self._sum(scores) for scores in zip(*by_part, strict=True)]
+        return [self._same_names(self._sum(scores)) for scores in zip(*by_part, strict=True)]
+
+    def _same_names(self, scores: Scores) -> Scores:
+        """Return the scores of a row, or what is wrong with them: their names are not those of the rows before."""
+        if isinstance(scores, str):
+            return scores
+        self._names = self._names or tuple(scores)
+        if scores.keys() == {*self._names}:
+            return scores
+        return f"returned the parts {sorted(scores)}, and {sorted(self._names)} for the rows before"
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
         """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture."""

@@ -3,6 +3,8 @@
     -> {"method": "load", "parts": [...], "path": [...], "pythonpath": null}    <- {"result": null}
     -> {"method": "score", "batch": [completions, rows, golds, seeds]}          <- {"result": ...} or {"error": "..."}
 
+Both have an `id` and a request the `limit` of its seconds; an answer has the `id` of its request.
+
 It ends with its group of processes when stdin is closed, also in the middle of a call: mezo has gone then. What rewards
 print goes to stderr. Nothing outside the standard library is imported before mezo's own `sys.path` is here.
 """
@@ -28,13 +30,13 @@ def main() -> None:
     parts: list[Any] = []
     while True:
         message = json.loads(lines.get())
-        limit = message.pop("limit")
+        number, limit = message.pop("id"), message.pop("limit")
         # If mezo is killed while a call keeps the interpreter's lock, no thread sees that stdin is closed.
         faulthandler.dump_traceback_later(limit + 5, exit=True, file=null)
         answer = _answer(message, parts)
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps({"id": number, **answer}).encode() + b"\n")
         answers.flush()
 
 
@@ -62,6 +64,8 @@ def _answer(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
         return {"result": functions.score(parts, *message["batch"])}
     except functions.RewardError as error:
         return {"error": str(error)}
+    except BaseException as error:  # of the user's code, KeyboardInterrupt and GeneratorExit too
+        return {"error": f"raised {functions.describe(error)}"}
 
 
 if __name__ == "__main__":

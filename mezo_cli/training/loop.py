@@ -157,7 +157,7 @@ def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: 
     _log_model(session, unreachable, kept_bytes)
     if is_new and config.init == "linear_probe":
         run.update(probe=fit_output_layer(session, rows.train))
-    run.update(**session.objective.check_start(rows.train))
+    run.update(**session.objective.check_start([*rows.train, *rows.dev, *(rows.test or [])]))
     if is_new and config.steps and session.optimizer.replayable:
         numbers = sampler.batch(0)
         precision.check(session, session.loss_of([rows.train[i] for i in numbers], sampler.weights(numbers)))

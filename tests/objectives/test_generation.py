@@ -131,4 +131,4 @@ def test_the_reward_length_is_not_the_length_of_completions(tmp_path: Path) -> N
     assert mezo("train", *(word for word in DEMO if "reward" not in word), *more).code == 0
     line = Run(tmp_path / "run").metrics()[0]
     assert line["reward_length"] < 0 < line["length"]
-    assert line["reward"] == pytest.approx(0.1 * line["reward_length"] + line["contains"])
+    assert line["reward"] == pytest.approx(0.1 * line["reward_length"] + line["reward_contains"])

@@ -131,13 +131,19 @@ def test_a_file_imports_its_neighbours_and_a_module_is_found_by_its_name(
 MISTAKES = {
     "return [1 / len(c) for c in completions]": "raised ZeroDivisionError: division by zero (",
     "return [1.0 for c in completions if c]": "returned 0 values for 1 completions",
-    "return [float('nan') if not c else 1 for c in completions]": "returned 'nan' as reward: expected a finite number",
-    "return [{'reward': 1, 'x': c or None} if not c else 1 for c in completions]": "returned 'None' as x",
+    "return [float('nan') if not c else 1 for c in completions]": "returned nan as reward: expected a finite number",
+    "return [{'reward': 1, 'x': c or None} if not c else 1 for c in completions]": "returned None as x",
     "return [{'rewrad': 1} if not c else {'reward': 1} for c in completions]": "returned a dict without 'reward'",
     "return ['1' if not c else 1 for c in completions]": "returned '1' as reward",
     "return [{'reward': 1, c: 1} for c in ['' if not c else 'x' for c in completions]]": "returned the parts",
     "'' in completions and sys.exit('done')\nreturn [1] * len(rows)": "raised SystemExit: done",
     "'' in completions and os._exit(3)\nreturn [1] * len(rows)": "ended its process by exit status 3",
+    "if '' in completions: raise KeyboardInterrupt\nreturn [1] * len(rows)": "raised KeyboardInterrupt (",
+    "if '' in completions: raise GeneratorExit\nreturn [1] * len(rows)": "raised GeneratorExit (",
+    "return [10**5000 if not c else 1 for c in completions]": "expected a finite number",
+    "x = []\nfor _ in range(10**5): x = [x]\nreturn [x if not c else 1 for c in completions]": "as reward: expected",
+    "'' in completions and os.write(4, b'5\\n')\nreturn [1] * len(rows)": "wrote b'5' to the pipe",
+    "return [{'reward': 1, 'std': 1} if not c else {'reward': 1} for c in completions]": "returned a part named 'std'",
 }
 
 
@@ -150,6 +156,15 @@ def test_a_mistake_ends_the_run_with_the_row_or_counts_zero(write: Write, body: 
     with Reward(parse(setting), on_error="zero") as reward:
         batch = score(reward, ["a", "b", "", "d"])
     assert (batch.errors, batch.values.tolist()) == (1, [1.0, 1.0, 0.0, 1.0])
+
+
+def test_parts_have_the_same_names_in_every_batch(write: Write) -> None:
+    with Reward(parse(write("return [{'reward': 1, c: 2} for c in completions]"))) as reward:
+        assert score(reward, ["a", "a"]).parts["a"].tolist() == [2.0, 2.0]
+        with pytest.raises(
+            RunFailed, match=r"returned the parts \['b', 'reward'\], and \['a', 'reward'\] for the rows"
+        ):
+            score(reward, ["b"])
 
 
 def test_a_raise_names_the_line_of_the_users_file(write: Write) -> None:
