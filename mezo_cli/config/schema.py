@@ -549,7 +549,7 @@ class Config(Settings):
             tests it at its best step and ends it.
         patience: evaluations without a better dev score after which the run ends; null: any number.
         stop_on_divergence: end a run that has diverged (docs/reference/run-directory.md), and test it at its best step;
-            null: true in a sweep and in `mezo tune`, else false.
+            null: true.
     """
 
     task: TaskConfig = field(default_factory=TaskConfig)

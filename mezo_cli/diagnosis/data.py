@@ -5,6 +5,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
 from mezo_cli.data import describe
+from mezo_cli.data.overlap import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
@@ -80,7 +81,7 @@ def judge_repeated_rows(section: Section, named: Named) -> None:
     figures, parts, doubtful = {}, [], False
     for split, examples in named.items():
         labels: dict[tuple[str, ...], int] = {}  # texts -> the label of their first row
-        other = sum(labels.setdefault(_key(example), example.label) != example.label for example in examples)
+        other = sum(labels.setdefault(row_key(example), example.label) != example.label for example in examples)
         repeated = len(examples) - len(labels)
         doubtful |= max(repeated, other) > REPEATED * len(examples)
         figures[split] = {"repeated": repeated, "other_label": other, "share": repeated / max(1, len(examples))}
@@ -93,15 +94,12 @@ def judge_repeated_rows(section: Section, named: Named) -> None:
 
 def judge_rows_in_two_splits(section: Section, named: Named) -> None:
     """Report rows of dev and test that are also in train, or in dev."""
-    keys = {split: {_key(example) for example in examples} for split, examples in named.items()}
     figures, parts, doubtful = {}, [], False
-    for first, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
-        if other in named:
-            rows = sum(_key(example) in keys[first] for example in named[other])
-            fraction = rows / max(1, len(named[other]))
-            doubtful |= fraction >= FEW
-            figures[f"{other}_in_{first}"] = {"rows": rows, "share": fraction}
-            parts.append(f"{rows:,} of {other}'s in {first} ({percent(fraction)})")
+    for (first, other), rows in shared_rows(named).items():
+        fraction = rows / max(1, len(named[other]))
+        doubtful |= fraction >= FEW
+        figures[f"{other}_in_{first}"] = {"rows": rows, "share": fraction}
+        parts.append(f"{rows:,} of {other}'s in {first} ({percent(fraction)})")
     advice = "remove these rows from train, or the scores on dev and test are too good"
     section.judge("shared_rows", doubtful, f"rows that are in two splits: {', '.join(parts)}", advice, splits=figures)
 
@@ -187,11 +185,6 @@ def _advice_for_cut(encoder: ClassificationEncoder, covers: int) -> str:
     own = f", with task.{' and '.join(limits)}" if limits else ""
     most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
     return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
-
-
-def _key(example: Example) -> tuple[str, ...]:
-    """Return what two rows with the same texts have in common: case and white space do not count."""
-    return tuple(map(_plain, example.texts))
 
 
 def _plain(text: str) -> str:

@@ -96,7 +96,7 @@ class Objective:
         raise NotImplementedError
 
     def check_start(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """Check what has to be right before the first step, on all rows, those of train first; return what run.json keeps of it."""
+        """Check what has to be right before the first step, train first; return what run.json keeps of it."""
         return {}
 
     def begin_step(self, step: int) -> None:

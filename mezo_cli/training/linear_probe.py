@@ -159,4 +159,6 @@ def _write(session: Session, layer: nn.Linear, label_rows: Tensor | None, fitted
             loaded.fresh = sorted({*loaded.fresh, names[id(tensor)]})
         else:
             tensor.data[label_rows] = value.to(tensor)
+            if names[id(tensor)] in loaded.fresh:  # peft=head: stored whole
+                continue
             loaded.fresh_rows[names[id(tensor)]] = label_rows.tolist()

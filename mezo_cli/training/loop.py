@@ -10,12 +10,13 @@ from rich.console import Console
 
 from mezo_cli import data, system
 from mezo_cli.config.budget import batch_number
-from mezo_cli.config.schema import Config, Splits
+from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.data.fewshot import limit
+from mezo_cli.data.overlap import shared_rows
 from mezo_cli.distributed.ranks import current
-from mezo_cli.errors import RunFailed
+from mezo_cli.errors import RunFailed, join
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe
 from mezo_cli.runs import Run
@@ -70,6 +71,7 @@ def train(
         session = restore.load_for_resume(config, run, resume_step)
     rows, kept = encode_rows(session.encoder, splits), read_kept_rows(config, session.loaded.tokenizer)
     _record_data(run, session, splits, rows, is_new=resume_step is None)
+    _warn_of_shared_rows(session, splits, rows)
     del splits  # the texts of train and dev are not needed any more
     sampler = make_sampler(config, rows.train)
     with explain_device_errors("before the first step", smaller_batches(config)):
@@ -142,6 +144,18 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
     )
     if is_new:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
+
+
+def _warn_of_shared_rows(session: Session, splits: Splits, rows: EncodedRows) -> None:
+    """Say how many rows of dev and test are in train, if any are: the scores on them are too good."""
+    named = {name: getattr(splits, name) for name, encoded in rows.splits().items() if encoded}
+    if not session.config.task.labels:
+        text = session.encoder.distinct_text
+        named = {name: [Example((text(row),), -1) for row in encoded] for name, encoded in rows.splits().items()}
+    shared = {other: count for (first, other), count in shared_rows(named).items() if first == "train" and count}
+    if shared:
+        parts = [f"{count:,} of {len(named[other]):,} rows of {other}" for other, count in shared.items()]
+        log.warning("warning: data: %s are in train, too: their scores are too good", join(parts))
 
 
 def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
