@@ -24,7 +24,6 @@ from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
 from tests.command_line import error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
-RUNS = Path(__file__).resolve().parents[1] / "fixtures" / "runs"
 FINISHED = RunEnd("finished", 8, summary={"final/test_accuracy": 0.75})
 STOPPED = RunEnd("interrupted", 5, "interrupted")
 FAILED = RunEnd("failed", 5, "step 6: the loss is not finite")
