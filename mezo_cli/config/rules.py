@@ -211,6 +211,9 @@ def _check_engine(config: Config) -> None:
         raise SettingError("engine", f"{chosen}: peft={peft} has no engine, only peft=none and peft=lora")
     if engine.name == "openai" and peft != "lora":
         raise SettingError("engine", f"{chosen}: peft={peft}: a server takes adapters alone; use peft=lora")
+    if config.data.as_released and config.objective.name == "generate":
+        why = f"{chosen} ends completions at texts, not at tokens"
+        raise SettingError("data.as_released", f"data.as_released=true: {why}; give false")
     if getattr(config.peft, "head", False):
         raise SettingError("peft.head", f"peft.head=true: {chosen} takes the matrices of a LoRA alone")
     if config.init != "none":

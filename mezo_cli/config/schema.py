@@ -447,7 +447,8 @@ class DataConfig(Settings):
         test_size: the most rows drawn from the test set; where the data are train alone, such as a single file, rows
             held out for one. null: all, none.
         as_released: dev has its `dev_size` rows whatever is left for train, as in the code that the MeZO paper's OPT
-            runs were made with: of WSC's 554 rows, 54 (docs/reference/decoders.md).
+            runs were made with: of WSC's 554 rows, 54; and a completion ends at the token of a stop text alone
+            (docs/reference/decoders.md).
         eval_limit: rows of dev and of test that are used; null: all.
         batches: shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a remainder
             rotating over the labels. replacement: each row is drawn by itself.

@@ -60,8 +60,10 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         raise UserError(
             f"data.shots={data.shots}: task '{task.name}': {why}; give data.train_size={data.shots} or more"
         )
-    if data.as_released and data.train_size is None:
-        raise UserError("data.as_released=true is read with data.train_size alone")
+    if data.as_released and data.train_size is None and not task.generate.stop:
+        raise UserError(
+            "data.as_released=true is read with data.train_size alone, or by a task with task.generate.stop"
+        )
     source = _open_source(task, data)
     has_test = source.test is not None or source.dev is not None
     if data.test_size is not None and not has_test:
@@ -95,8 +97,8 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
     notes += _rare_classes(task, "train", train, data.shots)
     dev = Subset(dev.rows, fewshot.limit(dev.indices, data.eval_limit))
-    if test is not None and data.test_size is not None and data.test_size < len(test.indices):
-        drawn, _ = fewshot.sample(len(test.indices), data.test_size, 0, seed)
+    if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
+        drawn, _ = fewshot.sample(len(test.indices), min(data.test_size, len(test.indices)), 0, seed)
         test = Subset(test.rows, [test.indices[i] for i in drawn])
     test = Subset(test.rows, fewshot.limit(test.indices, data.eval_limit)) if test is not None else None
     return Selection(train, dev, test, notes, source.revision)

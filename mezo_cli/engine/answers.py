@@ -86,17 +86,17 @@ class EngineAnswers:
 
     def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
         """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
-        texts = [([*row.input_ids, *row.answer_ids], len(row.answer_ids)) for row in rows]
+        texts = [(row.text, len(row.answer_ids)) for row in rows]
         (of_all,) = token_scores(self._members, texts).double()
         return list(of_all.split([len(row.answer_ids) for row in rows]))
 
 
 def with_last_tokens_scored(row: PromptRow) -> PromptRow:
     """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
-    text = [*row.input_ids, *row.answer_ids]
+    text = row.text
     text = text if len(text) > 1 else text * 2
     begin = max(1, len(text) - SCORED)
-    return replace(row, input_ids=text[:begin], answer_ids=text[begin:])
+    return replace(row, input_ids=text[:begin], answer_ids=text[begin:], skipped=(0, 0))
 
 
 def own_log_probs(objective: Generation, batch: PromptBatch) -> Tensor:

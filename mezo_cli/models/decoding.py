@@ -30,6 +30,7 @@ class Sampling:
         stop: a completion ends where one of these strings appears in its text.
         keep_stop: whether the text keeps that string.
         seed, step: with a temperature, of the random numbers.
+        stop_tokens: a completion ends with one of these tokens, as the published code ends it.
     """
 
     max_new_tokens: int
@@ -38,6 +39,7 @@ class Sampling:
     keep_stop: bool
     seed: int = 0
     step: int = 0
+    stop_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Decoder:
             chosen = scores.argmax(-1)
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 ids[row].append(token)
-                ended[row] = token in self.ends or text.has_ended(ids[row])
+                ended[row] = token in self.ends | sampling.stop_tokens or text.has_ended(ids[row])
             left = [i for i, row in enumerate(rows) if not ended[row]]
             if not left or position + 1 == sampling.max_new_tokens:
                 break
@@ -139,8 +141,9 @@ class Decoder:
                 if noise is not None:
                     noise.select(left)
             state.advance(chosen)
+        dropped = self.ends if sampling.keep_stop else self.ends | sampling.stop_tokens
         return [
-            Completion(tokens, text.of(tokens[:-1] if tokens[-1] in self.ends else tokens), not done)
+            Completion(tokens, text.of(tokens[:-1] if tokens[-1] in dropped else tokens), not done)
             for tokens, done in zip(ids, ended, strict=True)
         ]
 

@@ -34,6 +34,7 @@ class Completer:
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
         ends: the tokens that end a completion.
+        stop_tokens: those that end it in place of the stop texts, with `data.as_released`.
         engine: the `EngineAnswers` that complete prompts and score answers instead of the model; None: the model.
     """
 
@@ -42,6 +43,10 @@ class Completer:
     ) -> None:
         assert isinstance(config.objective, GenerateConfig)
         self._own, self._seed, self._forward, self._encoder = config.objective, config.seed, forward, encoder
+        self._stop, self.stop_tokens = tuple(encoder.stop), frozenset[int]()
+        if config.data.as_released:
+            of_texts = (loaded.tokenizer.encode(text, add_special_tokens=False) for text in self._stop)
+            self._stop, self.stop_tokens = (), frozenset(ids[-1] for ids in of_texts)
         self._decoder = Decoder(loaded.model, loaded.tokenizer)
         self.takes_positions, self.ends = self._decoder.takes_positions, self._decoder.ends
         self.engine: Any = None
@@ -62,8 +67,8 @@ class Completer:
         members: Sequence[Perturbation | None],
     ) -> list[list[list[Completion]]]:
         """Return the completions of each row by each member: [members][rows][samples]. A single one is active."""
-        stop, keep_stop = tuple(self._encoder.stop), self._encoder.keep_stop
-        sampling = Sampling(self._own.max_new_tokens, temperature, stop, keep_stop, self._seed, step)
+        keep_stop, limit = self._encoder.keep_stop, self._own.max_new_tokens
+        sampling = Sampling(limit, temperature, self._stop, keep_stop, self._seed, step, self.stop_tokens)
         keys = [(row.index, sample) for row in rows for sample in range(samples)]
         prompts = [row.input_ids for row in rows for _ in range(samples)]
         if self.engine is not None:

@@ -100,7 +100,7 @@ class Generation(Objective):
 
     def collate(self, rows: Sequence[PromptRow]) -> PromptBatch:
         """Return rows as a batch on the model's device."""
-        texts = [[*row.input_ids, *row.answer_ids] for row in rows]
+        texts = [row.text for row in rows]
         width, longest = max(map(len, texts)), max(len(row.answer_ids) for row in rows)
         pad = self.loaded.pad_id
         ids = torch.tensor([[pad] * (width - len(text)) + text for text in texts])
@@ -190,7 +190,7 @@ class Generation(Objective):
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[PromptRow], encoder: Any) -> Tensor:
         """Return the same by the model's own forward, each row by itself."""
-        texts = [torch.tensor([[*row.input_ids, *row.answer_ids]]).to(loaded.device) for row in rows]
+        texts = [torch.tensor([row.text]).to(loaded.device) for row in rows]
         return torch.cat([loaded.model(input_ids=ids, use_cache=False).logits[:, -1].float() for ids in texts])
 
     def step_scalars(self, count_forwards: Callable[[int], Mapping[str, int]]) -> dict[str, float]:

@@ -19,7 +19,8 @@ the c are 0: the step has no signal. It changes nothing, and its decay is deferr
 
 - The defaults are those of ES at Scale (Qiu et al. 2025, arXiv 2509.24372, Algorithm 2): N 30, zscore, one sign.
 - `centered_rank` and both signs: OpenAI-ES (Salimans et al. 2017, arXiv 1703.03864, section 2).
-- `shaping_std: rows`: the score of EGGROLL (Sarkar et al. 2025, arXiv 2511.16652), here with full-rank z.
+- `shaping_std: rows`: the score of EGGROLL (Sarkar et al. 2025, arXiv 2511.16652), here with full-rank z, and 1e-8
+  beside the std where its code has 1e-5 beside the variance.
 - `optimizer=fzoo`: FZOO (arXiv 2506.09034, Algorithm 1): N 8, rademacher, std, baseline theta.
 - `members: 2, antithetic: true, shaping: none, lr: LR / eps` is MeZO with LR, up to rounding.
 

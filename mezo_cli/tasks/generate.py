@@ -39,6 +39,8 @@ class PromptRow:
         columns: every column of the row, lists and records included.
         golds: the right texts; empty for a task with neither gold nor answer.
         cut: whether tokens were cut off on the left.
+        skipped: the tokens of the prompt, from and to, that are left out where an answer is scored that is longer than
+            a completion may be: what a completion follows does not depend on the answer.
         where: its file and line, for error lines: "train.jsonl:17".
     """
 
@@ -49,6 +51,13 @@ class PromptRow:
     golds: tuple[str, ...]
     cut: bool = False
     where: str = ""
+    skipped: tuple[int, int] = (0, 0)
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens of the prompt and the answer, as the answer is scored."""
+        first, last = self.skipped
+        return [*self.input_ids[:first], *self.input_ids[last:], *self.answer_ids]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", array("i", self.input_ids))
@@ -208,13 +217,15 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
             raise UserError(f"{where}: {why}; shorten the row, or give task.generate.too_long=cut")
         if is_cut:
             answer = answer[-space:]
-            prompt = prompt[len(prompt) - max(0, space - max(len(answer), self._room)) :]
+            prompt = prompt[max(0, len(prompt) - max(0, space - (self._room or len(answer)))) :]
+        over = max(0, len(prompt) + len(answer) - space)
+        skipped = (len(self._start), len(self._start) + over)
         ids = [*self._start, *prompt]
         if not ids:  # plain text, and no start token to learn its first token from
             ids, answer = answer[:1], answer[1:]
         if self._is_plain_text and not answer:
             raise UserError(f"{where}: the text is empty: there is nothing to learn")
-        return PromptRow(ids, answer, 0, columns, golds, is_cut)
+        return PromptRow(ids, answer, 0, columns, golds, is_cut, skipped=skipped if over else (0, 0))
 
 
 def _check_messages(value: list[Any], where: str, system: str | None) -> list[dict[str, Any]]:

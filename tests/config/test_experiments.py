@@ -64,6 +64,19 @@ def test_its_config_is_that_of_before(name: str, task: str) -> None:
     assert {key for key in now if now[key] != defaults.get(key)} - excepted <= own.keys()
 
 
+def test_it_is_as_the_released_code() -> None:
+    for task, bos, released in (("wsc", 0, True), ("squad", 0, True)):
+        config = build_config(["experiment=paper/opt-13b/mezo", f"task={task}"])
+        assert (config.task.bos_token_id, config.data.as_released) == (bos, released)
+    icl = [build_config(["experiment=paper/opt-13b/icl", f"task={task}"]).data.as_released for task in ("wsc", "squad")]
+    assert icl == [False, True]
+    tied = {name: build_config(["experiment=paper/mezo", f"model={name}"]).model for name in ("demo", "bert-base")}
+    assert [model.tie_embeddings for model in tied.values()] == [False, None]
+    heads = [build_config([f"experiment=paper/{words}"]).peft for words in ("mezo_lora", "ft")]
+    heads.append(build_config(["experiment=paper/ft", "peft=lora"]).peft)
+    assert [getattr(peft, "head", None) for peft in heads] == [True, None, True]
+
+
 def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins() -> None:
     words = ["experiment=paper/mezo", "task=sst2", "data.shots=16"]
     wanted = {(lr, int(seed)) for lr in (1e-7, 1e-6, 1e-5) for seed in SEEDS}

@@ -47,6 +47,19 @@ def test_greedy_completions_are_those_of_generate(kind: str, tmp_path: Path) -> 
     assert [c.truncated for c in completions] == [c.ids[-1] not in ends for c in completions]
 
 
+def test_a_stop_token_ends_a_completion_as_in_the_published_code(gpt2: tuple[Any, Any]) -> None:
+    """Its token alone does; as a stop text it may be in another token, which ends the completion sooner."""
+    whole = generated(gpt2[0], PROMPTS[0], 12)
+    stop = next(token for token in whole[2:] if token not in whole[:2])
+    settings = {"max_new_tokens": 12, "temperature": 0.0, "stop": (), "stop_tokens": frozenset({stop})}
+    for keep in (False, True):
+        (completion,) = Decoder(*gpt2).complete(PROMPTS[:1], KEYS[:1], Sampling(keep_stop=keep, **settings))
+        assert completion.ids == whole[: whole.index(stop) + 1]
+        shown = completion.ids if keep else completion.ids[:-1]
+        assert completion.text.strip() == gpt2[1].decode(shown, skip_special_tokens=True).strip()
+        assert not completion.truncated
+
+
 def sampled(step: int = 0, seed: int = 7, temperature: float = 1.0) -> Sampling:
     return Sampling(max_new_tokens=8, temperature=temperature, stop=(), keep_stop=False, seed=seed, step=step)
 

@@ -157,6 +157,17 @@ def test_prompts_leave_room_for_a_completion(gpt2: PreTrainedTokenizerFast) -> N
         refusing.encode(example)
 
 
+def test_a_gold_answer_does_not_change_what_a_completion_follows(gpt2: PreTrainedTokenizerFast) -> None:
+    inputs = encoder(gpt2, prompt="{x}It was", answer=" {a}", max_length=60, too_long="cut")
+    inputs.leave_room(10)
+    short, long = (inputs.encode(row(x="so dull " * 60, a=answer)) for answer in ("yes", "so very dull " * 8))
+    assert short.input_ids == long.input_ids
+    assert len(short.input_ids) == 50
+    assert (short.skipped, short.text) == ((0, 0), [*short.input_ids, *short.answer_ids])
+    assert len(long.text) == 60
+    assert long.text == [*long.input_ids, *long.answer_ids][-60:]
+
+
 def test_the_limit_is_the_models(gpt2: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpt2, "model_max_length", 300)
     assert encoder(gpt2, prompt="{x}").max_length == 300
