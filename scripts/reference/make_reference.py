@@ -281,10 +281,10 @@ def _command(name: str, command: Any) -> list[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
     words = ["mezo", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])]
-    rows = [(f"`{_metavar(param)}`", _help(param)) for param in arguments]
-    rows += [(f"`{_option(param)}`", _help(param)) for param in options]
-    table = ["", *_table(("argument or option", "meaning"), rows)] if rows else []
-    return ["```text", " ".join(words), "```", " ".join((command.help or "").split("\n\n")[0].split()), *table]
+    rows = [f"- `{_metavar(param)}`: {_help(param)}" for param in arguments]
+    rows += [f"- `{_option(param)}`: {_help(param)}" for param in options]
+    about = " ".join((command.help or "").split("\n\n")[0].split())
+    return ["```text", " ".join(words), "```", about, *(["", *rows] if rows else [])]
 
 
 def _metavar(param: Any) -> str:
