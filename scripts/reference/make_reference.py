@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
 COMMAND = "python scripts/reference/make_reference.py"
 MADE = f"<!-- made by `{COMMAND}`: change mezo_cli/ and run it again -->"
-OPTIMIZER_FILES = "optimizer"  # the group whose files only set values of settings that several optimizers share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,47 +83,37 @@ def _keys_of_choices(base: type, prefix: str) -> list[Key]:
             continue
         kind = next(iter(having.values()))
         defaults = {_default(default_of(one, name), prefix) for one in having.values()}
-        lacking = [choice for choice in kinds if choice not in having]
-        only = f" With {_names(having)}." if len(having) <= len(lacking) else f" Not with {_names(lacking)}."
-        where = only if lacking else ""
-        default = " or".join(sorted(defaults)).replace("or =", "or")
-        key = _key(f"{prefix}{name}", type_hints(kind)[name], default, attributes(kind)[name].rstrip(".") + ".")
-        found.append(dataclasses.replace(key, meaning=key.meaning + where))
+        shared = len(having) == len(kinds)
+        where = "" if shared else f" Only with `{prefix[:-1]}=` {_names(having)}."
+        meaning = attributes(kind)[name].rstrip(".") + "."
+        found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
     return found
 
 
 def _default(value: Any, prefix: str) -> str:
-    return "" if value == MISSING else f" = {_value(value)}"
+    return f"`{prefix[:-1]}=`" if value == MISSING else _value(value)
 
 
 def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
     takes = allowed(hint)
     choices = NAMES[name].built_in if name in NAMES else takes.choices
-    shown = name in NAMES and name.endswith(".name")  # its choices are listed below
-    return Key(name, _type(takes), "" if shown else _allowed(takes, choices), default, _short(meaning))
-
-
-def _short(meaning: str) -> str:
-    """Return the first sentence of a meaning, without what the default says; the docstring has the rest."""
-    first = re.split(r"(?<=[^.e][.]) (?=[A-Z`])", meaning)[0]
-    return re.sub(
-        r" \(docs/[^)]*\)| \(`registry\.\w+`\)|; null: (none|all|any number|no limit|the task has none)\b", "", first
-    )
+    return Key(name, _type(takes), _allowed(takes, choices), default, meaning)
 
 
 def _type(takes: Allowed) -> str:
-    return {list: "list", dict: "mapping", Any: "text or pairs"}.get(takes.value_type, takes.value_type.__name__)
+    base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
+    base |= {list: "list of texts", dict: "texts by name", Any: "text, pairs or null"}
+    return base[takes.value_type] + (" or null" if takes.optional else "")
 
 
 def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
-    """Return the choices, or the range."""
+    """Return the choices, or the range in interval notation."""
     if choices:
         return _names(choices)
     if takes.value_type not in (int, float):
         return ""
-    low = f"> {takes.above:g}" if takes.above is not None else f">= {_number(takes.low)}"
-    high = "" if takes.high is None or takes.high >= 2**32 - 1 else f", <= {_number(takes.high)}"
-    return f"{takes.value_type.__name__} {low}{high}"
+    low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
+    return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")
 
 
 def _number(value: float | None) -> str:
@@ -149,27 +138,10 @@ def _names(names: Iterable[str]) -> str:
 # --- the files of conf/ ---
 
 
-def _file(group: str, choice: str) -> dict[str, Any]:
-    """Return the content of the file of a choice."""
-    content = yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-    return dict(content or {})
-
-
-def choices_of(group: str) -> list[tuple[str, str]]:
-    """Return each choice of a group and the first sentence of its file's comment."""
+def choices_of(group: str) -> list[str]:
+    """Return the choices of a group."""
     folder = conf_dir() / group
-    paths = sorted(folder.rglob("*.yaml"))
-    return [(path.relative_to(folder).with_suffix("").as_posix(), _first_sentence(path)) for path in paths]
-
-
-def _first_sentence(path: Path) -> str:
-    """Return the first sentence of a file's comment, which ends before the first command at the latest."""
-    comment = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#   ") or not line.startswith("#"):
-            break
-        comment += [] if "@package" in line else [line[1:].strip()]
-    return re.match(r"(.+?\?|.+?)(?:(?<!et al)(?<!\.)\. |[.:]?$|(?<=\?) )", " ".join(comment))[1]  # type: ignore[index]
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.yaml"))]
 
 
 def default_choices() -> dict[str, str]:
@@ -183,29 +155,37 @@ def default_choices() -> dict[str, str]:
 
 def config_page() -> str:
     """Return docs/reference/config.md."""
-    defaults = [f"{group}={choice}" for group, choice in default_choices().items() if choice and group in groups()]
     lines = [
         MADE,
         "# Config keys",
         *_paragraph(
             "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
             " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. An unknown"
-            " key, a wrong type and a value out of range end in one line and exit status 2."
+            " key, a wrong type and a value out of range end in one line and exit status 2. The docstrings of"
+            " mezo_cli/config/schema.py say more about each."
         ),
+        "A range `[1, )` begins at 1 and has no end; `(0, )` leaves 0 out. nan and inf are outside every range.",
+        "",
+        "## Choices",
         *_paragraph(
-            "Each key stands with its default and what it takes; nan and inf are never taken. A choice is a file,"
-            " and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line a choice wins over"
-            f" that of an experiment, and a key over both. The defaults are {_names(defaults)}."
+            "A choice is a file, and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line"
+            " a choice wins over that of an experiment, and a key over both."
         ),
+        *_table(("choice", "default", "values"), _choice_rows()),
+        "",
     ]
     hints = type_hints(Config)
     lines += ["## The run", *_keys(keys_of(Config)), ""]
     for name, kind in hints.items():
         if is_group(kind):
             lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys_of(kind, f"{name}.")), ""]
-            lines += _files(name) if name in groups() else []
-    lines += ["## `experiment`", "A file that sets keys and choices of a whole run, or of a sweep.", ""]
-    return "\n".join([*lines, *_files("experiment"), *_hydra()]).rstrip() + "\n"
+    return "\n".join([*lines, *_hydra()]).rstrip() + "\n"
+
+
+def _choice_rows() -> Iterator[Sequence[str]]:
+    for group in groups():
+        chosen = default_choices()[group]
+        yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(choices_of(group))
 
 
 def _summary(kind: type) -> str:
@@ -213,23 +193,24 @@ def _summary(kind: type) -> str:
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
-def _keys(keys: Sequence[Key]) -> list[str]:
-    """Return a line for each key: its default, what it takes and its meaning."""
-    return [f"- `{key.name}`{key.default} ({key.allowed or key.type}): {key.meaning}" for key in keys]
+def _keys(keys: Iterable[Key]) -> list[str]:
+    rows = [(f"`{key.name}`", _takes(key), key.default, _brief(key.meaning)) for key in keys]
+    return _table(("key", "takes", "default", "meaning"), rows)
 
 
-def _files(group: str) -> list[str]:
-    """Return a line for each of a group's files, with the values that an optimizer's file sets."""
-    lines = []
-    for name, text in choices_of(group):
-        text = text if group in ("task", OPTIMIZER_FILES) else re.split(r" \(|; |: ", text)[0]
-        values = {key: value for key, value in _file(group, name).items() if not isinstance(value, dict | list)}
-        shown = ", ".join(f"`{key}={_plain(value)}`" for key, value in values.items() if key != "name")
-        lines.append(
-            f"- `{group}={name}`: {text.rstrip('.?')}."
-            + (f" Sets {shown}." if group == OPTIMIZER_FILES and shown else "")
-        )
-    return [*lines, ""]
+def _takes(key: Key) -> str:
+    """Return what a key takes: its choices or its range, else its type; null is in the default, or said."""
+    null = " or null" if key.type.endswith("or null") and key.default != "`null`" else ""
+    return f"{key.allowed}{null}" if key.allowed else key.type.removesuffix(" or null") + null
+
+
+def _brief(meaning: str) -> str:
+    """Return the first clause of a meaning, and which choices have the key; the docstring says the rest."""
+    meaning, _, having = meaning.partition(" Only with ")
+    first = re.split(r"(?<!e\.g)[.;] ", re.sub(r" \(docs/[^)]*\)", "", meaning).rstrip("."))[0]
+    head, _, _ = first.partition(": ")
+    first = head if len(head.split()) >= 6 else first
+    return f"{first} ({having.partition('=` ')[2].rstrip('.')})" if having else first
 
 
 def _hydra() -> list[str]:

@@ -34,9 +34,16 @@ def test_the_pages_are_up_to_date(script: ModuleType) -> None:
 
 def test_every_key_has_a_row_with_its_type_default_and_meaning() -> None:
     page = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
-    lines = dict(re.findall(r"^- `([\w.]+)`.*? \(.+?\): (.+)$", page, re.M))
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"(?<=\| )[^|]*(?= \|)", line) for line in page.split("\n"))
+        if cells
+    }
     for key in all_keys():
-        assert len(lines[key]) > 8, f"{key}: say what it means in the docstring of its dataclass, under Attributes"
+        kind, default, meaning = rows[f"`{key}`"]
+        assert kind
+        assert default
+        assert len(meaning) > 8, f"{key}: say what it means in the docstring of its dataclass, under Attributes"
 
 
 def test_no_meaning_is_written_for_a_field_that_does_not_exist(script: ModuleType) -> None:
