@@ -123,16 +123,18 @@ class Group:
         return [points[point] for point, _ in Counter(self.picks.point).most_common()]
 
     def edges(self) -> list[str]:
-        """Return which picked values are the least or the greatest that were tried, and where to go on."""
-        texts, searched = [], pd.DataFrame([dict(point) for point in self.grid])
-        for key in searched:
-            tried = sorted({value for value in searched[key] if isinstance(value, (int, float))})
-            picked = {dict(self.grid[point])[key] for point in self.picks.point}
-            sides = [(tried[0], "below"), (tried[-1], "above")] if len(tried) > 1 else []
-            for value in (one for one in sides if one[0] in picked):
-                text = format_setting(key, value[0])
-                texts.append(f"{text} is at the edge of the grid: go on {value[1]} {format_value(value[0])}")
-        return texts
+        """Return which picked values are the least or the greatest that their data seed tried, and where to go on."""
+        texts = []
+        for data_seed, picked in self.picks.point.items():
+            tried = pd.DataFrame(
+                [dict(self.grid[point]) for point in self.runs.point[self.runs.data_seed == data_seed]]
+            )
+            for key, value in self.grid[picked]:
+                low, high = tried[key].min(), tried[key].max()
+                if low < high and value in (low, high):
+                    side, text = "below" if value == low else "above", format_setting(key, value)
+                    texts.append(f"{text} is at the edge of the grid: go on {side} {format_value(value)}")
+        return list(dict.fromkeys(texts))
 
     @property
     def at_start(self) -> list[int]:
