@@ -59,6 +59,9 @@ Base = Annotated[
     Path | None,
     typer.Option("--base", metavar="DIR", help="The folder of the base model, in place of the run's."),
 ]
+Jobs = Annotated[
+    int, typer.Option("--jobs", metavar="N", help="Of a sweep: how many jobs run at a time here, each with its share.")
+]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 QuietTraining = Annotated[
@@ -94,9 +97,8 @@ def train(
     ] = None,
     config_dir: ConfigDir = None,
     retry_failed: RetryFailed = False,
-    gpus_per_job: Annotated[
-        int | None, typer.Option("--gpus-per-job", metavar="N", help="With -m: the GPUs that each job sees (else all).")
-    ] = None,
+    jobs: Jobs = 1,
+    prints: Annotated[bool, typer.Option("--print", help="With -m: print a command per job, and run none.")] = False,
     quiet: QuietTraining = False,
 ) -> None:
     """Run one training, or a sweep with -m.
@@ -128,13 +130,13 @@ def train(
         raise UserError("--cfg prints the config of one job: leave -m out")
     if retry_failed and not multirun:
         raise UserError("--retry-failed needs a sweep: add -m")
-    if gpus_per_job is not None and not multirun:
-        raise UserError("--gpus-per-job needs a sweep: add -m")
+    if (jobs != 1 or prints) and not multirun:
+        raise UserError(f"{'--print' if prints else '--jobs'} needs a sweep: add -m")
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, retry_failed, quiet, gpus_per_job))
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
     from mezo_cli.commands import train as command
 
     if cfg is not None:
@@ -180,11 +182,12 @@ def resume(
         bool, typer.Option("--new-reward", help="Go on with another function as objective.reward.")
     ] = False,
     config_dir: ConfigDir = None,
+    jobs: Jobs = 1,
 ) -> None:
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
     from mezo_cli.commands import resume as command
 
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir))
+    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
 
 
 @app.command(rich_help_panel="Train")

@@ -1,6 +1,6 @@
 """Let Hydra compose the files of the same choices once per process: a composition takes 0.1 s, and most tests need one.
 
-As in a sweep (config/sweep_plan.py), plain values are then set in a copy. Processes of their own, and the tests that
+As in a sweep (sweep/plan.py), plain values are then set in a copy. Processes of their own, and the tests that
 are about composing (`composing_all`), let Hydra compose everything; tests/config/test_compositions.py compares the two.
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict, read_write
 
-from mezo_cli.config import compose, sweep_plan
+from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, config_dirs, find_choices
 from mezo_cli.config.overrides import Override
 from mezo_cli.config.validation import defaults
+from mezo_cli.sweep import plan as sweep_plan
 
 whole, parse_all = compose.compose_node, compose.parse
 DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir")

@@ -29,14 +29,15 @@ LAYERS = [
     {"training"},
     {"report", "sharing"},
     {"diagnosis", "library"},
+    {"sweep"},
     {"commands"},
     {"api"},
     {"testing", "cli"},
     {"__init__", "__main__"},
 ]
 ALLOWED_USERS = {
-    "hydra": {"config.compose", "commands.sweep"},
-    "omegaconf": {"config.compose", "commands.sweep"},
+    "hydra": {"config.compose"},
+    "omegaconf": {"config.compose"},
     "typer": {"cli", "commands"},
     "peft": {"adapters"},
     "vllm": {"engine"},

@@ -15,7 +15,7 @@ import typer
 from mezo_cli.cli import app
 from mezo_cli.config.compose import compose_run
 from mezo_cli.config.overrides import HYDRA_CHOICES, is_installed
-from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.sweep.plan import plan_sweep
 from tests import doc_blocks
 from tests.command_line import environment
 from tests.doc_blocks import NEEDS, PAGES, ROOT, Block, blocks

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
-from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
 from mezo_cli.runs import Run
+from mezo_cli.sweep.plan import plan_sweep
 from mezo_cli.system import device_name, import_torch
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
@@ -59,8 +59,8 @@ def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> l
     from mezo_cli.commands.sweep import make_record
 
     sweep = plan_sweep(overrides, config_dir)
-    make_record(sweep, config_dir)
-    return [job.config for job in sweep.jobs or ()]
+    make_record(sweep)
+    return [job.config for job in sweep.jobs]
 
 
 def _document(prepared: "Prepared", jobs: Sequence[Config], sections: list[Section]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _is_plain_folder(path: Path) -> bool:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    if not is_run and sweep_record.exists(path):
+    if not is_run and (sweep_record.exists(path) or sweep_record.is_search(path)):
         raise UserError(f"{path} is a sweep: name one of its runs (`mezo runs` lists the runs)")
     return not is_run and checkpoints.find_run(path) is None
 

@@ -24,7 +24,6 @@ from mezo_cli.runs.commands import run_command
 from mezo_cli.runs.picked import MARK, picked_start
 from mezo_cli.runs.read_only import ReadOnlyRun
 from mezo_cli.system import import_torch
-from mezo_cli.training.verdict import Evaluations
 
 log = logging.getLogger("mezo")
 
@@ -34,8 +33,6 @@ def execute(
     config: Config,
     console: Console,
     prepare: Callable[[], None] = lambda: None,
-    prunes: Callable[[Evaluations], bool] | None = None,
-    keeps_failed: bool = False,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
@@ -44,16 +41,14 @@ def execute(
         config: its config.
         console: where progress is shown.
         prepare: called first; if it raises, the run is recorded as failed.
-        prunes: of a search, see `loop.train`.
-        keeps_failed: keep the directory also after a mistake before the first step: of a sweep's job.
     """
-    with run.tracked(keeps_failed=keeps_failed):
+    with run.tracked():
         prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
         from mezo_cli.training import loop  # imports torch
 
-        ended = loop.train(config, run, console, prunes)
+        ended = loop.train(config, run, console)
         if run.writes:
             _log_results(run, ended.summary, ended.best.evaluations[0], config)
     return ended.summary

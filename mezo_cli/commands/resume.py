@@ -35,6 +35,7 @@ def resume(
     quiet: bool = False,
     new_reward: bool = False,
     config_dir: str | None = None,
+    jobs: int = 1,
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is."""
     if sweep_record.exists(path) and not (path / "config.yaml").exists():
@@ -43,7 +44,16 @@ def resume(
         check_command("resume SWEEP")
         if new_reward:
             raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
-        return sweep.resume(path, overrides, retry_failed, quiet, config_dir)
+        return sweep.resume(path, overrides, config_dir, jobs, retry_failed, quiet)
+    if sweep_record.is_search(path) and not (path / "config.yaml").exists():
+        from mezo_cli.commands import tune
+
+        check_command("resume SWEEP")
+        if retry_failed or new_reward or jobs != 1:
+            raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other, each once")
+        return tune.resume(path, overrides, config_dir, quiet)
+    if jobs != 1:
+        raise UserError(f"--jobs {jobs}: {path} is no sweep")
     if config_dir is not None:
         raise UserError(f"--config-dir: {path} is no sweep; a run has its own settings")
     if retry_failed:
@@ -92,8 +102,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     run.completions()  # damage is told before anything is written
     if finished and not goes_on(run, config, new, overrides):
         stopped = info.get("stopped")
-        by = {"pruned": "the pruner of its search"}.get(stopped["by"], stopped["by"]) if stopped else ""
-        how = f" (stopped by {by} at step {stopped['step']})" if stopped else ""
+        how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     own_code.check_given_again(f"{path} was trained", info, own_code.own_code_used(new))

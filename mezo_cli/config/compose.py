@@ -1,4 +1,4 @@
-"""Compose YAML files and overrides into a validated `Config`. With `commands.sweep` the only module that knows Hydra.
+"""Compose YAML files and overrides into a validated `Config`. With `sweep.jobs` the only module that knows Hydra.
 
 Hydra composes plain nodes; `validation.build` then checks them against the schema, so that types, unknown keys and
 ranges are judged in one place and reported in the same words, wherever a value comes from.
@@ -34,7 +34,7 @@ from packaging.version import Version
 from mezo_cli.config import files
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
 from mezo_cli.config.keys import all_keys, children, type_hints
-from mezo_cli.config.overrides import Override, check_form, check_override, quote
+from mezo_cli.config.overrides import NO_SWEEPERS, Override, check_form, check_override, quote
 from mezo_cli.config.own_code import with_absolute_paths
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.rules import check_installed, check_quantizer
@@ -68,9 +68,8 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Sweeper:
-    """How a sweep is run: `basic` is a grid, any other sweeper proposes jobs as it goes."""
+    """How a sweep is run: the name of its launcher, and the grid of the experiment file."""
 
-    name: str
     launcher: str
     params: dict[str, str]  # `hydra.sweeper.params`: key or group -> values, as on the command line
 
@@ -103,7 +102,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
         if override.sweeps:
             other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
-        if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweeper.")):
+        if override.name.startswith(("hydra/", "hydra.launcher.")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node([override.text for override in parsed], config_dir)
     with locating(node, parsed, choices):
@@ -228,10 +227,12 @@ def config_of(node: DictConfig) -> Config:
 
 
 def sweeper_of(node: DictConfig) -> Sweeper:
-    """Return the sweeper, the launcher and the grid that the composed files choose."""
+    """Return the launcher and the grid that the composed files choose."""
     chosen, params = node.hydra.runtime.choices, OmegaConf.select(node, "hydra.sweeper.params") or {}
     grid = {str(key): str(value) for key, value in params.items()}
-    return Sweeper(str(chosen["hydra/sweeper"]), str(chosen["hydra/launcher"]), grid)
+    if chosen["hydra/sweeper"] != "basic":
+        raise UserError(f"hydra/sweeper={chosen['hydra/sweeper']}: {NO_SWEEPERS}")
+    return Sweeper(str(chosen["hydra/launcher"]), grid)
 
 
 def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
@@ -266,14 +267,6 @@ def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:
 def copy_times(source: DictConfig, node: DictConfig) -> None:
     """Let `${now:...}` and `${mezo_unique:}` give in `node` what they gave in `source`."""
     OmegaConf.copy_cache(from_config=source, to_config=node)
-
-
-def launcher_settings(overrides: Sequence[str], config_dir: str | None) -> dict[str, Any]:
-    """Return the settings of the launcher (`hydra.launcher`) that the overrides come to."""
-    with hydra_session():
-        node = compose_node(overrides, config_dir)
-    settings: Any = OmegaConf.to_container(node.hydra.launcher, resolve=True)
-    return dict(settings)
 
 
 # --- Hydra ---

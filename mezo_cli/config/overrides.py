@@ -1,7 +1,7 @@
 """Check the overrides of the command line one at a time, before anything is composed.
 
 So an error line can name the key, what is allowed and the nearest spelling. Refused are keys and choices that do not
-exist, settings that are removed, and Hydra's own settings other than its directories, launchers and sweepers.
+exist, settings that are removed, and Hydra's own settings other than its directories and launchers.
 """
 
 import importlib.util
@@ -22,9 +22,9 @@ HYDRA_CHOICES = {  # what may run a sweep, and the package that brings it
         "submitit_slurm": "hydra-submitit-launcher",
         "ray": "hydra-ray-launcher",
     },
-    "hydra/sweeper": {"basic": None, "optuna": "hydra-optuna-sweeper"},
 }
-HYDRA_KEYS = (*HYDRA_DIRS, *HYDRA_CHOICES, "hydra.launcher.*", "hydra.sweeper.*")
+HYDRA_KEYS = (*HYDRA_DIRS, *HYDRA_CHOICES, "hydra.launcher.*")
+NO_SWEEPERS = "a sweep is a grid, KEY=VALUE,VALUE (or hydra.sweeper.params of an experiment file); to search: mezo tune"
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,13 @@ def _check_entry(override: Override) -> None:
 
 
 def _check_hydra(override: Override) -> None:
-    """Check one of Hydra's own keys: a directory, or the launcher and the sweeper with their settings."""
+    """Check one of Hydra's own keys: a directory, or the launcher with its settings."""
     text, key, value = override.text, override.name, override.value
     if key in HYDRA_CHOICES:
         _check_hydra_choice(override)
-    elif key not in HYDRA_DIRS and not key.startswith(("hydra.launcher.", "hydra.sweeper.")):
+    elif key.startswith(("hydra/sweeper", "hydra.sweeper")):
+        raise UserError(f"'{text}': {NO_SWEEPERS}")
+    elif key not in HYDRA_DIRS and not key.startswith("hydra.launcher."):
         near = did_you_mean(key, HYDRA_KEYS)
         more = "; a folder of configs is given as --config-dir DIR" if key == "hydra.searchpath" else near
         raise UserError(f"'{text}': of Hydra's own keys only {join(HYDRA_KEYS)} can be set{more}")
@@ -104,15 +106,13 @@ def _check_hydra(override: Override) -> None:
         raise UserError(f"'{text}': {key} takes one value")
     elif key in HYDRA_DIRS and (value in ("", None) or str(value).startswith("~")):
         raise UserError(f"'{text}': {key} needs a folder; ~ is not expanded here, write {key}=$HOME/...")
-    elif f"{key}.".startswith("hydra.sweeper.params."):
-        raise UserError(f"'{text}': give the values to sweep over as KEY=VALUE,VALUE")
     elif "_target_" in text:  # of the key, or of a mapping in the value
         why = "the code to run (_target_) cannot be set"
-        raise UserError(f"'{text}': {why}; choose by hydra/launcher=, hydra/sweeper=")
+        raise UserError(f"'{text}': {why}; choose by hydra/launcher=")
 
 
 def _check_hydra_choice(override: Override) -> None:
-    """Check that a launcher or sweeper is one of those that are known, and that its package is installed."""
+    """Check that a launcher is one of those that are known, and that its package is installed."""
     text, key = override.text, override.name
     known = HYDRA_CHOICES[key]
     if override.package is not None or override.form != "CHANGE" or override.value not in known:

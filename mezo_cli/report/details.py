@@ -20,7 +20,7 @@ from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import method_name
-from mezo_cli.runs import sweep_record, trajectory
+from mezo_cli.runs import trajectory
 from mezo_cli.runs.commands import own_reward, run_command
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.runs.picked import MARK, NOTE
@@ -375,22 +375,11 @@ class RunDetails:
 
     @cached_property
     def _train_command(self) -> str:
-        """The command that began the run, without its directory; of a sweep's job that of the job alone.
-
-        Empty for a run that did not record it.
-        """
-        words, folder = [str(word) for word in self.info.get("argv") or ()][1:], self.run.path.parent
-        try:
-            record = sweep_record.read(folder) if sweep_record.exists(folder) else None
-        except UserError as error:
-            self.damage.append(str(error))
-            return ""
-        jobs = {job.directory: job.overrides for job in (record and record.jobs) or ()}
-        if self.run.path.name in jobs:
-            argv = record.argv if record is not None else []
-            at = argv.index("--config-dir") if "--config-dir" in argv else len(argv)
-            words = ["train", *jobs[self.run.path.name], *argv[at : at + 2], *own_reward(self.info)]
-        return _command([word for word in words if not word.startswith("hydra.run.dir=")])
+        """The command that began the run, without its directory. Empty for a run that did not record it."""
+        words = [str(word) for word in self.info.get("argv") or ()][1:]
+        if words and not any("objective.reward=" in word for word in words):  # a job gets it from its environment
+            words += own_reward(self.info)
+        return _command([word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")])
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what is known about where and how the run was made: (name, value)."""

@@ -24,7 +24,7 @@ class ReadOnlyRun(Run):
             )
 
     @contextlib.contextmanager
-    def tracked(self, keeps_failed: bool = False) -> Iterator[None]:
+    def tracked(self) -> Iterator[None]:
         """Treat SIGTERM and SIGHUP as Ctrl-C inside the block."""
         with termination_as_keyboard_interrupt():
             yield

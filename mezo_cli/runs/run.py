@@ -35,6 +35,7 @@ from mezo_cli.runs.files import (
 from mezo_cli.runs.log_file import LogFile
 from mezo_cli.runs.metrics_log import MetricsLog, chained, compressed
 from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
+from mezo_cli.runs.sweep_record import IN_SWEEP
 from mezo_cli.system import termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
@@ -292,11 +293,11 @@ class Run:
             self._release()
 
     @contextlib.contextmanager
-    def tracked(self, keeps_failed: bool = False) -> Iterator[None]:
+    def tracked(self) -> Iterator[None]:
         """Record in run.json that the run is running, then how the block ended, and write the log to train.log.
 
         SIGTERM and SIGHUP are as Ctrl-C. The caller has created or claimed the run. A mistake of the user before the
-        first step removes a run that was created, unless `keeps_failed`: a sweep's job keeps its error.
+        first step removes a run that was created, unless it is a sweep's job, which keeps its error.
 
         Raises:
             RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
@@ -311,14 +312,16 @@ class Run:
             self.update(status="finished", end=utc_now(), error=None)
         except KeyboardInterrupt:
             self._record_end("interrupted", "interrupted")
-            log.warning("interrupted; resume with: %s", run_command("resume", self.path, self.info()))
+            how = "" if IN_SWEEP in os.environ else f"; resume with: {run_command('resume', self.path, self.info())}"
+            log.warning("interrupted%s", how)
             raise
         except RunStopped as stop:
             self._record_end("interrupted", str(stop))
             log.warning("%s; resume with: %s", stop, run_command("resume", self.path, self.info()))
             raise
         except (UserError, RunFailed) as error:
-            if isinstance(error, UserError) and self._made and not keeps_failed and not self._has_begun():
+            is_mistake = isinstance(error, UserError) and self._made and not self._has_begun()
+            if is_mistake and not sweep_record.is_job(self.path):
                 self._discard()
                 raise
             self._record_end("failed", str(error))
@@ -580,7 +583,7 @@ class _Made:
 
 def _why_no_run(path: Path) -> str:
     """Return what is wrong with a path, with the nearest name: the list of runs gives paths below `outputs`."""
-    if sweep_record.exists(path):
+    if sweep_record.exists(path) or sweep_record.is_search(path):
         return f"{path} is a sweep: name one of its runs"
     if path.is_dir():
         return f"{path} holds no run: there is no config.yaml"

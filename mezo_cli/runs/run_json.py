@@ -10,7 +10,7 @@ from mezo_cli import system
 from mezo_cli.errors import without_credentials
 
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
-STATUSES = ("running", "finished", "failed", "interrupted")
+STATUSES = ("running", "finished", "failed", "interrupted", "pruned")  # pruned: ended by `mezo tune`
 
 
 def initial_run_json(config_yaml: str, argv: list[str]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""The record of a sweep, `SWEEP/sweep.json`: what was asked for, and every job with its directory.
+"""The record of a sweep, `SWEEP/sweep.json`: every job with its overrides and its directory.
 
-It is written before the first job starts, so that a sweep that was interrupted can continue.
+It is written before the first job starts. What a job came to is in its own run.json.
 """
 
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,7 +16,9 @@ from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.files import is_below, read_json
 from mezo_cli.runs.output import write_file
 
-NAME = "sweep.json"
+NAME, FORMAT = "sweep.json", 1
+STUDY = "study.journal"  # of a search of `mezo tune`, which has that in place of sweep.json
+IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,34 +31,24 @@ class SweepJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-    """What `mezo tune` searches: `KEY=LOW:HIGH` each, the number of trials in the end, and `score` or `loss`."""
-
-    ranges: list[str]
-    trials: int
-    goal: str
-
-
-@dataclasses.dataclass(frozen=True)
 class SweepRecord:
-    """A sweep. `jobs` is None for an adaptive sweeper, which proposes jobs as it goes."""
+    """A sweep.
+
+    Attributes:
+        format: of the file.
+        argv: of the process that started it.
+        cwd: its working directory: relative paths in the overrides start here.
+        user_code: what its jobs need of the user's own, which is not stored: `--config-dir`, keys of own_code.
+        jobs: at least one.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    overrides: list[str]  # of the whole sweep, the experiment's grid included: mezo's own keys
-    argv: list[str]  # of the process that started it
-    cwd: str  # its working directory: relative paths in the overrides start here
-    jobs: list[SweepJob] | None
-    own_config_dir: bool = False  # a `--config-dir` was used; which one is not stored
-    own_engine_python: bool = False  # the user's own program runs the engine; which one is not stored
-    own_reward: bool = False  # the reward is a function of the user's own; which one is not stored
-    tune: Search | None = None  # of `mezo tune`; jobs are added as it goes
-    retry_failed: bool = False  # of the process that runs it now, as is:
-    quiet: bool = False
-    gpus_per_job: int | None = None
-    gpus: list[str] | None = None  # what CUDA_VISIBLE_DEVICES may be in a job; None: as in this process, which is:
-    visible_gpus: str | None = None
-    stopped: bool = False  # jobs that would start now end at once: Ctrl-C in a sweep on several processes
+    format: int
+    argv: list[str]
+    cwd: str
+    user_code: list[str]
+    jobs: list[SweepJob]
 
     def write(self, folder: Path) -> None:
         """Write the record into the sweep's directory."""
@@ -67,28 +59,15 @@ class SweepRecord:
             raise UserError(f"{folder}: the sweep's directory cannot be written: {error.strerror}") from error
 
     def directories(self, folder: Path) -> dict[int, Path]:
-        """Return the run directory of every known job by its number."""
-        return {job.number: folder / job.directory for job in self.jobs or ()}
+        """Return the run directory of every job by its number."""
+        return {job.number: folder / job.directory for job in self.jobs}
 
 
-def new(
-    overrides: Sequence[str], config_dir: str | None, jobs: list[SweepJob] | None, tune: Search | None = None
-) -> SweepRecord:
-    """Return the record of a sweep that this process starts in its working directory; nothing is written.
-
-    Args:
-        overrides: of the command line, those of mezo's own keys alone: launchers and directories are given again.
-        config_dir: the user's config folder, which is given again too.
-        jobs, tune: as in the record.
-    """
-    return SweepRecord(
-        overrides=[text for text in overrides if not text.lstrip("+").startswith("hydra")],
-        argv=[without_credentials(word) for word in sys.argv],
-        cwd=os.getcwd(),
-        jobs=jobs,
-        own_config_dir=config_dir is not None,
-        tune=tune,
-    )
+def new(jobs: Mapping[Path, list[str]], folder: Path, user_code: list[str]) -> SweepRecord:
+    """Return the record of a sweep that this process starts: its jobs by their directories; nothing is written."""
+    paths = {os.path.relpath(path, folder): overrides for path, overrides in jobs.items()}
+    numbered = [SweepJob(number, overrides, path) for number, (path, overrides) in enumerate(paths.items())]
+    return SweepRecord(FORMAT, [without_credentials(word) for word in sys.argv], os.getcwd(), user_code, numbered)
 
 
 def exists(folder: Path) -> bool:
@@ -96,14 +75,29 @@ def exists(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
+def is_search(folder: Path) -> bool:
+    """Whether a directory is that of a search."""
+    return (folder / STUDY).is_file()
+
+
+def is_job(path: Path) -> bool:
+    """Whether a run directory is that of a sweep's job, or of a search's trial."""
+    return IN_SWEEP in os.environ or exists(path.parent) or is_search(path.parent)
+
+
 def read(folder: Path) -> SweepRecord:
     """Read the record of a sweep."""
+    content = read_json(folder / NAME)
+    if content.get("format") != FORMAT:
+        raise UserError(f"{folder / NAME}: of a version of mezo before 1.0, or of a format that this one does not know")
     try:
-        record = TypeAdapter(SweepRecord).validate_json(json.dumps(read_json(folder / NAME)), strict=True)
+        record = TypeAdapter(SweepRecord).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{folder / NAME} is damaged: {key}: {error.errors()[0]['msg']}") from error
-    for job in record.jobs or ():
+    if [job.number for job in record.jobs] != list(range(len(record.jobs))) or not record.jobs:
+        raise UserError(f"{folder / NAME} is damaged: its jobs are not numbered from 0")
+    for job in record.jobs:
         if not is_below(folder / job.directory, folder):
             raise UserError(f"{folder / NAME}: job {job.number + 1} is in {job.directory}, which is not in {folder}")
     return record

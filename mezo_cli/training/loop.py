@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable
 
 import torch
 from rich.console import Console
@@ -35,23 +34,19 @@ from mezo_cli.training.load import (
 )
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import TrainingRun
-from mezo_cli.training.verdict import Evaluations
 
 log = logging.getLogger("mezo")
 
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(
-    config: Config, run: Run, console: Console, prunes: Callable[[Evaluations], bool] | None = None
-) -> TrainingRun:
+def train(config: Config, run: Run, console: Console) -> TrainingRun:
     """Train and evaluate, write the run directory, and return the run's end. An interrupted run is resumed.
 
     Args:
         config: of the run.
         run: the run directory, which this process has claimed.
         console: where progress is shown.
-        prunes: called after each evaluation on dev after step 0 with all of them; if it is true the run ends.
 
     Raises:
         UserError: before training, for whatever the user can correct.
@@ -83,7 +78,7 @@ def train(
     evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     started = running_engine(config, run, session, *rows.splits().values())
-    state = TrainingRun(config, run, ranks, prunes, has_test=rows.test is not None)
+    state = TrainingRun(config, run, ranks, has_test=rows.test is not None)
     with failures, started as engine, state, torch.no_grad():
         if resume_step is None:
             state.start(session)

@@ -28,7 +28,7 @@ from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.run_log import RunLog
 from mezo_cli.training.session import Session
-from mezo_cli.training.verdict import DIVERGED, Evaluations, dev_evaluations
+from mezo_cli.training.verdict import DIVERGED, dev_evaluations
 
 log = logging.getLogger("mezo")
 
@@ -59,11 +59,10 @@ class TrainingRun:
         config: Config,
         run: Run,
         ranks: Ranks | None = None,
-        prunes: Callable[[Evaluations], bool] | None = None,
         *,
         has_test: bool = True,
     ) -> None:
-        self.config, self.run, self.ranks, self._prunes, self._has_test = config, run, ranks, prunes, has_test
+        self.config, self.run, self.ranks, self._has_test = config, run, ranks, has_test
         self._replayable = optimizer_class(config.optimizer).replayable
         self.step = self._first_step = 0  # the first of this process
         self.log, self.best, self.divergence = RunLog(config, run), BestStep(config), Divergence()
@@ -172,7 +171,7 @@ class TrainingRun:
             )
 
     def find_stop_reason(self) -> str | None:
-        """Return what ends the run before its last step: `divergence`, `patience`, `pruned`, `max_seconds`, or None.
+        """Return what ends the run before its last step: `divergence`, `patience`, `max_seconds`, or None.
 
         Every process takes one step at least, however low max_seconds is.
         """
@@ -183,9 +182,6 @@ class TrainingRun:
             return "divergence"
         if self.best.is_out_of_patience:
             return "patience"
-        dev = self.best.evaluations
-        if self._prunes is not None and self.step and self.step in dev and self._prunes(dev):
-            return "pruned"
         if config.max_seconds is None or self._first_stepped is None:
             return None
         is_over = time.perf_counter() - self._first_stepped >= config.max_seconds
@@ -207,7 +203,6 @@ class TrainingRun:
         how = {
             "divergence": "because it diverged",
             "patience": f"by patience={self.config.patience}",
-            "pruned": "by the pruner of its search",
             "max_seconds": f"after max_seconds={self.config.max_seconds:g}" if self.config.max_seconds else "",
         }
         text = f"stopped {how[reason]} at step {self.step} of {self.config.steps}"

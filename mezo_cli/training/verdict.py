@@ -126,4 +126,4 @@ def end_of(run: Run) -> str:
     files = run.read_summary() if status == "finished" else run.info()
     if status in ("finished", "failed") and files.get("verdict") == DIVERGED:
         return DIVERGED
-    return "pruned" if status == "finished" and files.get("stopped") == "pruned" else status
+    return status

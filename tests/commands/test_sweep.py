@@ -1,26 +1,29 @@
-"""`mezo train -m`: each job has its own directory and its own failure; a sweep that was stopped can go on."""
+"""`mezo train -m`: each job is a command with a directory and a failure of its own; a stopped sweep can go on."""
 
-import importlib
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 
 from mezo_cli import runs
-from mezo_cli.optim.mezo import Mezo
-from mezo_cli.runs import Run
-from mezo_cli.training import loop
+from mezo_cli.config import overrides
+from mezo_cli.runs import sweep_record
+from mezo_cli.sweep import jobs
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, stopped_at
-from tests.commands.sweeps import statuses, sweep
-from tests.live_models import count_live
+from tests.command_line import Result, environment, error_line, mezo, process, start
+from tests.commands.sweeps import statuses, sweep, wait_until_it_trains
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
+
+TIMEOUT = 300
+NEVER_ENDS = ("steps=100000", "eval_every=0", "optimizer.lr=1e-6")
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -30,78 +33,67 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture(scope="module")
 def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], Result]:
-    """A finished sweep of two seeds and two learning rates, its words, and what it printed."""
+    """A sweep of two seeds, and three learning rates of which one fails, two jobs at a time."""
     folder = tmp_path_factory.mktemp("done")
-    words = [
-        "seed=13,42",
-        *sweep(roberta, tiny.movie_folder(folder / "movies"), folder / "sweep", "optimizer.lr=1e-2,1e-3"),
-    ]
+    movies = tiny.movie_folder(folder / "movies")
+    words = ["seed=13,42", *sweep(roberta, movies, folder / "sweep", "optimizer.lr=1e-2,1e-3,1e30")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
-        return folder / "sweep", words, mezo("train", *words)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
+        return folder / "sweep", words, mezo("train", *words, "model.device=cpu", "--jobs", "2")
 
 
-def test_a_sweep_gives_each_job_a_directory(done: tuple[Path, list[str], Result]) -> None:
+def test_each_job_has_a_directory_and_its_own_failure(done: tuple[Path, list[str], Result]) -> None:
     folder, _, said = done
-    assert said.code == 0, said
-    assert statuses(folder) == dict.fromkeys("0123", "finished")
-    texts = [(r.path / "config.yaml").read_text() for r in runs.find_runs(folder)]
+    assert said.code == 1, said
+    ends = ["finished", "finished", "failed"] * 2
+    assert list(statuses(folder).values()) == ends
+    texts = [(run.path / "config.yaml").read_text() for run in runs.find_runs(folder)]
     pairs = {re.search(r"lr: (\S+).*\nseed: (\d+)", text, re.S).groups() for text in texts}  # type: ignore[union-attr]
-    assert pairs == {("0.01", "13"), ("0.01", "42"), ("0.001", "13"), ("0.001", "42")}
-    assert "job 4 of 4  seed=42 optimizer.lr=0.001" in said.out
-    assert "4 of 4 jobs finished" in said.out
+    assert pairs == {(lr, seed) for lr in ("0.01", "0.001", "1.0e+30") for seed in ("13", "42")}
+    for line in ("job 5 of 6  seed=42 optimizer.lr=0.001  finished", "4 of 6 jobs finished", "MeZO"):
+        assert line in said.out
+    assert [line.partition("): ")[0] for line in said.err.splitlines()] == [
+        f"failed: job {number} (seed={seed} optimizer.lr=1e+30" for number, seed in ((3, 13), (6, 42))
+    ]
+    infos = [run.info() for run in runs.find_runs(folder)]
+    assert len({os.getpid(), *(info["pid"] for info in infos)}) == 7
+    assert {info["cuda_visible_devices"] for info in infos} == {"4,5", "6,7"}
+    assert infos[0]["argv"][:2] == ["mezo", "train"]
+    record = json.loads((folder / "sweep.json").read_text())
+    assert (record["format"], record["user_code"], len(record["jobs"])) == (1, [], 6)
 
 
-def test_a_finished_sweep_is_left_as_it_is(done: tuple[Path, list[str], Result]) -> None:
+def test_what_has_ended_is_left_as_it_is(done: tuple[Path, list[str], Result]) -> None:
     folder, words, _ = done
     before = files(folder)
     same = [word.replace("seed=13,42", "seed=range(13,43,29)") for word in words]
-    assert mezo("train", "-q", *same) == Result(0, f"{folder}\n", "")
+    again = mezo("train", "-q", *same, "model.device=cpu")
+    assert (again.code, again.out) == (1, f"{folder}\n")
     said = mezo("resume", folder)
-    assert said.code == 0, said
-    assert said.out.count("finished before: skipped") == 4
-    assert "4 of 4 jobs finished" in said.out
+    assert said.code == 1, said
+    assert "4 of 6 jobs finished before: skipped" in said.out
+    assert "2 of 6 jobs failed before: skipped (--retry-failed runs them again)" in said.out
     for grid in ("seed=13,43", "seed=13"):
-        line = error_line(mezo("train", grid, *words[1:]))
+        line = error_line(mezo("train", grid, *words[1:], "model.device=cpu"))
         assert f"{folder} contains a sweep over another grid" in line
     assert files(folder) == before
 
 
-@pytest.mark.slow
-def test_a_job_fails_alone_and_runs_again_only_when_asked(
+def test_print_shows_commands_that_run_what_is_left(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing model, and a crash."""
-    step, broken = Mezo.step, {2}
-
-    def crash(self: Mezo, *args: Any) -> Any:
-        if self.seed in broken:
-            raise RuntimeError("the machine\nsneezed")
-        return step(self, *args)
-
-    monkeypatch.setattr(Mezo, "step", crash)
-    words = [word for word in sweep("x", movies, tmp_path / "s", "seed=1,2") if not word.startswith("model.path")]
-    words += [f"model.path={tmp_path}/none,{roberta}"]
-    said = mezo("train", *words)
-    assert said.code == 1
-    ends = {str(n): Run(tmp_path / "s" / str(n)).info() for n in range(4)}
-    assert [n for n, info in ends.items() if info["status"] == "finished"] == ["1"]
-    assert {info["status"] for n, info in ends.items() if n != "1"} == {"failed"}
-    log = (tmp_path / "s" / "3" / "train.log").read_text()
-    assert "Traceback" in log
-    assert "sneezed" in log
-    for text in (ends["0"]["error"], (tmp_path / "s" / "0" / "train.log").read_text(), said.err):
-        assert f"model.path={tmp_path}/none" in text
-    assert said.err.startswith("failed: job 1 (")
-    assert "Traceback" not in said.err
-    assert said.err.count("\n") == 3
-    assert "1 of 4 jobs finished" in said.out
-    broken.clear()
-    said = mezo("resume", tmp_path / "s")
-    assert said.code == 1
-    assert said.out.count("failed before: skipped") == 3
-    assert mezo("resume", tmp_path / "s", "--retry-failed").code == 1
-    assert [n for n, status in statuses(tmp_path / "s").items() if status == "finished"] == ["1", "3"]
+    words = sweep(roberta, movies, tmp_path / "a sweep", "seed=1,2,3", "steps=1", "eval_every=0")
+    said = mezo("train", *words, "--print")
+    assert (said.code, said.err) == (0, ""), said
+    lines = [shlex.split(line) for line in said.out.splitlines()]
+    assert [line[:2] for line in lines] == [["mezo", "train"]] * 3
+    assert json.loads((tmp_path / "a sweep" / "sweep.json").read_text())["jobs"][2]["directory"] == "2"
+    assert statuses(tmp_path / "a sweep") == {}
+    assert mezo(*lines[1][1:]).code == 0
+    assert statuses(tmp_path / "a sweep") == {"1": "finished"}
+    left = mezo("train", *words, "--print").out.splitlines()
+    assert left == [shlex.join(line) for line in (lines[0], lines[2])]
 
 
 # --- what is not valid starts nothing ---
@@ -115,6 +107,9 @@ def test_a_job_fails_alone_and_runs_again_only_when_asked(
         (["seed=1,2", "hydra.sweep.subdir=${nope}"], ["does not resolve"]),
         (["seed=1,2", "hydra.sweep.subdir=a,b"], ["hydra.sweep.subdir takes one"]),
         (["seed=1,2", "hydra.sweep.dir=./${seed}"], ["a sweep has one directory"]),
+        (["seed=1,2", "hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "a sweep is a grid", "mezo tune"]),
+        (["seed=1,2", "--jobs=0"], ["--jobs 0: give 1 or more"]),
+        (["seed=1,2", "--jobs=2", "--print"], ["--print runs nothing"]),
     ],
 )
 def test_mistakes_end_in_one_line(words: list[str], parts: list[str], tmp_path: Path) -> None:
@@ -125,48 +120,44 @@ def test_mistakes_end_in_one_line(words: list[str], parts: list[str], tmp_path: 
 
 
 def test_flags_of_a_sweep_are_refused_elsewhere(done: tuple[Path, list[str], Result]) -> None:
-    for flag in ("--retry-failed", "--gpus-per-job=1"):
-        assert flag.partition("=")[0] in error_line(mezo("train", flag, "steps=1"))
-    assert "--retry-failed" in error_line(mezo("resume", done[0] / "0", "--retry-failed"))
+    for flag in ("--retry-failed", "--jobs=2", "--print"):
+        assert f"{flag.partition('=')[0]} needs a sweep" in error_line(mezo("train", flag, "steps=1"))
+    for flag in ("--retry-failed", "--jobs=2"):
+        assert flag.partition("=")[0] in error_line(mezo("resume", done[0] / "0", flag))
+
+
+def test_gpus_are_shared_among_the_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1, GPU-2,-1,GPU-3")
+    assert jobs.gpu_shares(1) == [{}]
+    assert jobs.gpu_shares(2) == [{"CUDA_VISIBLE_DEVICES": "GPU-1"}, {"CUDA_VISIBLE_DEVICES": "GPU-2"}]
+    words = ["-m", "experiment=demo", "seed=1,2,3", "hydra.sweep.dir=sweep", "--jobs", "3"]
+    assert "--jobs 3: 2 GPUs are visible: give --jobs 2" in error_line(mezo("train", *words))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert jobs.gpu_shares(3) == [{}, {}, {}]
 
 
 # --- going on ---
 
 
-def test_sweep_json_names_every_job_before_the_first_one_starts(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(loop, "train", lambda *_: seen.append(json.loads((tmp_path / "s/sweep.json").read_text())))
-    subdir = "hydra.sweep.subdir=${seed}-${hydra.job.override_dirname}"
-    words = sweep(roberta, movies, tmp_path / "s", "seed=1,2", "task=glob(sst2)", subdir)
-    mezo("train", *words)
-    assert [job["number"] for job in seen[0]["jobs"]] == [0, 1]
-    assert [job["overrides"][-2:] for job in seen[0]["jobs"]] == [["seed=1", "task=sst2"], ["seed=2", "task=sst2"]]
-    assert seen[0]["argv"] == ["mezo", "train", *words]
-    for job in seen[0]["jobs"]:
-        assert (tmp_path / "s" / job["directory"] / "config.yaml").is_file()
-    assert len([path for path in (tmp_path / "s").iterdir() if path.is_dir()]) == 2
-
-
 @pytest.mark.slow
 def test_a_killed_sweep_ends_bitwise_identical(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    """SIGKILL in the middle of a job; then one job's directory is gone, another killed before its run.json."""
+    """SIGKILL in the middle of a job, which ends with it; another job was killed before its run.json."""
     more = ["seed=1,2,3", "steps=20", "eval_every=10", "log_every=1"]
     assert mezo("train", *sweep(roberta, movies, tmp_path / "whole", *more)).code == 0
-    words = sweep(roberta, movies, tmp_path / "cut", *more)
-    with stopped_at(tmp_path / "cut" / "1", 3, "train", *words, cwd=tmp_path) as process:
-        process.kill()
-    assert statuses(tmp_path / "cut") == {"0": "finished", "1": "interrupted"}
-    first = (tmp_path / "cut" / "0" / "run.json").read_bytes()
-    (tmp_path / "cut" / "2").mkdir()
+    running = start("train", *sweep(roberta, movies, tmp_path / "cut", *more), cwd=tmp_path)
+    job = wait_until_it_trains(tmp_path / "cut", running)
+    running.kill()
+    running.communicate()
+    while job.status() == "running":
+        pass
+    assert set(statuses(tmp_path / "cut").values()) <= {"interrupted", "finished"}
+    (tmp_path / "cut" / "2").mkdir(exist_ok=True)
     shutil.copy(tmp_path / "whole" / "2" / "config.yaml", tmp_path / "cut" / "2")
     (tmp_path / "cut" / "2" / "train.log").touch()
     said = mezo("resume", tmp_path / "cut")
     assert said.code == 0, said
-    assert said.out.count("finished before: skipped") == 1
     assert "3 of 3 jobs finished" in said.out
-    assert (tmp_path / "cut" / "0" / "run.json").read_bytes() == first
     for number in range(3):
         for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
             one, other = ((tmp_path / folder / str(number) / name).read_bytes() for folder in ("whole", "cut"))
@@ -187,94 +178,123 @@ def test_it_goes_on_elsewhere_unless_a_file_has_changed(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sweep").rename(tmp_path / "elsewhere" / "moved")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert "give it again, --config-dir DIR" in error_line(mezo("resume", "moved"))
-    assert mezo("resume", "moved", "--config-dir", tmp_path / "conf").code == 0
+    assert "--config-dir, which is not stored: give it again" in error_line(mezo("resume", "moved"))
+    again = ("resume", "moved", "--config-dir", "../conf")
+    assert mezo(*again).code == 0
     assert statuses(tmp_path / "elsewhere" / "moved") == {"0": "finished", "1": "finished"}
     file.write_text(f"{file.read_text()}optimizer:\n  eps: 0.01\n")
-    again = mezo("resume", "moved", "--config-dir", tmp_path / "conf")
-    assert "moved/0 contains a run with other settings" in error_line(again)
+    assert "moved/0 contains a run with other settings" in error_line(mezo(*again))
 
 
-# --- Ctrl-C ---
+def test_a_stored_sweep_is_data(done: tuple[Path, list[str], Result], tmp_path: Path) -> None:
+    """A sweep.json may be somebody else's: nothing in it but overrides of mezo's own keys is used."""
+    record = json.loads((done[0] / "sweep.json").read_text())
+    marker = tmp_path / "marker"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef score(completions, rows):\n    return []\n")
+    for text in (
+        "hydra/launcher=joblib",
+        "hydra.run.dir=/tmp/elsewhere",
+        "+hydra.launcher.x=1",
+        f"objective.reward={tmp_path}/evil.py:score",
+        f"engine.python={tmp_path}/evil.py",
+    ):
+        (tmp_path / "sweep").mkdir(exist_ok=True)
+        jobs_with = [{**record["jobs"][0], "overrides": [*record["jobs"][0]["overrides"], text]}]
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({**record, "jobs": jobs_with}))
+        assert f"'{text}' is not taken from a file" in error_line(mezo("resume", tmp_path / "sweep"))
+    for changes, part in (
+        ({"jobs": [{**record["jobs"][0], "directory": "../out"}]}, "which is not in"),
+        ({"config_dir": str(tmp_path)}, "is damaged: config_dir"),
+        ({"format": 7}, "of a version of mezo before 1.0, or of a format that this one does not know"),
+    ):
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({**record, **changes}))
+        assert part in error_line(mezo("resume", tmp_path / "sweep"))
+    assert not marker.exists()
+    assert "keeps its settings" in error_line(mezo("resume", done[0], "seed=3"))
 
 
-def test_ctrl_c_stops_the_sweep_and_says_what_is_left(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = loop.train
-
-    def interrupted(config: Any, *args: Any) -> Any:
-        if config.seed == 2:
-            raise KeyboardInterrupt
-        return train(config, *args)
-
-    monkeypatch.setattr(loop, "train", interrupted)
-    said = mezo("train", *sweep(roberta, movies, tmp_path / "sweep", "seed=1,2,3"))
-    assert (said.code, said.err) == (130, "error: interrupted\n")
-    assert said.out.endswith("2 jobs are left; continue with: mezo resume sweep\n")
-    assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "interrupted"}
-    monkeypatch.setattr(loop, "train", train)
-    assert mezo("resume", "sweep").code == 0
-    assert set(statuses(tmp_path / "sweep").values()) == {"finished"}
+# --- Ctrl-C and kills, for real ---
 
 
-# --- other sweepers and launchers ---
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_says_once_how_to_go_on(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """Every process of the group gets SIGINT, as from a terminal."""
+    folder = tmp_path / "sweep"
+    words = sweep(roberta, movies, folder, "seed=1,2,3", *NEVER_ENDS)
+    code = "import os, sys; os.setsid(); os.execv(sys.executable, [sys.executable, '-m', 'mezo_cli', *sys.argv[1:]])"
+    command, pipe = [sys.executable, "-c", code, "train", *map(str, words)], subprocess.PIPE
+    running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True)
+    job = wait_until_it_trains(folder, running)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 130, (out, err)
+    assert (out + err).count("mezo resume") == 1
+    assert "3 jobs are left; continue with: mezo resume sweep\n" in out
+    assert err.splitlines()[-1] == "error: interrupted"
+    assert json.loads((job.path / "run.json").read_text())["status"] == "interrupted"  # recorded, not only found out
 
 
-SWEEPER = """
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-
-scores = []
-
-
-class HalvingSweeper(Sweeper):
-    def setup(self, *, hydra_context, task_function, config):
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    def sweep(self, arguments):
-        fixed = [word for word in arguments if not word.startswith("optimizer.lr=")]
-        for number, lr in enumerate(("1e-2", "5e-3", "-1")):
-            (job,) = self.launcher.launch([[*fixed, f"optimizer.lr={lr}"]], initial_job_idx=number)
-            scores.append(job.return_value)
-"""
-
-
-@pytest.fixture
-def adaptive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A sweeper that proposes jobs itself, installed under the name of Hydra's plug-in for Optuna."""
-    (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "hydra_optuna_sweeper.py").write_text(SWEEPER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("hydra_plugins.hydra_optuna_sweeper")
-    Plugins.instance().register(module.HalvingSweeper)
-    node = {"_target_": "hydra_plugins.hydra_optuna_sweeper.HalvingSweeper"}
-    ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=node)
-    return module
-
-
-def test_an_adaptive_sweeper_gets_scores_and_each_job_is_validated_when_it_is_proposed(
-    adaptive: Any, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    words = sweep(roberta, movies, tmp_path / "sweep", "hydra/sweeper=optuna", "optimizer.lr=interval(1e-3,1e-2)")
-    said = mezo("train", *words)
+@pytest.mark.slow
+def test_a_killed_job_is_interrupted_and_a_running_one_left_alone(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    words = sweep(roberta, movies, folder, "seed=1,2", "steps=300", "eval_every=0", "optimizer.lr=1e-6")
+    running = start("train", *words, cwd=tmp_path)
+    os.kill(wait_until_it_trains(folder, running).info()["pid"], signal.SIGKILL)
+    while "1" not in statuses(folder) or not (folder / "1" / "metrics.jsonl").exists():
+        assert running.poll() is None
+    said = process("resume", folder, "-q", cwd=tmp_path, timeout=TIMEOUT)
     assert said.code == 0, said
-    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"] is None
-    assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "finished"}
-    wanted = [Run(tmp_path / "sweep" / str(n)).read_summary()["dev"]["accuracy"] for n in range(2)]
-    assert adaptive.scores[:2] == wanted
-    assert adaptive.scores[2] != adaptive.scores[2]  # NaN: the job failed
-    assert "job 3 failed: optimizer.lr=-1" in said.out
+    assert statuses(folder)["0"] == "finished"
+    out, err = running.communicate(timeout=TIMEOUT)
+    assert "Traceback" not in out + err
+    assert set(statuses(folder).values()) == {"finished"}
 
 
-def test_there_is_one_model_at_a_time(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hooks and modules refer to each other: a large model could stay in memory with the next one, or with the best."""
-    alive = count_live(monkeypatch)
-    # at lr 0 the first evaluation is the best
-    words = sweep(roberta, movies, tmp_path / "sweep", "seed=1,2", "optimizer.lr=0")
-    assert mezo("train", *words).code == 0
-    assert alive == [0, 0, 0, 0]
+# --- Hydra's launchers ---
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not overrides.is_installed(package), reason=f"needs {package}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("joblib", marks=needs("hydra-joblib-launcher")),
+        pytest.param("submitit_local", marks=needs("hydra-submitit-launcher")),
+        pytest.param("ray", marks=needs("hydra-ray-launcher")),
+    ],
+)
+def test_a_launcher_runs_the_command_of_each_job(launcher: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = sweep(roberta, movies, tmp_path / "sweep", f"hydra/launcher={launcher}", "optimizer.lr=1e-2,1e30")
+    said = process("train", *words, cwd=tmp_path, timeout=TIMEOUT, RAY_AUTH_MODE="disabled")
+    assert said.code == 1, said
+    assert said.err.splitlines()[-1].startswith("failed: job 2 (optimizer.lr=1e+30): ")
+    assert "1 of 2 jobs finished" in said.out
+    assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "failed"}
+    assert [job.overrides[-1] for job in sweep_record.read(tmp_path / "sweep").jobs] == [
+        "optimizer.lr=0.01",
+        "optimizer.lr=1e+30",
+    ]
+    shutil.rmtree(tmp_path / "sweep" / "0")
+    assert mezo("resume", tmp_path / "sweep").code == 1  # by this process's own workers
+    assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "failed"}
+
+
+@needs("hydra-joblib-launcher")
+@pytest.mark.parametrize("setting", ["n_jobs=0", "n_jobs=many", "nosuch=1"])
+def test_settings_that_a_launcher_refuses(setting: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    words = sweep(roberta, movies, tmp_path / "sweep", "hydra/launcher=joblib", "seed=1,2")
+    line = error_line(mezo("train", *words, f"hydra.launcher.{setting}"))
+    assert setting.partition("=")[0] in line
+    assert not list(tmp_path.glob("sweep/*/run.json"))
+
+
+@needs("hydra-submitit-launcher")
+def test_slurm_that_is_not_there(roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = sweep(roberta, movies, tmp_path / "sweep", "hydra/launcher=submitit_slurm", "seed=1,2")
+    line = error_line(mezo("train", *words))
+    assert line.startswith("error: hydra/launcher=submitit_slurm: ")
+    assert statuses(tmp_path / "sweep") == {}

@@ -1,7 +1,9 @@
-"""`mezo tune`: trials within the ranges, recorded as a sweep; a search that was interrupted ends in the same trials."""
+"""`mezo tune`: trials within the ranges, in Optuna's journal; an interrupted search ends in the same trials."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +11,17 @@ from typing import Any
 import pytest
 
 from mezo_cli import runs
-from mezo_cli.commands import tune
-from mezo_cli.training import loop
+from mezo_cli.config.compose import build_config
 from mezo_cli.training.verdict import best_evaluation
-from tests.command_line import Result, error_line, mezo, small
-from tests.report.run_directories import make_config
+from tests.command_line import Result, error_line, mezo, small, start
+from tests.commands.sweeps import wait_until_it_trains
 
 optuna = pytest.importorskip("optuna")
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
+
+RANGES = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3", "--goal", "loss")
 
 
 def search(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:
@@ -26,17 +29,13 @@ def search(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:
     return ["tune", *words, f"hydra.sweep.dir={folder}", *more]
 
 
-def jobs(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / "sweep.json").read_text())["jobs"]
+def study(folder: Path) -> Any:
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
+    return optuna.load_study(study_name="mezo", storage=optuna.storages.JournalStorage(backend))
 
 
 def trials(folder: Path) -> list[Any]:
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
-    return optuna.load_study(study_name="mezo", storage=optuna.storages.JournalStorage(backend)).trials
-
-
-def statuses(folder: Path) -> list[str]:
-    return [run.status() for run in runs.find_runs(folder)]
+    return study(folder).trials
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +47,19 @@ def searched(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     movies = tiny.movie_folder(folder / "movies")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
-        ranges = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3")
-        said = mezo(*search(roberta, movies, folder / "search", *ranges, "--trials", "3", "--goal", "loss"))
+        said = mezo(*search(roberta, movies, folder / "search", *RANGES, "--trials", "3"))
     return folder, said
 
 
-def test_each_trial_is_a_job_of_a_sweep(searched: tuple[Path, Result]) -> None:
+def test_each_trial_is_a_run(searched: tuple[Path, Result]) -> None:
     folder, said = searched[0] / "search", searched[1]
     assert (said.code, said.err) == (0, ""), said
     done = trials(folder)
-    assert len(done) == len(jobs(folder)) == 3
-    for trial, job in zip(done, jobs(folder), strict=True):
+    assert len(done) == 3
+    for trial in done:
         assert 1e-3 <= trial.params["optimizer.lr"] <= 1e-1
         assert trial.params["optimizer.samples"] in (1, 2, 3)
-        lines = [f"{key}={value!r}" for key, value in trial.params.items()]
-        assert job["overrides"][-2:] == lines
-        run = runs.Run(folder / job["directory"])
+        run = runs.Run(folder / str(trial.number))
         found = {one["step"]: one["loss"] for one in run.evaluations("dev") if one["step"]}
         assert trial.value == min(found.values())
         assert trial.intermediate_values == found
@@ -88,58 +84,58 @@ def test_other_commands_read_it(searched: tuple[Path, Result]) -> None:
 def test_more_trials_go_on_and_another_search_is_refused(searched: tuple[Path, Result], roberta: Path) -> None:
     folder = searched[0] / "more"
     shutil.copytree(searched[0] / "search", folder)
-    ranges = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3", "--goal", "loss")
     words = search(roberta, searched[0] / "movies", folder)
-    for other in (ranges[:2], (*ranges[:-1], "score"), (*ranges, "seed=3")):
+    for other in (RANGES[:2], (*RANGES[:-1], "score"), (*RANGES, "seed=3")):
         assert "with other settings or ranges" in error_line(mezo(*words, *other))
-    said = mezo(*words, *ranges, "--trials", "4", "-q")
+    said = mezo(*words, *RANGES, "--trials", "4", "-q")
     assert (said.code, said.err) == (0, ""), said
-    _, best = said.out.splitlines()
-    assert best.startswith("best: trial ")
-    assert [job["number"] for job in jobs(folder)] == [0, 1, 2, 3]
+    first, best = said.out.splitlines()
+    assert (Path(first).name, best[:12]) == ("more", "best: trial ")
+    assert len(trials(folder)) == 4
     assert "a search of `mezo tune`" in error_line(mezo("train", "-m", *words[1:]))
-    assert "does not repeat a failed trial" in error_line(mezo("resume", folder, "--retry-failed"))
+    assert "a search of `mezo tune`" in error_line(mezo("resume", folder, "--retry-failed"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_ends_in_the_same_trials(
-    searched: tuple[Path, Result], roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, count = loop.train, 0
-
-    def interrupted(*args: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise KeyboardInterrupt
-        return train(*args)
-
-    monkeypatch.setattr(loop, "train", interrupted)
-    ranges = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3")
-    words = search(roberta, searched[0] / "movies", tmp_path / "cut", *ranges, "--trials", "3", "--goal", "loss")
-    said = mezo(*words)
-    assert (said.code, said.err) == (130, "error: interrupted\n")
-    assert said.out.endswith("continue with: mezo resume cut\n")
-    assert statuses(tmp_path / "cut") == ["finished", "interrupted"]
-    said = mezo("resume", "cut")
-    assert (said.code, said.err) == (0, ""), said
-    assert jobs(tmp_path / "cut") == jobs(searched[0] / "search")
-    assert [t.value for t in trials(tmp_path / "cut")] == [t.value for t in trials(searched[0] / "search")]
-
-
-def test_a_trial_that_was_asked_for_only_is_completed(
     searched: tuple[Path, Result], roberta: Path, tmp_path: Path
 ) -> None:
-    """Killed between the values of a trial: the first is kept."""
+    """Ctrl-C says once how to go on; the run of the open trial is finished, and told by its number."""
+    more = ("steps=300", "eval_every=0", "--trials", "2")
+    words = search(roberta, searched[0] / "movies", tmp_path / "cut", *RANGES, *more)
+    running = start(*words, cwd=tmp_path)
+    wait_until_it_trains(tmp_path / "cut", running)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=100)
+    assert (running.returncode, err) == (130, "error: interrupted\n")
+    assert out.endswith("continue with: mezo resume cut\n")
+    assert out.count("mezo resume") == 1
+    assert [trial.state.name for trial in trials(tmp_path / "cut")] == ["RUNNING"]
+    assert mezo("resume", "cut").code == 0
+    assert mezo(*search(roberta, searched[0] / "movies", tmp_path / "whole", *RANGES, *more)).code == 0
+    both = (trials(tmp_path / "cut"), trials(tmp_path / "whole"))
+    assert len(both[0]) == 2
+    for mine, other in zip(*both, strict=True):
+        for name in ("state", "values", "params", "intermediate_values"):
+            assert getattr(mine, name) == getattr(other, name), name
+
+
+def test_a_trial_that_was_asked_for_only_is_left_out(searched: tuple[Path, Result], tmp_path: Path) -> None:
+    """Killed between the values of a trial: another one takes its place."""
     folder = tmp_path / "asked"
     folder.mkdir()
     lines = (searched[0] / "search" / "study.journal").read_text().splitlines(keepends=True)
-    (folder / "study.journal").write_text("".join(lines[:3]))  # the study, the first trial, its first value
-    record = json.loads((searched[0] / "search" / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps({**record, "jobs": [], "tune": {**record["tune"], "trials": 1}}))
+    cut = next(number for number, line in enumerate(lines) if "optimizer.samples" in line and '"op_code":5' in line)
+    (folder / "study.journal").write_text("".join(lines[:cut]).replace('"trials":3', '"trials":1'))
     assert mezo("resume", folder).code == 0
-    (job,), before = jobs(folder), jobs(searched[0] / "search")[0]
-    assert job["overrides"][:-1] == before["overrides"][:-1]
-    assert job["overrides"][-1] in {f"optimizer.samples={n}" for n in (1, 2, 3)}
+    assert [len(trial.params) for trial in trials(folder)] == [1, 2]
+    assert [run.path.name for run in runs.find_runs(folder)] == ["1"]
+
+
+def test_the_seed_decides_what_is_drawn(searched: tuple[Path, Result], roberta: Path, tmp_path: Path) -> None:
+    words = search(roberta, searched[0] / "movies", tmp_path / "other", *RANGES, "seed=7", "steps=1", "--trials", "1")
+    assert mezo(*words).code == 0
+    assert trials(tmp_path / "other")[0].params != trials(searched[0] / "search")[0].params
 
 
 @pytest.mark.parametrize(
@@ -153,45 +149,28 @@ def test_a_trial_that_was_asked_for_only_is_completed(
 def test_the_best_evaluation_of_a_trial(scores: list[tuple[float, float]], best: int | None) -> None:
     lines = [{"step": step, "accuracy": score, "loss": loss} for step, (score, loss) in enumerate(scores)]
     run: Any = SimpleNamespace(evaluations=lambda _: lines)
-    found = best_evaluation(run, make_config({"steps": 4}), "score")
+    found = best_evaluation(run, build_config(["experiment=demo", "steps=4"]), "score")
     assert (found and found["step"]) == best
 
 
 @pytest.mark.slow
-def test_a_search_prunes_and_a_killed_one_ends_alike(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed before an evaluation is reported, and again after that, before the pruner is asked."""
-    more = ("steps=3", "eval_every=1", "--range", "optimizer.lr=1e-4:1", "--goal", "loss", "--trials")
-    assert mezo(*search(roberta, movies, tmp_path / "cut", *more, "5")).code == 0
-    shutil.copytree(tmp_path / "cut", tmp_path / "whole")
-    said = mezo(*search(roberta, movies, tmp_path / "whole", *more, "7"))
-    whole = trials(tmp_path / "whole")
-    pruned = next(trial for trial in whole if trial.state.name == "PRUNED")
-    path = tmp_path / "whole" / str(pruned.number)
-    assert runs.Run(path).read_summary()["stopped"] == "pruned"
-    assert runs.Run(path).info()["stopped"] == {"by": "pruned", "step": pruned.last_step}
-    assert f"trial {pruned.number + 1}: pruned at step {pruned.last_step} of 3, loss " in said.out
-    assert "stopped by the pruner of its search" in mezo("resume", path).out
-
-    def killed(trial: Any, *_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    words = search(roberta, movies, tmp_path / "cut", *more, "7")
-    for owner, name in ((tune, "_report"), (optuna.trial.Trial, "should_prune")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, killed)
-            assert mezo(*words).code == 130
-    assert mezo(*words).code == 0
-    for mine, other in zip(trials(tmp_path / "cut"), whole, strict=True):
-        for name in ("state", "values", "params", "intermediate_values"):
-            assert getattr(mine, name) == getattr(other, name), name
-
-    page = tmp_path / "page.html"
-    assert mezo("report", tmp_path / "whole", "--out", page).code == 0
-    text = page.read_text()
-    assert "whole: loss against optimizer.lr" in text
-    assert 'scope="col">lr' not in text  # the corner of a heat map
+def test_a_trial_is_pruned_by_its_metrics(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """The median of five trials decides; the journal, the run and the tables say pruned."""
+    folder = tmp_path / "search"
+    more = ("steps=60", "eval_every=4", "--range", "optimizer.lr=1e-5:1e-1", "--goal", "loss", "--trials")
+    assert mezo(*search(roberta, movies, folder, *more, "5")).code == 0
+    said = mezo(*search(roberta, movies, folder, *more, "10"))
+    assert said.code == 0, said
+    pruned = [trial for trial in trials(folder) if trial.state.name == "PRUNED"]
+    assert pruned
+    trial = pruned[0]
+    run = runs.Run(folder / str(trial.number))
+    assert (run.status(), run.info()["stopped"]) == ("pruned", {"by": "pruned", "step": trial.last_step})
+    assert f"trial {trial.number + 1}: pruned at step {trial.last_step} of 60" in said.out
+    assert f"{len(pruned)} of them pruned" in said.out
+    assert mezo("runs", folder, "--status", "pruned", "-q").out.count("\n") == len(pruned)
+    best = min(t.value for t in trials(folder) if t.state.name == "COMPLETE")
+    assert trial.intermediate_values[trial.last_step] > best
 
 
 def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Path, tmp_path: Path) -> None:
@@ -231,12 +210,15 @@ def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: P
     assert not (tmp_path / "search").exists()
 
 
-def test_a_damaged_study_is_refused(searched: tuple[Path, Result], tmp_path: Path) -> None:
+def test_a_damaged_study_is_refused_and_a_strangers_is_data(searched: tuple[Path, Result], tmp_path: Path) -> None:
     folder = tmp_path / "search"
     shutil.copytree(searched[0] / "search", folder)
     journal = folder / "study.journal"
     text = journal.read_text()
     journal.write_text(text[:100] + "\n" + text[150:])
     assert "study.journal is damaged" in error_line(mezo("resume", folder))
-    journal.write_text("")
-    assert "they do not belong together" in error_line(mezo("resume", folder))
+    given = json.dumps(f"objective.reward={tmp_path}/evil.py:score")
+    assert '"overrides":[' in text
+    journal.write_text(text.replace('"overrides":[', f'"overrides":[{given},'))
+    assert "is not taken from a file" in error_line(mezo("resume", folder))
+    assert os.listdir(tmp_path) == ["search"]

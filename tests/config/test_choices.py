@@ -6,7 +6,7 @@ import pytest
 
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.sweep.plan import plan_sweep
 from tests.config.refused import error_of
 
 pytestmark = pytest.mark.usefixtures("composing_all")

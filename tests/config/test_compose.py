@@ -18,10 +18,10 @@ from mezo_cli.config import keys
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.schema import Config, data_dir, to_dict
-from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.config.validation import build, check, class_defaults
 from mezo_cli.config.values import Allowed, allowed, plain_type
 from mezo_cli.errors import UserError
+from mezo_cli.sweep.plan import plan_sweep
 
 pytestmark = pytest.mark.usefixtures("composing_all")
 
@@ -209,4 +209,4 @@ def test_a_sweep_passes_several_loggers_on(tmp_path: Path) -> None:
     words = ["logger=[tensorboard,wandb]", "model=demo", "data=demo", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]
     plan = plan_sweep(words)
     assert [job.config.logger.names for job in plan.jobs or ()] == [["tensorboard", "wandb"]] * 2
-    assert "logger.names=[tensorboard,wandb]" in plan.overrides
+    assert all("logger.names=[tensorboard,wandb]" in job.overrides for job in plan.jobs)

@@ -125,7 +125,8 @@ def test_a_folder_of_the_users_names_a_reward_and_a_received_run_or_sweep_runs_n
     assert "give it again, --config-dir DIR" in error_line(mezo("resume", sweep))
     record = json.loads((sweep / "sweep.json").read_text())
     for word in ("objective.reward=mine.py:f", "hydra/launcher=joblib"):
-        (sweep / "sweep.json").write_text(json.dumps(record | {"overrides": [*record["overrides"], word]}))
+        job = {**record["jobs"][0], "overrides": [*record["jobs"][0]["overrides"], word]}
+        (sweep / "sweep.json").write_text(json.dumps(record | {"jobs": [job]}))
         assert f"'{word}' is not taken from a file" in error_line(mezo("resume", sweep, "--config-dir", "mine"))
     (sweep / "sweep.json").write_text(json.dumps(record | {"config_dir": "mine"}))
     assert "config_dir" in error_line(mezo("resume", sweep))

@@ -6,7 +6,7 @@ import pytest
 
 from mezo_cli.config import compose
 from mezo_cli.config.compose import Job, build_config
-from mezo_cli.config.sweep_plan import plan_sweep
+from mezo_cli.sweep.plan import plan_sweep
 from tests.config import refused
 
 pytestmark = pytest.mark.usefixtures("composing_all")

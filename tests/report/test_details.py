@@ -127,16 +127,6 @@ def test_the_commands_depend_on_how_the_run_ended(
     assert lacks not in found
 
 
-def test_a_job_of_a_sweep_is_run_again_alone(tmp_path: Path) -> None:
-    job = make_run(tmp_path / "0")
-    jobs = [{"number": 0, "overrides": ["seed=1"], "directory": "0"}]
-    record = {"overrides": ["seed=1,2"], "argv": ["mezo"], "cwd": "/", "jobs": jobs}
-    (tmp_path / "sweep.json").write_text(json.dumps(record))
-    assert dict(details(job.path).commands())["Run again"] == "mezo train seed=1"
-    (tmp_path / "sweep.json").write_text("{}")
-    assert any("sweep.json is damaged" in text for text in details(job.path).warnings())
-
-
 def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
     made.update(weights={})

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.report.svg import COLOURS, SERIES
-from mezo_cli.runs.sweep_record import SweepJob, SweepRecord
 from tests.command_line import Result, error_line, mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
 
@@ -148,9 +147,17 @@ def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> 
 
 def test_the_command_of_a_sweeps_job_is_as_it_was_typed(tmp_path: Path) -> None:
     run = make_curves(tmp_path / "sweep" / "0")
-    job = SweepJob(0, ["task=own", "optimizer.lr=1e-3"], "0")
-    words = ["mezo", "train", "-m", "task=own", "optimizer.lr=1e-3,1e-2", "--config-dir", "mine"]
-    SweepRecord(words[3:5], words, str(tmp_path), [job]).write(tmp_path / "sweep")
+    words = [
+        "mezo",
+        "train",
+        "task=own",
+        "optimizer.lr=1e-3",
+        f"hydra.run.dir={run.path}",
+        "--config-dir",
+        "mine",
+        "-q",
+    ]
+    run.update(argv=words)
     page, _ = write(tmp_path / "page.html", run.path)
     assert "mezo train task=own optimizer.lr=1e-3 --config-dir mine</pre>" in page
 

@@ -9,10 +9,10 @@ import yaml
 
 from mezo_cli.config.choices import conf_dir
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.sweep_plan import plan_sweep
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import unlike_paper
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
+from mezo_cli.sweep.plan import plan_sweep
 from tests.report.run_directories import SEEDS, make_entry, make_grid, only_group
 
 FEW = {"data.shots": 16, "model.tie_embeddings": False}

@@ -19,6 +19,8 @@ from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.sweep_record import IN_SWEEP
+from mezo_cli.system import environment as variables
 from tests.command_line import environment, error_line, mezo
 
 CONFIG = to_yaml(build_config(["steps=3"]))
@@ -84,7 +86,7 @@ def test_a_mistake_before_the_first_step_leaves_the_disk_as_it_was(tmp_path: Pat
 
 
 def test_a_sweeps_job_keeps_its_mistake_and_leaves_the_directory_free(tmp_path: Path) -> None:
-    with pytest.raises(UserError), new_run(tmp_path).tracked(keeps_failed=True):
+    with pytest.raises(UserError), variables({IN_SWEEP: "1"}), new_run(tmp_path).tracked():
         raise UserError("no such model")
     assert (status(tmp_path), Run(tmp_path).info()["error"]) == ("failed", "no such model")
     with new_run(tmp_path).tracked():
@@ -190,7 +192,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_a_run(
 
 def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp_path: Path) -> None:
     """The harder race: all find a run that never began, and may use its directory again."""
-    with pytest.raises(UserError), new_run(tmp_path / "run").tracked(keeps_failed=True):
+    with pytest.raises(UserError), variables({IN_SWEEP: "1"}), new_run(tmp_path / "run").tracked():
         raise UserError("no such model")
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom mezo_cli.runs import Run\n"
@@ -221,7 +223,7 @@ def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp
 def test_a_failure_is_recorded_and_only_an_unknown_one_with_its_traceback(
     tmp_path: Path, error: Exception, stored: str
 ) -> None:
-    with pytest.raises(type(error)), new_run(tmp_path).tracked(keeps_failed=True):
+    with pytest.raises(type(error)), variables({IN_SWEEP: "1"}), new_run(tmp_path).tracked():
         raise error
     info, log = Run(tmp_path).info(), (tmp_path / "train.log").read_text()
     assert (info["status"], info["error"]) == ("failed", stored)

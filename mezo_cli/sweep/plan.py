@@ -12,49 +12,90 @@ from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
 from mezo_cli.config.keys import type_hints
-from mezo_cli.config.overrides import Override
-from mezo_cli.config.own_code import OwnCode, split_own_code
+from mezo_cli.config.overrides import Override, quote
+from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import classes
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import is_below
+from mezo_cli.runs.sweep_record import SweepRecord
+
+CONFIG_DIR = "--config-dir"
+Progress = Callable[[int, int], None]  # called after each job with the number of jobs done and of all
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep. `jobs` is None under an adaptive sweeper, which proposes them as it goes."""
+    """A sweep whose every job is valid.
+
+    Attributes:
+        directory: of the sweep.
+        launcher: the name of Hydra's launcher.
+        common: the overrides of Hydra's own keys.
+        jobs: with the overrides of mezo's own keys that may be stored.
+        own: what the jobs use of the user's own code, which is stored nowhere.
+        config_dir: the user's config folder.
+        user_code: what of the user's own is given again to go on: `--config-dir`, keys of own_code.
+    """
 
     directory: Path
-    overrides: list[str]  # those of the experiment's grid included, and the values of each written out
-    sweeper: Sweeper
-    jobs: list[Job] | None
-    own: OwnCode  # of the command line, which is in no overrides above
-    config_dir: str | None = None
+    launcher: str
+    common: list[str]
+    jobs: list[Job]
+    own: OwnCode
+    config_dir: str | None
+    user_code: list[str]
 
 
 def plan_sweep(
-    overrides: Sequence[str], config_dir: str | None = None, on_progress: Callable[[int, int], None] = lambda *_: None
+    overrides: Sequence[str], config_dir: str | None = None, on_progress: Progress = lambda *_: None
 ) -> SweepPlan:
-    """Return the plan of a sweep whose every job is valid.
+    """Return the plan of a command line; an experiment file may add a grid of its own (`hydra.sweeper.params`)."""
+    parsed, launcher = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
+    common = [override.text for override in parsed if override.name.startswith("hydra")]
+    directory, jobs = _compose_jobs(expand(parsed), common, config_dir, on_progress)
+    return _plan(directory, launcher, common, jobs, config_dir)
+
+
+def plan_again(
+    folder: Path,
+    record: SweepRecord,
+    given: Sequence[str],
+    config_dir: str | None = None,
+    on_progress: Progress = lambda *_: None,
+) -> SweepPlan:
+    """Return the plan of the sweep in a folder, by its record.
 
     Args:
-        overrides: of the command line; an experiment file may add a grid of its own (`hydra.sweeper.params`).
+        folder, record: of the sweep.
+        given: what the record does not keep: the launcher, and what is the user's own code.
         config_dir: the user's config folder.
-        on_progress: called after each job with the number of jobs done and of all.
+        on_progress: see `Progress`.
     """
-    _, own = split_own_code(overrides)
-    parsed, sweeper = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
-    adaptive = sweeper.name != "basic"
-    jobs = expand([override for override in parsed if not (adaptive and override.sweeps)])
-    common = [override.text for override in parsed if override.name.startswith("hydra")]
-    tolerated = _read_by_some_job(parsed)
-    directory, planned = _compose_jobs(jobs, common, tolerated, config_dir, on_progress)
-    planned = [replace(job, overrides=tuple(split_own_code(job.overrides)[0])) for job in planned]
-    written = split_own_code(_written_out(parsed))[0]
-    return SweepPlan(directory, written, sweeper, None if adaptive else planned, own, config_dir)
+    launched, own = split_own_code(given)
+    parsed = compose.parse(launched, find_choices(config_dir))
+    common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
+    more = tuple(f"{key}={quote(value)}" for key, value in own.items())
+    words = [(*job.overrides, *more) for job in record.jobs]
+    _, jobs = _compose_jobs(words, common, config_dir, on_progress)
+    stored = record.directories(folder)
+    jobs = [replace(job, directory=stored[number]) for number, job in enumerate(jobs)]
+    chosen = [override.value for override in parsed if override.name == "hydra/launcher"]
+    return _plan(folder, chosen[-1] if chosen else "basic", common, jobs, config_dir)
 
 
-def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], Sweeper]:
-    """Return the overrides behind those of the experiment file's grid, and the sweeper that the files choose.
+def _plan(directory: Path, launcher: str, common: list[str], jobs: list[Job], config_dir: str | None) -> SweepPlan:
+    own, given, kept = OwnCode(), OwnCode(), []
+    for job in jobs:
+        own |= own_of(job.config)
+        overrides, of_command = split_own_code(job.overrides)
+        given |= of_command
+        kept.append(replace(job, overrides=tuple(overrides)))
+    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *given]
+    return SweepPlan(directory, launcher, common, kept, own, config_dir, user_code)
+
+
+def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], str]:
+    """Return the overrides behind those of the experiment file's grid, and the launcher that the files choose.
 
     What the command line names itself, a value or a choice, is not swept over by the file.
     """
@@ -69,8 +110,14 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
         if other != sweepers[0]:
             both = f"{' '.join(chosen[0])} and {' '.join(words)}"
             raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
+    return [*_grid(parsed, sweepers[0], list(experiments), config_dir), *parsed], sweepers[0].launcher
+
+
+def _grid(
+    parsed: Iterable[Override], sweeper: Sweeper, experiments: Sequence[str], config_dir: str | None
+) -> list[Override]:
     names = {override.name for override in parsed}
-    texts = [f"{key}={values}" for key, values in sweepers[0].params.items() if key not in names]
+    texts = [f"{key}={values}" for key, values in sweeper.params.items() if key not in names]
     try:
         grid = compose.parse(texts, find_choices(config_dir))
         for override in grid:
@@ -78,7 +125,7 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
                 raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
-    return [*grid, *parsed], sweepers[0]
+    return grid
 
 
 def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
@@ -102,41 +149,22 @@ def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
 
 def describe_job(jobs: Sequence[Sequence[str]], number: int) -> str:
     """Return the overrides by which a job differs from the others: `seed=42 optimizer.lr=0.001`."""
-    return " ".join(text for i, text in enumerate(jobs[number]) if any(job[i] != text for job in jobs))
-
-
-def _written_out(parsed: Iterable[Override]) -> list[str]:
-    """Return the overrides with the values of each sweep written out: `seed=range(1,3)` becomes `seed=1,2`."""
-    words = []
-    for override in parsed:
-        if override.sweeps and override.values is not None:
-            words.append(f"{override.jobs[0].partition('=')[0]}={','.join(override.values)}")
-        else:
-            words.append(override.text)
-    return words
+    return " ".join(text for i, text in enumerate(jobs[number]) if any(i >= len(job) or job[i] != text for job in jobs))
 
 
 def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
     """Return the keys that one of the choices of a sweep reads: jobs of the others leave them out."""
-    keys = {override.name for override in parsed if "." in override.name}
-    keys_read = set()
-    for override in parsed:
-        base = compose.choice_groups().get(override.name)
-        if override.sweeps and base is not None:
+    read: set[str] = set()
+    for group, base in compose.choice_groups().items():
+        chosen = {str(override.value) for override in parsed if override.name == group}
+        if len(chosen) > 1:
             settings_types = classes(base)
-            read = {
-                f"{override.name}.{key}" for name in override.values or () for key in type_hints(settings_types[name])
-            }
-            keys_read |= keys & read
-    return keys_read
+            read |= {f"{group}.{key}" for name in chosen for key in type_hints(settings_types[name])}
+    return read & {override.name for override in parsed}
 
 
 def _compose_jobs(
-    jobs: Sequence[tuple[str, ...]],
-    common: Sequence[str],
-    tolerated: Collection[str],
-    config_dir: str | None,
-    on_progress: Callable[[int, int], None],
+    jobs: Sequence[tuple[str, ...]], common: Sequence[str], config_dir: str | None, on_progress: Progress
 ) -> tuple[Path, list[Job]]:
     """Compose and validate every job; return the directory of the sweep, and the jobs with theirs.
 
@@ -146,7 +174,7 @@ def _compose_jobs(
     choices = find_choices(config_dir)
     texts = list(dict.fromkeys(text for job in jobs for text in job))
     parsed = dict(zip(texts, compose.parse(texts, choices), strict=True))
-    plain = plain_values(parsed.values(), choices)
+    plain, tolerated = plain_values(parsed.values(), choices), _read_by_some_job(parsed.values())
     composed: dict[tuple[str, ...], Any] = {}
     first: tuple[Any, Path] | None = None  # the node and the sweep's directory of the first job
     planned: dict[Path, Job] = {}

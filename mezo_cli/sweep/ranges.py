@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.keys import allowed_values, check_key
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
 
 DEFAULTS = ("lr", "eps")  # settings of the optimizer, searched from a tenth of their value to ten times it
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
@@ -26,6 +29,13 @@ class Range:
     def is_log(self) -> bool:
         """Whether the value is drawn by its logarithm."""
         return self.low > 0 and self.high / self.low >= LOG_FROM
+
+    def distribution(self) -> "optuna.distributions.BaseDistribution":
+        """Return Optuna's."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        of_type: Any = IntDistribution if self.value_type is int else FloatDistribution
+        return of_type(self.value_type(self.low), self.value_type(self.high), log=self.is_log)
 
     def __str__(self) -> str:
         return f"{self.key}={self.value_type(self.low)!r}:{self.value_type(self.high)!r}"

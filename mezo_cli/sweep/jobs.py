@@ -1,0 +1,209 @@
+"""Run the jobs of a sweep, each as a `mezo train` (or `mezo resume`) of its own; what one came to is in its run.json.
+
+Jobs on this machine are forked from a process that has imported what they need. Hydra's launchers start a command each.
+"""
+
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config import compose
+from mezo_cli.config.compose import Job
+from mezo_cli.config.overrides import quote
+from mezo_cli.config.own_code import OwnCode
+from mezo_cli.errors import UserError, first_line
+from mezo_cli.runs import Run
+from mezo_cli.runs.sweep_record import IN_SWEEP
+from mezo_cli.sweep.plan import SweepPlan
+from mezo_cli.system import discard_output, environment, visible_gpus
+
+log = logging.getLogger("mezo")
+
+THREADS, GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
+PRELOADED, PROGRAM = "mezo_cli.commands.preload", "mezo_cli.__main__"  # which are above this package
+LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a launcher starts
+
+
+def job_status(path: Path) -> str:
+    """Return the status of a job's run, `missing` when its directory is free, `damaged` when it cannot be read."""
+    if not ((path / "config.yaml").exists() and (path / "run.json").exists()):
+        return "missing"
+    try:
+        return Run(path).status()
+    except UserError:
+        return "damaged"
+
+
+def words_of(job: Job, config_dir: str | None, own: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
+    """Return the words of the command that runs a job, or goes on with its run.
+
+    Args:
+        job: of a sweep.
+        config_dir: the user's config folder.
+        own: the user's own code, where the command does not get it from the environment.
+    """
+    given = [f"{key}={quote(value)}" for key, value in own.items()]
+    if is_begun(job.directory):
+        return ["resume", str(job.directory), *given]
+    folder = [] if config_dir is None else ["--config-dir", str(Path(config_dir).expanduser().absolute())]
+    return ["train", *job.overrides, *given, f"hydra.run.dir={quote(job.directory)}", *folder]
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether a directory has a run to go on with."""
+    try:
+        Run.check_free(path)
+    except UserError:
+        return True
+    return False
+
+
+# --- on this machine ---
+
+
+class Workers:
+    """Runs commands in processes of this machine.
+
+    Args:
+        at_once: how many run at a time. Each has its share of the cores and of the visible GPUs.
+        cwd: their working directory.
+        shown: whether what they print is shown.
+    """
+
+    def __init__(self, at_once: int, cwd: str, shown: bool) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([PRELOADED])
+        self._cwd, self._shown = cwd, shown
+        threads = {THREADS: str(max(1, len(os.sched_getaffinity(0)) // at_once))}
+        self._variables = {} if at_once == 1 or THREADS in os.environ else threads
+        self.shares: list[dict[str, str]] = gpu_shares(at_once)
+
+    def start(self, words: Sequence[str], share: Mapping[str, str]) -> BaseProcess:
+        """Start `mezo WORDS`, which sees a share of the GPUs."""
+        with environment(self._variables):  # torch reads the number of threads when the server imports it
+            variables = {**os.environ, **share, IN_SWEEP: "1"}
+            process = self._context.Process(target=_run, args=(list(words), variables, self._cwd, self._shown))
+            process.start()
+        return process
+
+    def run(
+        self, commands: Mapping[int, list[str]], began: Callable[[int], None], ended: Callable[[int], None]
+    ) -> None:
+        """Run the commands of some jobs; call `began` and `ended` with the number of each.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, when those that ran have recorded it. A second one
+                kills them.
+        """
+        left, running = deque(commands.items()), dict[int, tuple[BaseProcess, int, dict[str, str]]]()
+        try:
+            while left or running:
+                while left and self.shares:
+                    number, words = left.popleft()
+                    began(number)
+                    share = self.shares.pop()
+                    process = self.start(words, share)
+                    running[process.sentinel] = process, number, share
+                for sentinel in wait(list(running)):
+                    process, number, share = running.pop(sentinel)  # type: ignore[call-overload]
+                    process.join()
+                    self.shares.append(share)
+                    ended(number)
+        except BaseException:
+            stop([process for process, _, _ in running.values()])
+            raise
+
+
+def stop(processes: Sequence[BaseProcess]) -> None:
+    """End processes by SIGTERM, and wait for them; a second Ctrl-C kills them."""
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
+
+
+def gpu_shares(at_once: int) -> list[dict[str, str]]:
+    """Return for each of so many processes the variable with its GPUs; none where there are no GPUs, or all for one."""
+    gpus = visible_gpus() if at_once > 1 else []
+    if not gpus:
+        return [{} for _ in range(at_once)]
+    if at_once > len(gpus):
+        raise UserError(f"--jobs {at_once}: {len(gpus)} GPUs are visible: give --jobs {len(gpus)}, or {GPUS}= for none")
+    each = len(gpus) // at_once
+    return [{GPUS: ",".join(gpus[i * each : (i + 1) * each])} for i in range(at_once)]
+
+
+def _run(words: list[str], variables: dict[str, str], cwd: str, shown: bool) -> None:
+    """Run `mezo WORDS` in this process, which ends with its exit status.
+
+    Ctrl-C in a terminal reaches every process. It is ignored here: the process of the sweep sends SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(cwd)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if not shown:
+        discard_output(sys.stdout)
+        discard_output(sys.stderr)
+    sys.argv = ["mezo", *words]
+    importlib.import_module(PROGRAM).main()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- by a launcher of Hydra's ---
+
+
+def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None:
+    """Let the launcher of a sweep run the commands of some jobs.
+
+    `hydra.main` is the documented way to a sweep, but it takes its arguments from sys.argv and exits the process on
+    errors. The object that `initialize_config_dir` makes known has the same method that `hydra.main` calls.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C; jobs may go on.
+    """
+    numbers = ",".join(map(str, commands))
+    own = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
+    own += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
+    path = compose.search_path(plan.config_dir)
+    overrides = [*path, *plan.common, *plan.jobs[0].overrides, *own]
+    before = [job_status(job.directory) for job in plan.jobs]
+    try:
+        with compose.hydra_session() as hydra:
+            task = partial(_launched, dict(commands), cwd)
+            hydra.multirun(config_name=compose.MAIN, task_function=task, overrides=overrides)
+    except Exception as error:  # of a launcher, whatever it raises: its settings are wrong, or it has lost a job
+        text = f"hydra/launcher={plan.launcher}: {first_line(error)}"
+        if before == [job_status(job.directory) for job in plan.jobs]:
+            raise UserError(text) from error
+        log.warning("%s", text)
+
+
+def _launched(commands: Mapping[int, list[str]], cwd: str, node: Any) -> int:
+    """Run the command of the job that a launcher has started here; return its exit status."""
+    words = [sys.executable, "-m", "mezo_cli", *commands[int(node[LAUNCHED])], "-q"]
+    return subprocess.run(words, cwd=cwd, env={**os.environ, IN_SWEEP: "1"}, check=False).returncode
