@@ -2,7 +2,7 @@
 
 import json
 
-from mezo_cli.diagnosis.findings import OK, Deadline, Section
+from mezo_cli.diagnosis.findings import OK, Section
 
 
 def test_the_record_is_json_without_numbers_that_json_lacks() -> None:
@@ -18,16 +18,3 @@ def test_the_record_is_json_without_numbers_that_json_lacks() -> None:
             "figures": {"error": None, "rows": [{"correlation": None}]},
         }
     ]
-
-
-def test_a_deadline_is_kept_by_its_clock() -> None:
-    now = [10.0]
-    deadline = Deadline(8.0, lambda: now[0])
-    part = deadline.part(0.25)
-    now[0] = 11.0
-    assert deadline.left == 7.0
-    assert part.left == 1.0
-    assert part.allows(1.0)
-    assert not part.allows(1.1)
-    now[0] = 99.0
-    assert deadline.left == 0.0

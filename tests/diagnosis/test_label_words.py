@@ -32,12 +32,9 @@ def test_a_sound_prompt_has_no_doubt() -> None:
     assert verdicts(INFORMATIVE) == {"zero_shot_balance": OK, "auc": OK}
 
 
-def test_a_biased_but_informative_prompt_is_told_from_a_useless_one() -> None:
+def test_a_biased_but_informative_prompt_is_told_from_a_useless_one_and_from_reversed_words() -> None:
     assert verdicts(INFORMATIVE + TOWARDS_NEGATIVE) == {"zero_shot_balance": NOTE, "auc": OK}
     assert verdicts(RANDOM.randn(80, 2) + TOWARDS_NEGATIVE) == {"zero_shot_balance": NOTE, "auc": DOUBT}
-
-
-def test_reversed_words_are_named() -> None:
     section = Section("label words")
     label_words.judge_scores(section, NAMES, Scores(LABELS, INFORMATIVE[:, ::-1]), False)
     assert "the wrong way round" in section.findings[-1].text
@@ -69,9 +66,6 @@ def test_what_a_removed_bias_gives_is_named() -> None:
     for accuracy in finding.figures["accuracy"].values():
         assert accuracy == pytest.approx(plain, abs=0.03)
     assert f"{100 * finding.figures['accuracy']['best_threshold']:.1f}% (threshold: best on train" in finding.text
-
-
-# --- on a model ---
 
 
 def findings(session: Session, rows: list) -> dict[str, Finding]:
@@ -129,8 +123,3 @@ def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
     found = findings(session, rows)
     assert set(found) == {"tokens", "start", "zero_shot_balance", "auc"}
     assert all(one.verdict == OK for one in found.values())
-
-
-def test_time_cuts_rows_and_says_so(roberta: Path) -> None:
-    session, rows, _ = load(roberta)
-    assert label_words.check(session, rows, rows, Deadline(0.0)).cut == ["8 of 24 dev rows"]

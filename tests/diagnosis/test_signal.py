@@ -128,15 +128,6 @@ def test_a_learning_rate_that_cannot_be_told_is_unknown_and_its_cause_is_named(
     assert advice in found.advice
 
 
-def test_adam_gets_no_estimate() -> None:
-    section = Section("signal")
-    learning_rate.judge(section, FOUND, config("optimizer=mezo_adam"), None)
-    assert section.findings[0].verdict == UNKNOWN
-
-
-# --- eps ---
-
-
 def row(eps: float, error: float, directions: int = 8) -> signal.Row:
     return eps, "float32", Agreement(1.0, 0.0, 0.0, directions), error
 

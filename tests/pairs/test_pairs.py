@@ -98,6 +98,28 @@ def live_a_life(home: Path, row: Row, run: Path, live: Path) -> None:
         assert replayed.code == 0, replayed
         assert weights(run.parent.parent / "replayed") == weights(live)
 
+    exported = run.parent.parent / "exported"
+    written = mezo("export", run, "--out", exported)
+    assert written.code == 0, written
+    loads(exported, row)
+
+
+def loads(exported: Path, row: Row) -> None:
+    """Load an exported folder by transformers, and peft for a prefix: no weight is missing."""
+    import transformers
+
+    kinds = {"mlm": "MaskedLM", "cls": "SequenceClassification"}
+    kind = getattr(transformers, f"AutoModelFor{kinds.get(row['objective'], 'CausalLM')}")
+    if row["peft"] == "prefix":
+        from peft import PeftModel
+
+        base = json.loads((exported / "adapter_config.json").read_text())["base_model_name_or_path"]
+        PeftModel.from_pretrained(kind.from_pretrained(base), exported)
+        return
+    _, info = kind.from_pretrained(exported, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+
 
 @pytest.mark.parametrize("number", range(ORDINARY))
 def test_settings_that_meet(number: int, home: Path, live: Path, tmp_path: Path) -> None:
