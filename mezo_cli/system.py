@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -230,27 +231,8 @@ def peak_memory(device: Any) -> int:
         peaks = [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
         if peaks:
             return peaks[0]
-    if sys.platform == "win32":
-        import psutil  # comes with peft
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def available_memory(device: Any) -> int | None:
-    """Return the bytes that a process could still take, of a GPU or of the machine; None where that is not known."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def prepare_standard_streams() -> None:
@@ -329,9 +311,7 @@ def raise_keyboard_interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-ENDING_SIGNALS = tuple(  # Windows has no SIGHUP
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -347,15 +327,12 @@ def termination_as_keyboard_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_after_finalizers() -> Iterator[None]:
-    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and continue.
-
-    On Windows, which has no such timer, it is printed.
-    """
+    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and continue."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         handled = [number for number in ENDING_SIGNALS if callable(signal.getsignal(number))]
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled or sys.platform == "win32":
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
             before(unraisable)
             return
         # It comes again when the finalizer has returned, and ends a system call that waits, too.

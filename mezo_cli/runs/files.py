@@ -57,9 +57,9 @@ def lock_file(path: Path, seconds: float = 0.0) -> FileLock:
     Raises:
         BlockingIOError: when another process holds the lock.
     """
-    lock = FileLock(path, timeout=seconds, poll_interval=0.002, thread_local=False)
+    lock = FileLock(path, thread_local=False)
     try:
-        lock.acquire()
+        lock.acquire(timeout=seconds, poll_interval=0.002)
     except Timeout as error:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from error
     return lock
