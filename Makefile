@@ -32,7 +32,7 @@ test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run t
 test-next: $(NEXT)/.dev ## install versions to come of Hydra and OmegaConf, then run the ordinary tests with them
 	$(NEXT)/bin/python -m pytest -n auto -m "not slow"
 
-campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, signals, flips, mistakes (about 25 minutes)
+campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py
 
 check: $(VENV)/.dev ## install, then ruff and mypy

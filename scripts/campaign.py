@@ -1,4 +1,4 @@
-"""Run the large campaign: kills, power cuts, full disks, signals, flips, two at once, mistakes; print one table.
+"""Run the large campaign: kills, power cuts, full disks, flips, two at once, mistakes; print one table.
 
     python scripts/campaign.py                          # about 25 minutes on 2 cores
     python scripts/campaign.py --only flips --seed 3 --counts flips=100
@@ -22,15 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are no
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests.campaign import flips, full_disk, kills, mistakes, power_cut, signals, twice
+from tests.campaign import flips, full_disk, kills, mistakes, power_cut, twice
 from tests.campaign.cases import CASES, Job, Lab, Outcome, build
 from tests.campaign.server import ForkServer
 
 COUNTS = {
-    "kills": 200,
+    "kills": 260,
     "power cuts": 120,
     "full disks": 60,
-    "signals": 60,
     "flips": 2000,
     "two at once": 40,
     "mistakes": 0,
@@ -40,7 +39,7 @@ EXAMPLES = 60  # of each kind that failed are printed in full
 
 def make_jobs(lab: Lab, seed: int, counts: dict[str, int]) -> list[Job]:
     """Return the jobs of every kind in `counts`: of mistakes so many of each group, 0 for all of them."""
-    makers = {module.KIND: module for module in (kills, power_cut, full_disk, signals, flips, twice, mistakes)}
+    makers = {module.KIND: module for module in (kills, power_cut, full_disk, flips, twice, mistakes)}
     jobs: list[Job] = []
     for kind, count in counts.items():
         jobs += mistakes.jobs(lab, seed, count or None) if kind == "mistakes" else makers[kind].jobs(lab, seed, count)

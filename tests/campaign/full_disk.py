@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.cases import Job, Lab, Outcome, bits, complaint, copy, differing, go_on
+from tests.campaign.cases import Job, Lab, Outcome, bits, complaint, differing, go_on
 from tests.campaign.server import ForkServer
 
 KIND = "full disks"
@@ -14,20 +14,9 @@ CAUSE = re.compile(r"no space left|disk is full|disk full", re.IGNORECASE)
 
 
 def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
-    """Return `count` full disks: four of five in a training, the others in `replay --out` and `data --export`."""
-    rng = random.Random(f"{KIND} {seed}")
-    cases = sorted(lab.log)
-    made = []
-    for number in range(count):
-        case = cases[number % len(cases)]
-        if number % 5 == 3 and case not in ("adamw", "linear_probe"):
-            made.append(_written_folder(lab, ["replay", "RUN", "--step", "2", "--out", "OUT"], rng.random()))
-        elif number % 10 == 9:
-            words = ["data", f"model.path={lab.folder / 'model'}", "data=files", f"data.dir={lab.folder / 'data'}"]
-            made.append(_written_folder(lab, [*words, "--export", "OUT"], rng.random()))
-        else:
-            made.append(_training(lab, case, rng.random()))
-    return made
+    """Return `count` trainings on full disks."""
+    rng, cases = random.Random(f"{KIND} {seed}"), sorted(lab.log)
+    return [_training(lab, cases[number % len(cases)], rng.random()) for number in range(count)]
 
 
 def _training(lab: Lab, case: str, share: float) -> Job:
@@ -73,26 +62,3 @@ def _wrong_status(run: Path) -> str:
 
 def _size(run: Path) -> int:
     return sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-
-
-def _written_folder(lab: Lab, words: list[str], share: float) -> Job:
-    """A command that writes a folder: on a full disk it leaves nothing, and works when tried again."""
-
-    def job(server: ForkServer, folder: Path) -> Outcome:
-        run, disk = copy(lab.finished("mezo"), folder / "run"), folder / "disk"
-        disk.mkdir()
-        out = disk / "out"
-        command = [{"RUN": str(run), "OUT": str(out)}.get(word, word) for word in words]
-        room = int(share * (50_000 if words[0] == "replay" else 3_000))
-        (ended,) = server.run(command, cwd=folder, watch={"root": str(disk), "room": room})
-        name = f"{words[0]} {words[-2]} on a disk of {room:,} bytes"
-        wrong = ""
-        if ended.code != 0:
-            left = sorted(str(path.relative_to(disk)) for path in disk.rglob("*"))
-            wrong = complaint(ended, (1,)) or _unnamed(ended.err, out)
-            wrong = wrong or (f"left behind: {', '.join(left)}" if left else "")
-            if not wrong:
-                wrong = complaint(server.run(command, cwd=folder)[0])
-        return Outcome(KIND, name, not wrong, wrong or "one line, nothing left")
-
-    return job

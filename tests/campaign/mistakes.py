@@ -4,8 +4,6 @@ In the words, MODEL and DATA are a sound model and sound data, RUN a finished ru
 """
 
 import hashlib
-import json
-import os
 import random
 import re
 import shutil
@@ -47,55 +45,25 @@ def train(*words: str) -> list[str]:
 # --- what is made before a command ---
 
 
-def text(name: str, content: str | bytes) -> Make:
+def text(name: str, content: str) -> Make:
     """Make a file."""
 
     def make(here: Path, lab: Lab) -> None:
         path = here / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_text(content)
 
     return make
 
 
-def data(name: str, content: str | bytes | None) -> Make:
-    """Make a data folder `d` in which one file is replaced (None: removed)."""
-
-    def make(here: Path, lab: Lab) -> None:
-        shutil.copytree(lab.folder / "data", here / "d", dirs_exist_ok=True)
-        split = name.split(".")[0]
-        (here / "d" / f"{split}.jsonl").unlink()
-        if content is not None:
-            text(f"d/{name}", content)(here, lab)
-
-    return make
+def data(here: Path, lab: Lab) -> None:
+    """Copy the data to `d`."""
+    shutil.copytree(lab.folder / "data", here / "d")
 
 
-def model(name: str, **changes: object) -> Make:
-    """Copy the model to `m` and change keys of one of its JSON files."""
-
-    def make(here: Path, lab: Lab) -> None:
-        path = shutil.copytree(lab.folder / "model", here / "m") / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return make
-
-
-def model_file(name: str, content: str | bytes | None) -> Make:
-    """Copy the model to `m` and replace one of its files (None: remove it)."""
-
-    def make(here: Path, lab: Lab) -> None:
-        path = shutil.copytree(lab.folder / "model", here / "m") / name
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return make
-
-
-def task(content: str | bytes, name: str = "mine") -> Make:
-    """Make a task file in the config folder `c`."""
-    return text(f"c/task/{name}.yaml", content)
+def model(here: Path, lab: Lab) -> None:
+    """Copy the model to `m`."""
+    shutil.copytree(lab.folder / "model", here / "m")
 
 
 def both(*makes: Make) -> Make:
@@ -108,44 +76,9 @@ def both(*makes: Make) -> Make:
     return make
 
 
-def run(change: Callable[[Path], object] = lambda run: None, case: str = "mezo", which: str = "finished") -> Make:
-    """Copy a run to `run` and change it."""
-
-    def make(here: Path, lab: Lab) -> None:
-        change(copy(lab.folder / case / which, here / "run"))
-
-    return make
-
-
-def remove(*names: str) -> Callable[[Path], object]:
-    """Remove files of a run."""
-
-    def change(run: Path) -> None:
-        for name in names:
-            (shutil.rmtree if (run / name).is_dir() else os.unlink)(run / name)
-
-    return change
-
-
-def put(name: str, content: str | bytes) -> Callable[[Path], object]:
-    """Write a file of a run anew."""
-    return lambda run: (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def put_before(name: str, content: str) -> Callable[[Path], object]:
-    """Write something before the first line of a run's file."""
-    return lambda run: (run / name).write_text(content + (run / name).read_text())
-
-
-def complex_weights(here: Path, lab: Lab) -> None:
-    """Copy the model to `m` with a weight of complex numbers, of which torch warns on standard error."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    path = shutil.copytree(lab.folder / "model", here / "m") / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in sorted(tensors) if name.endswith("LayerNorm.bias"))
-    save_file({**tensors, name: tensors[name].to(torch.complex64)}, path, {"format": "pt"})
+def run(which: str = "finished") -> Make:
+    """Copy a run to `run`."""
+    return lambda here, lab: copy(lab.folder / "mezo" / which, here / "run")
 
 
 def deny(name: str, mode: int = 0) -> Make:
@@ -160,7 +93,6 @@ columns: [sentence]
 labels: [negative, positive]
 label_words: [terrible, great]
 """
-GOOD = '{"sentence": "a film", "label": "positive"}\n{"sentence": "a bore", "label": "negative"}\n'
 MINE = train("--config-dir", "c", "task=mine")
 THERE = train("data.dir=d")
 ODD = train("model.path=m")
@@ -219,7 +151,7 @@ WORDS = [
         Mistake(train(*words.split()), says=says)
         for words, says in [
             ("=5", ""),
-            ("task.labels=[a]", "allowed: a"),
+            ("task.labels=[a]", "labels has 2 names for 1 labels"),
             ("task.label_words=[terrible,terrible]", "terrible"),
             ("task.label_words=[terrible,unpronounceability]", "unpronounceability"),
             ("task.label_words=[terrible,'']", "label word"),
@@ -260,117 +192,6 @@ WORDS = [
         ]
     ),
 ]
-DATA = [
-    Mistake(THERE, data(name, content), says)
-    for name, content, says in [
-        ("train.jsonl", "\n\n", r"train\.jsonl"),
-        ("train.jsonl", '{"sentence": null, "label": "positive"}\n', r"train\.jsonl:1"),
-        ("train.jsonl", '{"sentence": ["a"], "label": "positive"}\n', r"train\.jsonl:1"),
-        ("train.jsonl", '{"sentence": "fine", "label": null}\n', r"train\.jsonl:1"),
-        ("train.jsonl", '{"sentence": "fine", "label": 7}\n', r"train\.jsonl:1"),
-        ("train.jsonl", '{"sentence": "fine", "label": NaN}\n', r"train\.jsonl:1"),
-        ("train.jsonl", "[" * 100_000, r"train\.jsonl"),
-        ("train.parquet", b"PAR1" + bytes(64) + b"PAR1", r"train\.parquet"),
-        ("test.jsonl", '{"sentence": "fine", "label": "neutral"}\n', r"test\.jsonl:1.*neutral"),
-        ("dev.jsonl", "{", r"dev\.jsonl:1"),
-    ]
-]
-MODELS = [
-    *(
-        Mistake(ODD, make, says)
-        for make, says in [
-            (model_file("config.json", ""), r"config\.json"),
-            (model_file("config.json", "[" * 100_000), r"config\.json is damaged"),
-            (model("config.json", num_hidden_layers=100_000), "num_hidden_layers=100000"),
-            (complex_weights, "stores .* as C64; allowed are F64"),
-            (model_file("config.json", b"\xff\xfe\x00"), r"config\.json"),
-            (model("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "quantiz"),
-            (model("config.json", hidden_size=24), "m"),
-            (model("config.json", vocab_size=10), "m"),
-            (model("config.json", num_attention_heads=5), "m"),
-            (model("config.json", num_hidden_layers=-1), "num_hidden_layers|m"),
-            (model("config.json", num_hidden_layers=9), "m"),
-            (model_file("tokenizer.json", None), "tokenizer"),
-            (model_file("tokenizer.json", "["), "tokenizer"),
-            (model_file("tokenizer_config.json", "{"), "tokenizer"),
-            (model("tokenizer_config.json", mask_token=None), "mask"),
-            (model_file("model.safetensors", "nonsense"), "safetensors"),
-            (model_file("model.safetensors", (2**62).to_bytes(8, "little")), "safetensors"),
-            (both(model_file("config.json", None), text("m/adapter_config.json", "{}")), "adapter"),
-        ]
-    )
-]
-TASKS = [
-    *(
-        Mistake(MINE, task(content), says)
-        for content, says in [
-            ("5\n", "mine"),
-            ("\tname: x\n", r"mine\.yaml"),
-            ("name: !!python/object/apply:os.getcwd []\n", r"mine\.yaml"),
-            (TASK + "metric: bleu\n", "metric"),
-            (TASK.replace("label_words: [terrible, great]", "label_words: terrible"), "label_words"),
-            (TASK.replace("columns: [sentence]", "columns: [5]"), "columns|5"),
-            (TASK.replace("{mask}", "{Mask}"), "mask|Mask"),
-            (TASK.replace("name: mine\n", ""), "name"),
-            (TASK.replace("labels: [negative, positive]\n", ""), "labels"),
-            (TASK + "name: twice\n", "name|mine"),
-            (TASK + "\0", r"mine\.yaml: not YAML"),
-            (TASK + "defaults: 5\n", r"mine\.yaml:6: defaults: expected a list"),
-            (TASK + "files: {labels: [x]}\n", "files.labels has 1 names for 2 labels"),
-            (TASK.replace("name: mine", 'name: "a\\nb"'), "task.name=.*a name is one line"),
-        ]
-    ),
-    Mistake(train("--config-dir", "f", "task=mine"), text("f", ""), "f"),
-    Mistake(train("--config-dir", "loop"), lambda here, lab: (here / "loop").symlink_to("loop"), "--config-dir loop"),
-    Mistake(
-        train("--config-dir", "c", "task=mine"),
-        lambda here, lab: (here / "c/task/mine.yaml").mkdir(parents=True),
-        "mine",
-    ),
-]
-RUNS = [
-    *(
-        Mistake(words.split(), run(change, case, which), says)
-        for words, change, case, which, says in [
-            ("replay run --step 7 --out o", put("x", ""), "mezo", "finished", "0 to 6"),
-            ("replay run --step -1 --out o", put("x", ""), "mezo", "finished", "0 to 6|-1"),
-            ("replay run --step a --out o", put("x", ""), "mezo", "finished", "--step"),
-            ("replay run --step 1 --out run", put("x", ""), "mezo", "finished", "--out"),
-            ("replay run --step 1 --out run/x", put("x", ""), "mezo", "finished", "--out"),
-            ("eval run --checkpoint 99", put("x", ""), "mezo", "finished", "99"),
-            ("eval run --checkpoint nosuch", put("x", ""), "mezo", "finished", "best"),
-            ("eval run --split nosuch", put("x", ""), "mezo", "finished", "test"),
-            ("eval run task=rte", put("x", ""), "mezo", "finished", "task=rte"),
-            ("eval run", remove("config.yaml"), "mezo", "finished", "config.yaml|run"),
-            ("eval run", remove("run.json"), "mezo", "finished", r"run\.json"),
-            ("eval run", put("config.yaml", "steps: 3\n"), "mezo", "finished", r"config\.yaml"),
-            ("eval run", put("config.yaml", ""), "mezo", "finished", r"config\.yaml"),
-            ("eval run", put("run.json", "{"), "mezo", "finished", r"run\.json"),
-            ("eval run", put("run.json", "[]"), "mezo", "finished", r"run\.json"),
-            ("eval run", remove("checkpoints/best/mezo.json"), "mezo", "finished", r"mezo\.json"),
-            ("eval run", remove("checkpoints/best/model.safetensors"), "mezo", "finished", "model.safetensors"),
-            ("eval run", put("checkpoints/best/model.safetensors", b""), "mezo", "finished", "model.safetensors"),
-            ("eval run", put("checkpoints/best/config.json", "{}"), "mezo", "finished", r"config\.json"),
-            ("replay run --step 1 --out o", remove("trajectory.bin"), "mezo", "finished", r"trajectory\.bin"),
-            ("replay run --step 1 --out o", put("trajectory.bin", b""), "mezo", "finished", r"trajectory\.bin"),
-            ("replay run --step 1 --out o", put("trajectory.bin", b"x" * 99), "mezo", "finished", r"trajectory\.bin"),
-            ("replay run --step 1 --out o", put("x", ""), "adamw", "finished", "trajectory"),
-            ("resume run", remove("trajectory.bin"), "mezo", "interrupted", r"trajectory\.bin"),
-            ("resume run", put_before("metrics.jsonl", "nonsense\n"), "mezo", "interrupted", r"metrics\.jsonl"),
-            ("resume run", put_before("metrics.jsonl", '{"kind": "eval"}\n'), "mezo", "interrupted", r"metrics\.jsonl"),
-            ("resume run", remove("checkpoints/last"), "adamw", "interrupted", "last"),
-            ("resume run", put("checkpoints/last/mezo.json", "{}"), "adamw", "interrupted", r"mezo\.json"),
-            ("resume run", put("config.yaml", b"\xff"), "mezo", "interrupted", r"config\.yaml"),
-            ("resume run/config.yaml", put("x", ""), "mezo", "interrupted", "config.yaml"),
-            ("resume run/checkpoints", put("x", ""), "mezo", "interrupted", "no run"),
-            ("train hydra.run.dir=run model=demo data=demo steps=1", put("x", ""), "mezo", "finished", "already"),
-            ("train hydra.run.dir=run model=demo data=demo steps=1", put("x", ""), "mezo", "interrupted", "already"),
-            ("compare run --out nowhere/x.md", put("x", ""), "mezo", "finished", "nowhere"),
-            ("compare run --out run", put("x", ""), "mezo", "finished", "run"),
-            ("runs run/config.yaml", put("x", ""), "mezo", "finished", "config.yaml"),
-        ]
-    )
-]
 DENIED = [
     Mistake(words, make, says, powerless=True)
     for words, make, says in [
@@ -381,21 +202,17 @@ DENIED = [
         (["eval", "run"], both(run(), deny("run/run.json")), r"run\.json"),
         (["eval", "run"], both(run(), deny("run/checkpoints/best/model.safetensors")), r"model\.safetensors"),
         (["replay", "run", "--step", "1", "--out", "o"], both(run(), deny("run/trajectory.bin")), r"trajectory\.bin"),
-        (THERE, both(data("train.jsonl", GOOD), deny("d/train.jsonl")), r"train\.jsonl"),
-        (THERE, both(data("train.jsonl", GOOD), deny("d")), "d"),
-        (ODD, both(model("config.json"), deny("m/config.json")), r"config\.json"),
-        (ODD, both(model("config.json"), deny("m/model.safetensors")), "model"),
-        (ODD, both(model("config.json"), deny("m/tokenizer.json")), "tokenizer"),
-        (MINE, both(task(TASK), deny("c/task/mine.yaml")), "mine"),
+        (THERE, both(data, deny("d/train.jsonl")), r"train\.jsonl"),
+        (THERE, both(data, deny("d")), "d"),
+        (ODD, both(model, deny("m/config.json")), r"config\.json"),
+        (ODD, both(model, deny("m/model.safetensors")), "model"),
+        (ODD, both(model, deny("m/tokenizer.json")), "tokenizer"),
+        (MINE, both(text("c/task/mine.yaml", TASK), deny("c/task/mine.yaml")), "mine"),
         (EXPORT, both(text("closed/x", ""), deny("closed", 0o500)), "closed"),
     ]
 ]
 GROUPS = {
     "words": WORDS,
-    "data": DATA,
-    "models": MODELS,
-    "tasks": TASKS,
-    "runs": RUNS,
     "denied": DENIED,
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import flips, full_disk, kills, mistakes, power_cut, signals, twice
+from tests.campaign import flips, full_disk, kills, mistakes, power_cut, twice
 from tests.campaign.cases import CASES, SMALL, Job, Lab, build
 from tests.campaign.power_cut import Disk, promised
 from tests.campaign.server import ForkServer
@@ -64,7 +64,7 @@ def test_every_mistake_is_one_line_and_leaves_nothing(lab: Lab, server: ForkServ
 @pytest.mark.slow
 def test_kills_and_flips_of_every_kind_of_run(server: ForkServer, tmp_path: Path) -> None:
     lab = build(server, tmp_path / "lab", tuple(CASES))
-    jobs = [*kills.jobs(lab, SEED, 24), *flips.jobs(lab, SEED, 120), *signals.jobs(lab, SEED, 10)]
+    jobs = [*kills.jobs(lab, SEED, 24), *flips.jobs(lab, SEED, 120)]
     jobs += twice.jobs(lab, SEED, 12)
     check(jobs, server, tmp_path)
 
