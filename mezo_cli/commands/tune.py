@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep import check_given_again, print_failed, show_comparison, why_not_finished
@@ -174,7 +174,7 @@ def _open(folder: Path, order: int | None = None) -> "tuple[optuna.Study, optuna
             if order is None:
                 study = optuna.load_study(storage=storage, study_name=NAME)
             else:
-                direction = "maximize" if order > 0 else "minimize"
+                direction: Literal["maximize", "minimize"] = "maximize" if order > 0 else "minimize"
                 study = optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
     except Exception as error:  # whatever it finds in a file that is damaged
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error

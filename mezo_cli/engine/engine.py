@@ -289,8 +289,7 @@ class _RemoteParams:
 
     def update(self, terms: Sequence[Term], decays: Sequence[float], names: Sequence[str] | None = None) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order."""
-        due, in_float64 = list(self._decay.take_each(terms, decays)), self._decay.in_float64
-        self._engine._call("update", terms=list(terms), decays=due, decay_in_float64=in_float64)
+        self._engine._call("update", terms=list(terms), decays=list(self._decay.take_each(terms, decays)))
 
 
 def _open(settings: VllmConfig | OpenAiConfig) -> EngineServer:

@@ -97,15 +97,13 @@ class Shards:
                 weights[_local(block)] = theta[_local(block)]
 
     @torch.inference_mode()
-    def mezo_update(
-        self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float], decay_in_float64: bool
-    ) -> None:
+    def mezo_update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order (`Noise.update_`)."""
         for (direction, coefficient), decay in zip(terms, decays, strict=True):
             for _, theta, blocks in self._mezo_held:
                 for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
                     cz = z * float(np.float32(coefficient))
-                    theta[of_local] = add_to_decayed(theta[of_local], cz, decay, decay_in_float64)
+                    theta[of_local] = add_to_decayed(theta[of_local], cz, decay, in_float64=True)
         self.mezo_restore()
 
     @torch.inference_mode()

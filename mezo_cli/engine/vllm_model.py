@@ -200,12 +200,10 @@ class VllmModel:
         for folder in folders:
             self._llm.llm_engine.remove_lora(self._adapters.pop(folder))
 
-    def update(
-        self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float], decay_in_float64: bool
-    ) -> None:
+    def update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order (`Noise.update_`)."""
         self._weights += 1
-        self._all("mezo_update", terms, decays, decay_in_float64)
+        self._all("mezo_update", terms, decays)
 
     def load(self, path: str) -> None:
         """Set theta from a safetensors file of whole tensors."""

@@ -107,7 +107,7 @@ class Workers:
             KeyboardInterrupt: after Ctrl-C, SIGTERM or SIGHUP, when those that ran have recorded it. A second one
                 kills them.
         """
-        left, running = deque(commands.items()), dict[int, tuple[BaseProcess, int, dict[str, str]]]()
+        left, running = deque(commands.items()), dict[Any, tuple[BaseProcess, int, dict[str, str]]]()  # by sentinel
         try:
             while left or running:
                 while left and self.shares:
@@ -117,7 +117,7 @@ class Workers:
                     process = self.start(words, share)
                     running[process.sentinel] = process, number, share
                 for sentinel in wait(list(running)):
-                    process, number, share = running.pop(sentinel)  # type: ignore[call-overload]
+                    process, number, share = running.pop(sentinel)
                     process.join()
                     self.shares.append(share)
                     ended(number)

@@ -75,11 +75,11 @@ class FakeModel:
             ids.append(int(logits.argmax()))
         return ids[len(prompt) :]
 
-    def update(self, terms: Any, decays: Any, decay_in_float64: bool) -> None:
+    def update(self, terms: Any, decays: Any) -> None:
         for (direction, c), decay in zip(terms, decays, strict=True):
             for name, theta in self.theta.items():
                 cz = self._z(direction, name) * float(torch.tensor(c))
-                theta.copy_(add_to_decayed(theta, cz, decay, decay_in_float64))
+                theta.copy_(add_to_decayed(theta, cz, decay, in_float64=True))
 
     def load(self, path: str) -> None:
         for name, value in load_file(path).items():
