@@ -25,6 +25,7 @@ from mezo_cli.errors import (
     without_credentials,
 )
 from mezo_cli.system import (
+    IN_SWEEP,
     LOST_OUTPUT,
     discard_output,
     logs_without_credentials,
@@ -468,6 +469,8 @@ def _fail(text: str, status: int, label: str = "error: ") -> NoReturn:
 
     if is_interruption(sys.exception()):
         text, status, label = "interrupted", 130, "error: "
+    if status == 130 and IN_SWEEP in os.environ:  # the process of the sweep says it
+        sys.exit(status)
     try:
         sys.stdout.flush()
         print_line(f"{label}{shorten(without_credentials(' '.join(text.split())))}", sys.stderr)

@@ -250,6 +250,7 @@ def prepare_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
 LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
 
 

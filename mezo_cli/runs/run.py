@@ -35,8 +35,7 @@ from mezo_cli.runs.files import (
 from mezo_cli.runs.log_file import LogFile
 from mezo_cli.runs.metrics_log import MetricsLog, chained, compressed
 from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
-from mezo_cli.runs.sweep_record import IN_SWEEP
-from mezo_cli.system import termination_as_keyboard_interrupt
+from mezo_cli.system import IN_SWEEP, termination_as_keyboard_interrupt
 
 log = logging.getLogger("mezo")
 

@@ -15,10 +15,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.files import is_below, read_json
 from mezo_cli.runs.output import write_file
+from mezo_cli.system import IN_SWEEP
 
 NAME, FORMAT = "sweep.json", 1
 STUDY = "study.journal"  # of a search of `mezo tune`, which has that in place of sweep.json
-IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,9 +25,8 @@ from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.runs import Run
-from mezo_cli.runs.sweep_record import IN_SWEEP
 from mezo_cli.sweep.plan import SweepPlan
-from mezo_cli.system import discard_output, environment, visible_gpus
+from mezo_cli.system import IN_SWEEP, discard_output, environment, visible_gpus
 
 log = logging.getLogger("mezo")
 

@@ -19,7 +19,7 @@ from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.checksums import add_checksum
-from mezo_cli.runs.sweep_record import IN_SWEEP
+from mezo_cli.system import IN_SWEEP
 from mezo_cli.system import environment as variables
 from tests.command_line import environment, error_line, mezo
 
