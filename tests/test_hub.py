@@ -156,9 +156,9 @@ def test_plain_train_from_the_hub_then_from_its_cache(root: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_what_hf_download_brings_is_enough_for_a_run_without_a_network(root: Path, tmp_path: Path) -> None:
-    """The commands of docs/how-to/paper-table.md."""
+    """The commands of docs/reference/paper.md."""
     home = tmp_path / "home"
-    lines = (ROOT / "docs/how-to/paper-table.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs/reference/paper.md").read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith("hf download ")]
     assert len(commands) == 2
     with Hub(root) as hub:
