@@ -40,9 +40,7 @@ def test_the_hubs_address_in_lines_and_files(
     line = error_line(mezo("train", "model.path=org/name", "data=demo", f"hydra.run.dir={run}"))
     assert "from http://127.0.0.1:9: " in line
     assert "SECRET" not in line
-    for name in ("run.json", "train.log"):
-        assert "//127.0.0.1:9" in (run / name).read_text()
-        assert "SECRET" not in (run / name).read_text()
+    assert not run.exists()
     env = mezo("env")
     assert "HF_ENDPOINT    http://127.0.0.1:9\n" in env.out
     assert "SECRET" not in env.out
@@ -50,7 +48,7 @@ def test_the_hubs_address_in_lines_and_files(
         line = error_line(mezo("train", *words))
         assert "which the run would store; log in by hf auth login" in line
         assert "SECRET" not in line
-    assert list(tmp_path.iterdir()) == [run]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -110,7 +110,8 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
     if config.data.name != "files" and overrides:
         raise UserError(f"'{overrides[-1]}': the run has data={config.data.name}, which does not read it")
     for text in overrides:
-        config = replace(config, data=replace(config.data, dir=text.removeprefix(DATA)))
+        data: Any = config.data  # of files
+        config = replace(config, data=replace(data, dir=text.removeprefix(DATA)))
     if config.data.name == "files" and data_dir(config.data) is None:
         raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
     before = {FIELDS[REWARD]: info.get(FIELDS[REWARD])}  # an evaluation starts no engine

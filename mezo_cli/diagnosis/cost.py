@@ -204,5 +204,5 @@ def _report_plan(
         f"{back}, {totals['evaluations']:,} evaluations of {rows['dev']:,} dev rows: about {format_duration(seconds)}"
         f" on this machine{', if every job is as slow as the first' * many}"
     )
-    names = ("steps", "forwards", "backwards", "evaluations")
-    section.add(OK, "plan", text, jobs=len(jobs), **{name: totals[name] for name in names}, seconds=seconds)
+    figures: dict[str, Any] = {name: totals[name] for name in ("steps", "forwards", "backwards", "evaluations")}
+    section.add(OK, "plan", text, jobs=len(jobs), seconds=seconds, **figures)

@@ -19,7 +19,7 @@ SMALL = 1 << 20  # bytes of the longest line of a compressed log, and of the log
 METRICS = "metrics.jsonl"
 MOST = 1e300  # of a number: sums of larger ones are infinite
 NUMBER = (int, float)
-FIELDS = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line of metrics.jsonl
+FIELDS: dict[str, Any] = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line
 
 
 class MetricsLog:

@@ -55,8 +55,8 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
         assert mezo(*shlex.split(shown[name])[1:]).code == 0, shown[name]
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
-    assert {name: document[name] for name in ("loss", "reward", "digits")} == {
-        name: summary["test"][name] for name in ("loss", "reward", "digits")
+    assert {name: document[name] for name in ("loss", "reward", "reward_digits")} == {
+        name: summary["test"][name] for name in ("loss", "reward", "reward_digits")
     }
     changed = mezo("eval", "run", "objective.reward=other.py:score")
     assert changed.code == 0

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mezo_cli.config.choices import conf_dir
+from mezo_cli.runs.checksums import add_checksum
 from tests.command_line import Result, mezo, process, small
 
 ESC = "\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"  # OSC, CSI, C1 CSI, bidi override, DEL
@@ -94,9 +95,11 @@ def test_errors_of_run_files_are_escaped(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.yaml").write_text("")
     empty = hashlib.sha256(b"").hexdigest()
-    (run / "run.json").write_text(json.dumps({"status": f"failed{ESC}", "error": ESC, "config_sha256": empty}))
+    odd = {"format": 1, "status": f"failed{ESC}", "error": ESC, "config_sha256": empty}
+    (run / "run.json").write_text(json.dumps(add_checksum(odd)))
     assert f"its status is failed{SHOWN}" in shown(mezo("runs", tmp_path))
-    (run / "run.json").write_text(json.dumps({"status": "failed", "error": f"it{ESC}", "start": ESC}))
+    odd = {"format": 1, "status": "failed", "error": f"it{ESC}", "start": ESC}
+    (run / "run.json").write_text(json.dumps(add_checksum(odd)))
     for command in ("runs", "compare"):
         shown(mezo(command, tmp_path))
     (run / "config.yaml").write_text(f"steps: '{ESC}")

@@ -50,7 +50,7 @@ def test_a_sweep_counts_its_jobs() -> None:
     [
         ["experiment=paper/zero_shot", "task=sst2,rte", "seed=1,2"],
         ["task=rte,sst2", "task.template='${task.name}{mask}'", "task.name=a,b", "optimizer.lr=1,2"],
-        ["+task.rename.a=b", "task=rte,sst2", "seed=1,2"],
+        ["+task.rename.a=label", "task=rte,sst2", "seed=1,2"],
         ["optimizer=mezo,mezo_adam", "optimizer.lr=1e-3,2e-3", "optimizer.lr=5e-3", "data=files", "data.dir=a,'b c'"],
         ["task.hub.path=a,b", "task.hub={path: x}"],
         ["seed=1,2", "hydra.sweep.subdir=${hydra.job.override_dirname}"],

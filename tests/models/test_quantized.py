@@ -161,8 +161,9 @@ def test_a_run_is_resumed_replayed_and_evaluated(how: str, runs: Path, roberta: 
 def test_plain_peft_loads_the_export_on_the_same_base(how: str, runs: Path, tmp_path: Path) -> None:
     run = runs / how
     ours = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "last")
-    assert mezo("export", run, "--checkpoint", "last", "--out", tmp_path / "out").code == 0
-    stock = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "base")
+    assert mezo("export", run, "--checkpoint", "last", "--adapter", "--out", tmp_path / "out").code == 0
+    base = peft.PeftConfig.from_pretrained(tmp_path / "out").base_model_name_or_path
+    stock = transformers.AutoModelForMaskedLM.from_pretrained(base)
     with torch.no_grad():
         for path, layer in quantized_layers(ours.loaded.model).items():
             stock.get_submodule(path.replace(".base_layer", "")).weight.copy_(layer.dequantized())

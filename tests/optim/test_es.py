@@ -221,7 +221,7 @@ def test_fzoo_is_its_settings_and_its_name_in_tables() -> None:
     assert (fzoo.members, fzoo.baseline, fzoo.shaping, fzoo.antithetic) == (8, "theta", "std", False)
     assert (fzoo.noise, method_name(config), method_name(build_config(["optimizer=es"]))) == (
         "rademacher",
-        "fzoo",
-        "es",
+        "FZOO",
+        "Evolution strategies",
     )
     assert optimizer_class(fzoo)(fzoo, 0, 10).count_forwards(10) == {"forwards": 90, "backwards": 0}
