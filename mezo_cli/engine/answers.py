@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli.engine.engine import Engine
-from mezo_cli.engine.members import Members
-from mezo_cli.engine.token_scores import token_scores
+from mezo_cli.engine.members import Members, token_scores
 from mezo_cli.models.completion_text import CompletionText
 from mezo_cli.models.decoding import Completion, Sampling
 from mezo_cli.objectives.generation import Generation, PromptBatch

@@ -8,9 +8,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.perturb.noise import Direction
 
+SCORED_AT_ONCE = 20  # tokens that are scored after one prompt: the most that a server of vLLM allows, as it is started
 AHEAD = 2  # requests that are sent and not answered: the engine begins the second while the answer of the first is read
 
 
@@ -86,3 +90,31 @@ def _members(perturbation: Perturbation | None) -> list[Member]:
     if perturbation is None:
         return [Member(None, 0.0)]
     return [Member(perturbation.direction, sign * perturbation.eps) for sign in perturbation.signs]
+
+
+def token_scores(members: Members, texts: Sequence[tuple[Sequence[int], int]]) -> Tensor:
+    """Return the scores of the last tokens of each text, one text after the other: float32 [signs, tokens].
+
+    Each is scored after a prompt of all before it, of which the engine keeps the keys and values; tokens that follow
+    the same prompt share its request. vLLM's own log-probabilities of a prompt's tokens fail on a CPU where it has
+    adapters.
+
+    Args:
+        members: asks the engine.
+        texts: token ids, and how many of them, at the end, are scored.
+    """
+    places = [(tuple(ids[:n]), ids[n]) for ids, count in texts for n in range(len(ids) - count, len(ids))]
+    following: dict[tuple[int, ...], set[int]] = {}
+    for prompt, token in places:
+        following.setdefault(prompt, set()).add(token)
+    prompts, tokens = [], []
+    for prompt, after in following.items():
+        for first in range(0, len(after), SCORED_AT_ONCE):
+            prompts.append(prompt)
+            tokens.append(sorted(after)[first : first + SCORED_AT_ONCE])
+    of_signs = []
+    for scores in members.ask("score", prompts=list(map(list, prompts)), tokens=tokens):
+        asked = zip(prompts, tokens, scores, strict=True)
+        by_place = {(p, token): score for p, own, of in asked for token, score in zip(own, of, strict=True)}
+        of_signs.append([by_place[place] for place in places])
+    return torch.tensor(of_signs)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.engine.engine import Engine
-from mezo_cli.engine.members import Members
-from mezo_cli.engine.token_scores import token_scores
+from mezo_cli.engine.members import Members, token_scores
 from mezo_cli.objectives.choice import Choice, sum_of_candidates
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.lm import CausalLabelScorer

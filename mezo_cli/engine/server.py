@@ -128,16 +128,8 @@ class EngineServer:
         self._order = ThreadPoolExecutor(1)  # calls are answered in their order
         self._requests = ThreadPoolExecutor(REQUESTS)
 
-    def call(self, method: str, **params: Any) -> Any:
-        """Call a method and return its result.
-
-        Raises:
-            EngineFailed: in one line.
-        """
-        return self.submit(method, **params)()
-
     def submit(self, method: str, **params: Any) -> Callable[[], Any]:
-        """Begin a call; return a function that waits for its result."""
+        """Begin a call; return a function that waits for its result, or raises `EngineFailed`."""
         methods: dict[str, Callable[..., Any]] = {
             "start": self._start,
             "score": self._score,

@@ -9,7 +9,6 @@ from mezo_cli.models.loading import (
     pick_device,
     save,
     untie,
-    with_path,
 )
 from mezo_cli.models.model_kind import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
 
@@ -29,5 +28,4 @@ __all__ = [
     "save",
     "save_initial_state",
     "untie",
-    "with_path",
 ]

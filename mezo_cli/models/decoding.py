@@ -11,13 +11,15 @@ from transformers import DynamicCache
 
 from mezo_cli.errors import UserError
 from mezo_cli.models.completion_text import CompletionText
-from mezo_cli.models.sampling import GumbelNoise
 from mezo_cli.perturb.member_weights import MemberRows
+from mezo_cli.perturb.noise.philox import philox, stream_key
 
 # A prompt is padded to at most this many times its length, plus some tokens. On a CPU a batch by itself for each length
 # takes two to four times as long, and one batch for lengths from 40 to 200 takes 1.3 times as long as these.
 MAX_PADDING = 2.0
 FREE_PADDING = 32
+BITS = 31  # of a random number that draws a token
+BLOCKS = 1 << 14  # Philox blocks per call on a CPU, so that their words stay in cache
 
 
 @dataclass(frozen=True)
@@ -218,3 +220,45 @@ def length_classes(lengths: Sequence[int]) -> Iterator[list[int]]:
         group.append(i)
     if group:
         yield group
+
+
+class GumbelNoise:
+    """Noise for drawing tokens: argmax(logits / temperature + noise) is a draw from softmax(logits / temperature).
+
+    A number is a pure function of (seed, step, row, sample, position of the token, word of the vocabulary), by Philox:
+    it depends neither on the order of rows nor on how they share batches, and is the same for all members of a step.
+    Maddison, Tarlow, Minka: "A* Sampling" (NeurIPS 2014), section 2, have the Gumbel-max trick.
+
+    Args:
+        keys: (row, sample) of each completion of the batch.
+    """
+
+    def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:
+        self._step, self._device = step, device
+        self._of_rows = [tuple(stream_key(seed, f"completion {row} {sample}")) for row, sample in keys]
+        self.select(range(len(keys)))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these completions, in this order. Members of a population have the same keys: each is drawn once."""
+        self._of_rows = [self._of_rows[row] for row in rows]
+        place = {key: number for number, key in enumerate(dict.fromkeys(self._of_rows))}
+        self._keys = torch.tensor(list(place)).to(self._device)
+        shared = len(place) < len(rows)
+        self._places = torch.tensor([place[key] for key in self._of_rows]).to(self._device) if shared else None
+
+    def draw(self, position: int, words: int) -> Tensor:
+        """Return standard Gumbel numbers, float32 [completions, words], for the token at a position (from 0)."""
+        device = self._keys.device
+        blocks = torch.arange(-(-words // 4), device=device)
+        counter = [blocks, *(torch.full((), number, device=device) for number in (position, self._step, 0))]
+        rows = max(1, BLOCKS // len(blocks)) if device.type == "cpu" else len(self._keys)
+        drawn = torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[:, :words]
+        return drawn if self._places is None else drawn[self._places]
+
+
+def _gumbel(counter: Sequence[Tensor], keys: Tensor) -> Tensor:
+    """Return four Gumbel numbers per block of each key, float32 [keys, 4 blocks]."""
+    drawn = philox(counter[0], counter[1], counter[2], counter[3], keys[:, :1], keys[:, 1:])
+    low = torch.stack([word.to(torch.int32) for word in drawn], dim=-1) & ((1 << BITS) - 1)
+    uniform = (low.flatten(1).float() + 0.5) * 2.0**-BITS
+    return -torch.log(-torch.log1p(-uniform))

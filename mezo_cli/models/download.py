@@ -64,7 +64,7 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
         config: its path is `demo` or `demo-decoder`, a local folder, or a hub id (with its revision).
         weights: whether to fetch the weights too.
     """
-    folder = _local_folder(config.path)
+    folder = local_folder(config.path)
     if folder is None:
         folder = _from_hub(config, weights)
         _refuse_adapter(folder, config.path)
@@ -76,32 +76,12 @@ def fetch(config: ModelConfig, weights: bool = True) -> Path:
     return folder
 
 
-def is_local(path: str) -> bool:
-    """Return whether a path is an embedded model or a folder on this machine, not a hub id."""
-    return _local_folder(path) is not None
-
-
-def describe_download(path: str, revision: str) -> str:
-    """Return where the files of a commit on the hub come from, and their size if the hub tells it, for the log."""
-    if is_offline() or not is_reachable():
-        return "from the local cache, if it is there"
-    try:
-        with progress_bars(huggingface_hub.utils, shown=False):
-            files = huggingface_hub.snapshot_download(
-                path, revision=revision, allow_patterns=PATTERNS[True], endpoint=hub_url(), dry_run=True
-            )
-    except Exception:  # the download itself will say what is wrong
-        return f"from {hub_url()}"
-    size = sum(file.file_size or 0 for file in files if file.will_download)
-    return f"from {hub_url()}, {size / 1e6:,.1f} MB" if size else "from the local cache"
-
-
 def hub_commit(folder: Path) -> str | None:
     """Return the commit of a folder in the hub's local cache; None for any other folder."""
     return folder.name if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name) else None
 
 
-def _local_folder(path: str) -> Path | None:
+def local_folder(path: str) -> Path | None:
     """Return the folder that a path names; None for a hub id."""
     if path in EMBEDDED_MODELS:
         return Path(str(importlib.resources.files("mezo_cli") / "demo" / EMBEDDED_MODELS[path]))

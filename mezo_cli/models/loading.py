@@ -4,11 +4,10 @@ A checkpoint without its head over the vocabulary is refused: a random head give
 classification head is drawn from the run's seed.
 """
 
-import dataclasses
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,22 +15,23 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mezo_cli.config.rules import check_quantizer
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
-from mezo_cli.models.conversion import releasing_file
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.model_kind import ModelKind
 from mezo_cli.models.quantized import quantize_layers
 from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused, dtype_of_files
-from mezo_cli.system import is_device_error
+from mezo_cli.system import environment, is_device_error, release_file_pages
 
 log = logging.getLogger("mezo")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forwards
 STORAGE_DTYPES = {**DTYPES, "float16": torch.float16}  # of weights
+SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
 
 
@@ -166,11 +166,6 @@ def save(loaded: LoadedModel, folder: Path) -> None:
     with _quiet():
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
-
-
-def with_path(config: ModelConfig, folder: str) -> ModelConfig:
-    """Return the config with `folder` as the path of its checkpoint."""
-    return dataclasses.replace(config, path=folder, revision=None)
 
 
 def untie(model: Any) -> list[str]:
@@ -312,7 +307,30 @@ def _length_limits(tokenizer: Any, config: Any, model_kind: ModelKind) -> list[i
     return [tokenizer.model_max_length, *([longest] if model_kind.is_decoder and longest else [])]
 
 
-# --- transformers' errors and output ---
+# --- memory, and transformers' errors and output ---
+
+
+@contextmanager
+def releasing_file() -> Iterator[None]:
+    """Release the pages of a mapped file tensor by tensor, as transformers converts these to another dtype.
+
+    The pages that it has read stay resident until the file is closed, so a model in bfloat16 would take the memory of
+    its float32 file as well. Without Linux's /proc, and for tensors that need no conversion, nothing is released.
+    """
+    with environment({SEQUENTIAL: "1"}), _ReleaseConverted():
+        yield
+
+
+class _ReleaseConverted(TorchFunctionMode):
+    """Releases the mapped pages of a tensor after `Tensor.to` has returned a copy of it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.to and result is not args[0]:
+            release_file_pages(args[0])
+        return result
 
 
 @contextmanager

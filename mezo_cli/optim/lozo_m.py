@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
-from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.base import StoredState, to_float32
 from mezo_cli.optim.lozo import Lozo, LozoConfig, low_rank_noise
 from mezo_cli.optim.settings import MomentDecay
-from mezo_cli.optim.stored_state import StoredState
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:

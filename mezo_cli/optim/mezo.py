@@ -184,10 +184,6 @@ class Mezo(DirectionalOptimizer):
         return self.clip.clip(step, grads[: self.samples(step)])
 
     def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
-        """Return `scale` times a step's gradient estimate: (direction, coefficient) of each of its n_t terms."""
-        return gradient_estimate(self.seed, record[0], self.gradients(record), scale)
-
-
-def gradient_estimate(seed: int, step: int, grads: list[float], scale: float) -> list[tuple[Direction, float]]:
-    """Return `scale` times (1 / n) sum_i g_i z_i of a step: (direction, coefficient) of each of its n terms."""
-    return [(Direction(seed, step, sample), scale * g / len(grads)) for sample, g in enumerate(grads)]
+        """Return `scale` times (1 / n) sum_i g_i z_i of a step: (direction, coefficient) of each of its n_t terms."""
+        grads = self.gradients(record)
+        return [(Direction(self.seed, record[0], i), scale * g / len(grads)) for i, g in enumerate(grads)]

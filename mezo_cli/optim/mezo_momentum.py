@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
-from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.base import StoredState, to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
-from mezo_cli.optim.stored_state import StoredState
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:

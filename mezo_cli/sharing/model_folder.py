@@ -102,7 +102,7 @@ def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
 def hub_id(config: Config) -> str | None:
     """Return the base model's id on the hub; None for an embedded model and for a local folder."""
     path = config.model.path
-    return None if config.model.is_embedded or download.is_local(path) else path
+    return None if config.model.is_embedded or download.local_folder(path) is not None else path
 
 
 def base_name(config: Config) -> str:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,9 @@ def load_session(
         restores: the caller loads the run's own head, so nothing is said about a new one.
     """
     full = config.peft.name == "none"
-    source = models.with_path(config.model, str(checkpoint)) if checkpoint is not None and full else config.model
+    source = config.model
+    if checkpoint is not None and full:
+        source = replace(source, path=str(checkpoint), revision=None)
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
         objective_class = OBJECTIVES.load(config.objective.name)
         model_kind = objective_class.model_kind

@@ -24,11 +24,11 @@ def failure(url: str, folder: Path | None = None, rank: int = 8, **settings: obj
     with pytest.raises(EngineFailed) as error:  # noqa: PT012
         server = EngineServer(OpenAiConfig("openai", timeout=5.0, **settings), url)  # type: ignore[arg-type]
         try:
-            server.call("start", max_length=100)
+            server.submit("start", max_length=100)()
             assert folder is not None
             folder.mkdir()
             (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-            server.call("score", prompts=[], tokens=[], weights=[{"adapter": str(folder), "keep": True}])
+            server.submit("score", prompts=[], tokens=[], weights=[{"adapter": str(folder), "keep": True}])()
         finally:
             server.close()
     assert "\n" not in str(error.value)
@@ -55,7 +55,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert "give it as MEZO_ENGINE_KEY" in failure(server.url)
         monkeypatch.setenv("MEZO_ENGINE_KEY", "secret")
         engine = EngineServer(OpenAiConfig("openai"), server.url)
-        assert engine.call("start", max_length=10)["blocks"] == []
+        assert engine.submit("start", max_length=10)()["blocks"] == []
         engine.close()
     assert "needs engine.allow_remote=true" in failure("http://192.0.2.1:8000")
     assert "without a name or a password" in failure("http://name:secret@127.0.0.1")

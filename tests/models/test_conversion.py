@@ -12,7 +12,7 @@ import torch
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import ModelConfig
-from mezo_cli.models.conversion import SEQUENTIAL
+from mezo_cli.models.loading import SEQUENTIAL
 from mezo_cli.objectives import plain_check
 from mezo_cli.system import peak_memory, reset_peak_memory
 from mezo_cli.training.load import load_session
