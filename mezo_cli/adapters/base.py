@@ -78,11 +78,7 @@ class WholeModel(PeftMethod):
     """No method: all parameters are trained."""
 
     stands_alone = False
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """Yes."""
-        return True
+    trains_output_layer = True
 
 
 def find_method(config: PeftConfig) -> PeftMethod:

@@ -9,11 +9,7 @@ class Head(PeftMethod):
     """The classification head and new poolers, or the head over the vocabulary."""
 
     stands_alone = False
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """Yes."""
-        return True
+    trains_output_layer = True
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config."""

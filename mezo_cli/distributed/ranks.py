@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mezo_cli.config.schema import Config
-from mezo_cli.distributed.split import split_part
 from mezo_cli.errors import RunFailed, UserError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.01  # between two looks at the store
 LOOK_SECONDS = 0.5  # between two looks at the store while an exchange waits for another rank
@@ -305,3 +306,20 @@ def _first_difference(ours: str, theirs: str) -> tuple[str, str]:
     pairs = zip(first + ["nothing"] * (length - len(first)), second + ["nothing"] * (length - len(second)), strict=True)
     one, other = next((a, b) for a, b in pairs if a != b)
     return one.strip(), other.strip()
+
+
+def split_bounds(count: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the first and the last + 1 of `count` things that `rank` of `size` ranks takes: parts differ by one."""
+    return count * rank // size, count * (rank + 1) // size
+
+
+def split_part(things: Sequence[T], rank: int, size: int) -> Sequence[T]:
+    """Return the things that a rank takes, in their order."""
+    first, last = split_bounds(len(things), rank, size)
+    return things[first:last]
+
+
+def split_sizes(count: int, size: int) -> list[int]:
+    """Return how many of `count` things each rank takes."""
+    bounds = [split_bounds(count, rank, size) for rank in range(size)]
+    return [last - first for first, last in bounds]

@@ -26,8 +26,7 @@ class AdapterFiles:
     """Folders of adapters, each with weights of its own. They are removed by `remove`, and all of them by `close`.
 
     Args:
-        adapter: the adapter of the model, whose settings every folder has.
-        params: its tensors.
+        adapter: that of the model, whose settings every folder has.
         count: the most of them at a time.
         folder: where the folders are made; None: in memory where they fit.
     """

@@ -22,11 +22,6 @@ class EngineAnswers:
     """An engine's answers, with the weights that are active in the session's forwards.
 
     Where a completion ends, and what its text is, is decided here by the tokens, as without an engine.
-
-    Args:
-        members: asks the engine.
-        tokenizer: of the model.
-        ends: the tokens that end a completion.
     """
 
     def __init__(self, members: Members, tokenizer: Any, ends: frozenset[int]) -> None:

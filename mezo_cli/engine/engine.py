@@ -49,11 +49,9 @@ class Engine:
     """The engine of one run. It takes the run's sessions one after the other.
 
     Args:
-        config: of the run.
         max_length: tokens of the longest text: a prompt with what is generated or scored after it.
 
     Attributes:
-        config: as given.
         record: what run.json says of it.
         is_started: whether it has been found right; from then on its errors are `RunFailed`.
     """
@@ -76,7 +74,6 @@ class Engine:
         """Return what answers the requests of a session's objective, with the session's weights.
 
         Args:
-            loaded, forward: the session's model and its forwards.
             raw_logits: whether scores may be logits; else they are log-probabilities.
             stops: whether completions end at texts.
         """
@@ -128,7 +125,6 @@ class Engine:
         """Compare scores by the engine with the model's own, at theta and with perturbed weights, once in a process.
 
         Args:
-            forward: of the session.
             own: computes the scores of some rows, with theta or one sign: [rows, ...].
             by_engine: lets the engine compute them.
             rows: their number.
@@ -277,12 +273,7 @@ class Engine:
 
 
 class _RemoteParams:
-    """The engine's theta, for an optimizer whose `apply_updates` calls `Params.update` alone.
-
-    Args:
-        engine: the engine, with the weights of `params`.
-        params: the session's.
-    """
+    """The engine's theta, for an optimizer whose `apply_updates` calls `Params.update` alone."""
 
     def __init__(self, engine: Engine, params: Params) -> None:
         self._engine, self._decay = engine, copy.deepcopy(params.decay)

@@ -100,7 +100,6 @@ def token_scores(members: Members, texts: Sequence[tuple[Sequence[int], int]]) -
     adapters.
 
     Args:
-        members: asks the engine.
         texts: token ids, and how many of them, at the end, are scored.
     """
     places = [(tuple(ids[:n]), ids[n]) for ids, count in texts for n in range(len(ids) - count, len(ids))]

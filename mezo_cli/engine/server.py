@@ -102,11 +102,7 @@ DIALECTS = {
 
 
 class EngineServer:
-    """A server at work.
-
-    Args:
-        config: the settings `engine.*`.
-        url: its address, `http://127.0.0.1:8000`.
+    """A server at work, at an address like `http://127.0.0.1:8000`.
 
     Raises:
         EngineFailed: for an address that is not one, or of another machine.

@@ -28,11 +28,7 @@ LONG = 5.0  # seconds after which the first step says what it does
 
 @contextmanager
 def saying_what_takes_long(compiles: bool) -> Iterator[None]:
-    """Log one line if what is inside takes long.
-
-    Args:
-        compiles: whether the kernels of the noise may be compiled inside.
-    """
+    """Log one line if what is inside takes long; `compiles`: kernels of the noise may be compiled there."""
     what = "it compiles the kernels that draw z, once per machine, and " if compiles else "it "
     text = "MezoOptimizer: the first step is still running: %scalls the closure twice more than later ones"
     timer = threading.Timer(LONG, log.warning, (text, what))

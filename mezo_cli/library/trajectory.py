@@ -69,7 +69,6 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     It must have the weights that the training started from. One draw of z per step and direction; no forward.
 
     Args:
-        model: the model; its tuned tensors are written in place.
         path: the trajectory file that `MezoOptimizer(trajectory=...)` wrote.
         step: the number of steps; all when None.
 

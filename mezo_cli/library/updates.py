@@ -15,10 +15,7 @@ from mezo_cli.perturb.params import Params
 class Updates:
     """One optimizer of the runner per group. They read the same records and share the buffers of the moments.
 
-    Args:
-        params: the tuned tensors.
-        groups: the names of each group's.
-        settings: choose the optimizer.
+    `groups` are the names of the tensors of each.
     """
 
     def __init__(self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings) -> None:

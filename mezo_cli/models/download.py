@@ -224,18 +224,14 @@ def _check_weights(folder: Path, path: str) -> None:
 
 def weight_files(folder: Path, path: str) -> list[Path]:
     """Return the safetensors files of a checkpoint: one, or those that its index names."""
-    names = [WEIGHTS] if (folder / WEIGHTS).is_file() else _shards(folder, path)
-    return [folder / name for name in names]
-
-
-def _shards(folder: Path, path: str) -> list[str]:
-    """Return the names of the files that the weights are split into."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
     table = _json(folder / INDEX, path).get("weight_map")
     names = sorted({str(name) for name in table.values()}) if isinstance(table, dict) else []
     for name in names or ["no file at all"]:
         if not name.endswith(".safetensors") or Path(name).name != name:
             raise UserError(f"model.path={path}: {INDEX} names {name}; weights are read from safetensors alone")
-    return names
+    return [folder / name for name in names]
 
 
 def _json(file: Path, path: str) -> dict[str, Any]:

@@ -58,9 +58,7 @@ def save_initial_state(
     """Save tensors of a model to a safetensors file; write no file when there are none.
 
     Args:
-        model: has the tensors in its state dict.
         names: of tensors that are saved: whole, or as the name of a tensor of the base that has the same bits.
-        path: the file.
         rows: name -> row numbers, of tensors of which only these rows are saved.
     """
     state, rows = model.state_dict(), rows or {}

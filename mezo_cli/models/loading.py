@@ -40,7 +40,6 @@ class LoadedModel:
     """A model in eval mode, without dropout, and its tokenizer.
 
     Attributes:
-        model_kind: the kind of the model.
         compute_dtype: the dtype that forwards compute in.
         fresh: names of the parameters that the base checkpoint does not contain: a new head, an adapter.
         fresh_rows: name -> row numbers, of parameters of which only these rows differ from the base checkpoint.
@@ -76,8 +75,6 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     """Load the tokenizer and the model of a checkpoint.
 
     Args:
-        config: path (hub id, local folder, or `demo`), device, dtypes.
-        model_kind: the kind of model to load.
         labels: the classes of a classification head, in the task's order.
         seed: draws a new classification head.
     """
@@ -175,11 +172,8 @@ def untie(model: Any) -> list[str]:
     bias in the output layer, and initializes a new one where a checkpoint has stored only the head's.
     Call it before `Params` is made, which reads the parameters' names.
 
-    Args:
-        model: a transformers model; one that is not tied is left as it is.
-
     Returns:
-        The names of the new parameters, clones that require a gradient.
+        The names of the new parameters, clones that require a gradient; none for a model that is not tied.
     """
     pairs = model.all_tied_weights_keys.items()
     tied = [target for target, source in pairs if model.get_parameter(target) is model.get_parameter(source)]

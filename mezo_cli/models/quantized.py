@@ -193,10 +193,7 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
 
     A matrix that lies in a mapped file is read when it is quantised, and its pages are given back before the next one.
 
-    Args:
-        model: a transformers model on the CPU, its weights in the dtype of the file.
-        how: int8 or nf4.
-        name: of the model, for error lines.
+    `model` is a transformers model on the CPU, its weights in the dtype of the file; `name` is for error lines.
     """
     matrices = _find_matrices(model, how, name)
     for path, module in matrices.items():

@@ -27,10 +27,7 @@ def check_headers(files: Iterable[Path], stored: Any, path: str) -> None:
 
     To build 100,000 layers takes minutes, and torch itself prints a warning about complex numbers.
 
-    Args:
-        files: of the checkpoint.
-        stored: its config.json, as transformers reads it.
-        path: of the checkpoint, for the error line.
+    `stored` is its config.json, as transformers reads it.
     """
     count, layers = 0, getattr(stored, "num_hidden_layers", None)
     for file in files:
@@ -48,10 +45,7 @@ def check_headers(files: Iterable[Path], stored: Any, path: str) -> None:
 def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
     """Refuse unused tensors inside the model's layers; log all others (poolers, other heads, buffers of old files).
 
-    Args:
-        unused: names of tensors in the files that the model did not take.
-        model: the loaded transformers model.
-        path: of the checkpoint, for the error line.
+    `unused` are the names of tensors in the files that the model did not take.
     """
     names = sorted(unused)
     for name in names:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezo_cli.distributed.ranks import Ranks
-from mezo_cli.distributed.split import split_sizes
+from mezo_cli.distributed.ranks import Ranks, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.losses import mean_over_rows

@@ -49,7 +49,7 @@ from pydantic import Field
 
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
 from mezo_cli.config.values import Entry, Flag, Number, Text, Whole
-from mezo_cli.distributed.split import split_sizes
+from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, RowLossFn, to_float32
 from mezo_cli.optim.mezo import DirectionalOptimizer

@@ -101,11 +101,7 @@ class LozoM(StoredState, Lozo):
         return tensors | {"next": torch.tensor(self._next)}
 
     def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
-        """Take over what `state_tensors` returned after `step` steps.
-
-        Raises:
-            ValueError: when it is of another optimizer or another step.
-        """
+        """Take over what `state_tensors` returned after `step` steps."""
         if "next" not in tensors or int(tensors["next"]) != step:
             raise ValueError(f"it does not hold the state of {self.config.name} at step {step}")
         self._next = step

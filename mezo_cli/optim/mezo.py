@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
-from mezo_cli.distributed.split import split_sizes
+from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
 from mezo_cli.optim.clip import Clip
 from mezo_cli.optim.settings import PerturbationConfig, ZerothOrderConfig

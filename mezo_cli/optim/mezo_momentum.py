@@ -168,11 +168,7 @@ class WithMoment(StoredState, Mezo):
         return tensors
 
     def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
-        """Take over what `state_tensors` returned after `step` steps.
-
-        Raises:
-            ValueError: when it is of another optimizer or another step.
-        """
+        """Take over what `state_tensors` returned after `step` steps."""
         values = tensors["scalars"].tolist() if "scalars" in tensors else []
         if len(values) != len(self.scalars) or values[0] != step:
             raise ValueError(f"it does not hold the state of {self.config.name} at step {step}")

@@ -63,7 +63,6 @@ class PerturbedForward:
         rounds: whether modules see all weights in the compute dtype, and not in the one that each is stored in.
 
     Attributes:
-        params: as given.
         compute_dtype: the dtype that modules see their weights in; theta itself stays in its own.
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         layer_elements: the most elements of a layer whose modules are perturbed together.

@@ -36,16 +36,9 @@ class MemberPlan(NamedTuple):
 
 
 class MemberWeights:
-    """Second copies of trainable tensors, one per member; the memory is used again for the next members.
-
-    Args:
-        params: the trainable tensors.
-        names: of those that are copied.
-        dtype: of the copies.
-        count: number of members.
+    """Second copies of the named tensors, for `count` members; the memory is used again for the next members.
 
     Attributes:
-        names, dtype, count: as given.
         tensors: name -> its copies, [members, ...].
     """
 
@@ -70,14 +63,7 @@ class MemberWeights:
 
 
 class MemberRows:
-    """Which rows of the batch that is running are of which member.
-
-    Args:
-        count: number of members.
-
-    Attributes:
-        count: as given.
-    """
+    """Which rows of the batch that is running are of which of `count` members."""
 
     def __init__(self, count: int) -> None:
         self.count, self._rows = count, 0

@@ -19,8 +19,6 @@ class ModulePlan:
 
     Attributes:
         names: `perturbed`, as given.
-        spans: where the perturbed tensors are.
-        device: of the parameters.
         perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
         rounded: (parameter, output), likewise.
     """

@@ -30,11 +30,9 @@ class Params:
 
     Args:
         model: a transformers model; its own `named_parameters()` give the names (tied tensors once).
-        noise: draws z for a direction and a span of the storage.
         names: of the trainable tensors; None for all with requires_grad.
 
     Attributes:
-        noise: as given.
         fuses: whether a step of one term is one kernel where theta is in half precision. Bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
         nonnegative: names of tensors of which the update of each step ends with max(theta, 0).

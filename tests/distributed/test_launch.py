@@ -7,7 +7,7 @@ import pytest
 
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.launch import read_launch
-from mezo_cli.distributed.split import split_part, split_sizes
+from mezo_cli.distributed.ranks import split_part, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.training.agreement import check_rows
 from tests.command_line import error_line, mezo

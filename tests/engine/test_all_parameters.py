@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from mezo_cli import data
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import VllmConfig
+from mezo_cli.engine import adapter_files
 from mezo_cli.engine import engine as engine_module
 from mezo_cli.engine.placement import cpu_groups, variables_of_rank
 from mezo_cli.errors import RunFailed
@@ -74,3 +77,17 @@ def test_processes_share_the_gpus_and_cpus_of_a_machine(monkeypatch: pytest.Monk
     assert (placed["CUDA_VISIBLE_DEVICES"], placed["VLLM_CPU_OMP_THREADS_BIND"], placed["RANK"]) == ("6,7", "2|3", None)
     monkeypatch.delenv("RANK")
     assert variables_of_rank(2) == {}
+
+
+def test_what_does_not_fit_in_memory_is_written_to_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path)
+    free = shutil.disk_usage(tmp_path).free
+    with adapter_files.scratch_folder("small-", free // 4) as folder:
+        assert Path(folder).parent == tmp_path
+    with adapter_files.scratch_folder("large-", free) as folder:
+        assert Path(folder).parent == Path(tempfile.gettempdir())
+    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path / "nothing")
+    with adapter_files.scratch_folder("none-", 1) as folder:
+        assert Path(folder).parent == Path(tempfile.gettempdir())

@@ -94,7 +94,7 @@ def test_the_best_weights_are_scored_and_the_last_are_gone_before(
     """At the end of a run: the engine gets the weights that have the best score, and keeps no others in memory."""
     alive = count_live(monkeypatch)
     with setting.serving() as engine:
-        result = setting.train("best", "optimizer.lr=3e-2", "steps=4", "eval_every=2", *engine)
+        result = setting.train("best", "optimizer.lr=1", "steps=4", "eval_every=2", *engine)
         assert result.code == 0, result.err
     assert alive == [0, 0]
     summary = json.loads(Path("best/summary.json").read_text())

@@ -90,13 +90,6 @@ def test_tokens_are_drawn_from_the_softmax(gpt2: tuple[Any, Any]) -> None:
     assert abs(chi_square - len(p)) < 4 * (2 * len(p)) ** 0.5
 
 
-def test_a_low_temperature_is_greedy(gpt2: tuple[Any, Any]) -> None:
-    decoder = Decoder(*gpt2)
-    greedy = decoder.complete(PROMPTS, KEYS, GREEDY)
-    cold = Sampling(max_new_tokens=12, temperature=1e-5, stop=(), keep_stop=False)
-    assert decoder.complete(PROMPTS, KEYS, cold) == greedy
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_stop_string_is_found_across_tokens(kind: str, tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path, kind)

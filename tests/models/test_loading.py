@@ -228,7 +228,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ("{", "config.json is damaged"),
         ("[]", "config.json is damaged: it holds no JSON object"),
         ('{"model_type": "nothing"}', "could not be loaded: "),
-        ("{}", "could not be loaded: "),
         ('{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
     ],
 )

@@ -237,21 +237,6 @@ def test_samples_grow_from_one_to_n(roberta: Path) -> None:
     assert [ours.optimizer.samples(step) for step in range(STEPS)] == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
-def test_no_momentum_and_a_window_of_one_step_are_mezo(roberta: Path) -> None:
-    ends = []
-    for words in (
-        ["optimizer=mezo"],
-        ["optimizer=mezo_momentum", "optimizer.momentum=0"],
-        ["optimizer=mezo_momentum", "optimizer.window=1"],
-    ):
-        ours = tuned(roberta, [*words, "optimizer.weight_decay=0"])
-        train(ours, 0, STEPS)
-        ends.append(theta(ours))
-    for other in ends[1:]:
-        for name, p in ends[0].items():
-            torch.testing.assert_close(p, other[name], rtol=0, atol=1e-6)
-
-
 def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
     ours = tuned(roberta, ["optimizer=mezo_momentum"])
     with pytest.raises(RuntimeError, match="every step in order: got step 3, expected 0"):

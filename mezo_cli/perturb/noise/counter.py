@@ -27,8 +27,7 @@ class CounterNoise:
     """A noise that draws any part of z alone, inside the kernel that uses it. The methods are those of `Noise`.
 
     Args:
-        name: its name.
-        kernels: its kernels, compiled once per process.
+        kernels: compiled once per process.
         scaled: (c, device) -> the small tensor from which the kernels make c z.
     """
 
