@@ -31,5 +31,5 @@ def test_mezo_reaches_what_the_better_style_gives(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
     dev = last_dev(tmp_path, "objective.reward=shuffled:countdown")
-    assert dev["countdown"] < 0.1
+    assert dev["reward_countdown"] < 0.1
     assert dev["length"] < 7.1

@@ -185,7 +185,7 @@ def test_no_network_and_no_copy_is_one_line_and_quick(missing: str, movies: Path
     for part in (looked_for, CLOSED, "does not answer", "experiment=demo", "data.dir=PATH"):
         assert part in line
     assert missing == "data set" or "model.path=FOLDER" in line
-    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "run").exists()
 
 
 # --- the model's files, in this process ---
@@ -296,5 +296,5 @@ def test_downloads_have_bars_on_a_terminal_but_not_in_ci(root: Path, movies: Pat
             env = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0", **variables}
             code, seen = raw_on_a_terminal(words, tmp_path, columns=80, **env)
             assert code == 0, seen
-            assert ("100%" in seen) == bars
+        assert ("100%" in seen) == bars
             assert "model  FacebookAI/roberta-large  " in seen

@@ -79,6 +79,8 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 def live_a_life(home: Path, row: Row, run: Path, live: Path) -> None:
     """Train with a row of values, and look at the run with every command; each ends with status 0."""
+    for left in live.glob("*"):  # by the row before
+        left.unlink()
     done = mezo("train", *words(home, row), f"hydra.run.dir={run}")
     if row["max_seconds"] != LEFT_OUT and row["optimizer"] != "linear_probe":
         assert done.code == 130, done

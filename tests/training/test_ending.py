@@ -249,7 +249,7 @@ def test_a_sweep_ends_what_diverges(roberta: Path, home: Path) -> None:
     assert (still.read_summary()["verdict"], wild.read_summary()["verdict"]) == ("not_improved", "diverged")
     marks = mezo("runs", folder).out
     assert "@0: step 0 was picked, the model before training" in marks
-    assert "1: it diverged" in marks
+    assert "diverged" in marks
     shown = json.loads(mezo("runs", folder, "--json").out)
     assert [run["verdict"] for run in shown] == ["not_improved", "diverged"]
     assert "1 of 2 runs diverged" in mezo("compare", folder).out
