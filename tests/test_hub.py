@@ -296,5 +296,5 @@ def test_downloads_have_bars_on_a_terminal_but_not_in_ci(root: Path, movies: Pat
             env = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0", **variables}
             code, seen = raw_on_a_terminal(words, tmp_path, columns=80, **env)
             assert code == 0, seen
-        assert ("100%" in seen) == bars
-            assert "model  FacebookAI/roberta-large  " in seen
+            assert ("100%" in seen) == bars
+            assert "model  FacebookAI/roberta-large on" in seen
