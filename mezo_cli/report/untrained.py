@@ -45,9 +45,10 @@ def sentence(summary: Mapping[str, Any], config: Config) -> str:
     beyond = best["difference"]
     if metric not in beyond["intervals"]:  # of a single row
         return ""
-    worst, most = sorted(config.order_of(metric) * end for end in beyond["intervals"][metric])
-    more = "it is more than" if worst > 0 else "nothing shows that it is more than"
-    if most < 0:
+    more = "nothing shows that it is more than"
+    if all(config.better(metric, end, 0.0) for end in beyond["intervals"][metric]):
+        more = "it is more than"
+    elif all(config.better(metric, 0.0, end) for end in beyond["intervals"][metric]):
         more = "it is worse than"
     return (
         f"Training changes {split} by {_points(summary['difference'][split], metric)}. The untrained model has "

@@ -55,14 +55,15 @@ def judge_difference(config: Config, compared: Compared, repeatable: bool) -> tu
     interval = compared.difference["intervals"].get(metric)
     if interval is None:
         return NOT_COMPARED, f"the objective gives no interval of {metric}"
-    low, high = sorted(config.order_of(metric) * end for end in interval)
+    improved = all(config.better(metric, end, 0.0) for end in interval)
+    worse = all(config.better(metric, 0.0, end) for end in interval)
     before, after = format_score(metric, compared.before), format_score(metric, compared.after)
     change = format_difference(metric, compared.difference)
     text = f"{split} {metric} {before} before training, {after} at step {compared.step}: {change}"
-    if low > 0 and not repeatable:
+    if improved and not repeatable:
         return WITHIN_NOISE, f"{text}, but the reward gave other numbers when it was called again"
-    if low > 0 or high < 0:
-        return IMPROVED if low > 0 else WORSE, text
+    if improved or worse:
+        return IMPROVED if improved else WORSE, text
     return WITHIN_NOISE, f"{text}, which has 0 in it"
 
 

@@ -20,7 +20,7 @@ from tests.report.run_directories import SEEDS, make_curves, make_run
 
 pytestmark = pytest.mark.slow
 
-WIDTHS = (400, 1400)
+WIDTHS = (390, 1280)
 PAGES = ("one", "several", "six")
 # Without these it asks for updates and tries names of its own.
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -65,7 +65,7 @@ async function measure(name, width) {
   found.scrolls = page.documentElement.scrollWidth;
   found.requests = frame.contentWindow.performance.getEntriesByType("resource").map((one) => one.name);
   found.background = getComputedStyle(page.body).backgroundColor;
-  found.line = getComputedStyle(page.querySelector('svg [style*="var(--c"]')).stroke;
+  found.line = getComputedStyle(page.querySelector('svg [style*="stroke: var(--c"]')).stroke;
   return found;
 }
 (async () => {
