@@ -14,7 +14,6 @@ import numpy as np
 from mezo_cli.config.schema import data_dir
 from mezo_cli.data.texts import read_columns
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.optim import optimizer_class
 from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
@@ -28,7 +27,6 @@ from mezo_cli.runs.picked import MARK, NOTE
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
-NO_PREDICTIONS = "This run has no predictions.jsonl: what `mezo export --trajectory` writes has none."
 REWARDS = ("reward", "reward_min", "reward_max")  # over the members of a step, in its line of metrics.jsonl
 OPEN_END = "Test rows appear once the run has finished."
 
@@ -130,7 +128,9 @@ class RunDetails:
         config, objective = self.config, self.config.objective
         reward = (self.info.get("reward") or {}).get("name")
         measure = f"reward {reward}" if reward and objective.loss == "reward" else f"{objective.loss} loss"
-        scored = f"{self._scoring()[0] or objective.name}, {measure.replace('_', '-') if not reward else measure}"
+        scored = (
+            f"{self.info.get('scored_by') or objective.name}, {measure.replace('_', '-') if not reward else measure}"
+        )
         shots = self.entry.shots
         data = f"{config.task.name} ({self._rows()}{f', {shots} per label' if shots else ''}; {scored})"
         if config.steps == 0:
@@ -167,16 +167,7 @@ class RunDetails:
 
     def label_words(self) -> list[tuple[str, str]]:
         """Return (label, its word) for each label; empty where the objective reads no label words."""
-        return list(zip(self.config.task.labels, self._scoring()[1], strict=False))
-
-    def _scoring(self) -> tuple[str, Sequence[str]]:
-        """Return what scores a label, in words, and the label words: as recorded, or as the objective says it now."""
-        if "scored_by" in self.info:
-            return self.info["scored_by"], self.info["label_words"]
-        if not self.config.objective.needs_labels:
-            return "", ()
-        encoder = OBJECTIVES.load(self.config.objective.name).encoder_class  # runs of earlier versions
-        return encoder.scored_by, encoder.task_label_words(self.config.task)
+        return list(zip(self.config.task.labels, self.info.get("label_words", ()), strict=False))
 
     # --- the result ---
 
@@ -221,20 +212,11 @@ class RunDetails:
         interval = untrained.interval(self.entry.summary.get(line["split"]) or {}, self.metric)
         return Result(name, metrics_of(line), line["step"], interval)
 
-    def baseline_sentence(self) -> str:
-        """Return what training has gained beside a removed bias; empty where that is not known."""
-        return untrained.sentence(self.entry.summary, self.config)
-
-    def verdict_sentence(self) -> str:
-        """Return the verdict and the figures behind it; empty before the end, and for a run of no steps."""
+    def conclusions(self) -> list[str]:
+        """Return the verdict with the figures behind it, and what was gained beside a removed bias, where known."""
         verdict, reason = self.entry.verdict, self.entry.summary.get("verdict_reason")
-        return f"Verdict: {verdict}, {reason}." if verdict and reason else ""
-
-    def one_label(self) -> tuple[str, float] | None:
-        """Return the label predicted for nearly all rows of `last`, and its fraction; None if there is none."""
-        fractions = {} if self.last is None else predicted_fractions(self.last)
-        label = max(fractions, key=fractions.__getitem__, default="")
-        return (label, fractions[label]) if fractions and fractions[label] >= ONE_LABEL else None
+        said = [f"Verdict: {verdict}, {reason}."] if verdict and reason else []
+        return [*said, *filter(None, [untrained.sentence(self.entry.summary, self.config)])]
 
     def warnings(self) -> list[str]:
         """Return what a reader must know before believing the numbers of a run."""
@@ -248,8 +230,9 @@ class RunDetails:
             texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
         if self.entry.picked_start:
             texts.append(f"{NOTE}.")
-        if (one := self.one_label()) is not None and self.last is not None:
-            texts.append(f"{one[0]} is predicted for {100 * one[1]:.0f}% of the {self.last['split']} rows.")
+        for label, fraction in predicted_fractions(self.last or {}).items():
+            if self.last and fraction >= ONE_LABEL:
+                texts.append(f"{label} is predicted for {100 * fraction:.0f}% of the {self.last['split']} rows.")
         zero = self.gradient_stats["zero_fraction"]
         if zero is not None and zero >= MOSTLY_ZERO:
             symbol = self.optimizer.symbol
@@ -283,17 +266,11 @@ class RunDetails:
         return int(self.optimizer.count_forwards(step)["forwards"]) + int(probe)
 
     @property
-    def speed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps, and the steps per second since the logged step before each; empty before the second logged step."""
+    def median_speed(self) -> float | None:
+        """The median of the steps per second between logged steps; None before the second of them."""
         passed, done = np.diff(self.seconds), np.diff(self.steps)
         known = passed > 0  # a time is stored to the millisecond
-        return self.steps[1:][known], done[known] / passed[known]
-
-    @property
-    def median_speed(self) -> float | None:
-        """The median of the steps per second; None before the second logged step."""
-        rates = self.speed[1]
-        return float(np.median(rates)) if len(rates) else None
+        return float(np.median(done[known] / passed[known])) if known.any() else None
 
     # --- test rows ---
 
@@ -305,8 +282,7 @@ class RunDetails:
         """
         rows = self.run.predictions(self.evaluations)
         if not rows:
-            done = "There is no test split." if self.entry.score("test") is None else NO_PREDICTIONS
-            return Examples(message=done if self.entry.finished else OPEN_END)
+            return Examples(message="It has no predictions of test rows." if self.entry.finished else OPEN_END)
         if "predicted" not in rows[0]:
             ordered = sorted(rows, key=lambda row: (-metrics_of(row).get(self.metric, 0.0), row["row"]))
             return Examples(completions=_spread(ordered))
@@ -412,7 +388,7 @@ def read_details(entry: Entry) -> RunDetails:
     """Return the details of a run with all its files read."""
     try:
         details = RunDetails(entry)
-        for part in (details.sentence, details.facts, details.results, details.baseline_sentence, details.commands):
+        for part in (details.sentence, details.facts, details.results, details.conclusions, details.commands):
             part()
         details.warnings()
         _ = details.examples, details.completions
@@ -431,11 +407,6 @@ def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
 def confidence(row: Mapping[str, Any]) -> float:
     """Return the probability of the predicted label of a test row."""
     return float(row["probabilities"][row["predicted"]])
-
-
-def texts_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of a test row that has no label: the prompt, the completion."""
-    return {name: value for name, value in row.items() if isinstance(value, str)}
 
 
 def thin_indices(count: int, most: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mezo_cli.report.settings import GRID, WITHOUT_EFFECT, flatten_values, format_setting, matches
+from mezo_cli.report.settings import GRID, flatten_values, format_setting
 
 Settings = Mapping[str, Any]  # by dotted key
 # The same as another setting that is shown, in all or nearly all runs.
@@ -30,10 +30,12 @@ def flatten_stored(runs: Sequence[Mapping[str, Any]], default: Callable[[str], A
     return [missing | one for one in flat]
 
 
-def with_all_keys(runs: Sequence[Settings]) -> list[dict[str, Any]]:
-    """Return the settings with None for those that other runs have: runs of two methods have different ones."""
+def told_settings(runs: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Return of each run the settings that differ and say something of their own; None where a run has no such key."""
     every = dict.fromkeys(key for run in runs for key in run)
-    return [{**every, **run} for run in runs]
+    filled = [{**every, **run} for run in runs]
+    keys = telling_keys(filled, differing_keys(filled))
+    return [{key: run[key] for key in keys} for run in filled]
 
 
 def differing_keys(runs: Sequence[Settings]) -> list[str]:
@@ -67,11 +69,3 @@ def _follows(key: str, runs: Sequence[Settings], keys: Sequence[str]) -> bool:
 def short_name(key: str) -> str:
     """Return a key as a column's title: `lr`, `data.shots`."""
     return format_setting(key, "").rstrip("=")
-
-
-def name_runs(runs: Sequence[Settings]) -> list[str]:
-    """Return each run in the settings by which it differs from the others: `lr=1e-05, seed=13`; empty if in none."""
-    filled = with_all_keys(runs)
-    keys = telling_keys(filled, differing_keys(filled))
-    keys = [key for key in keys if not matches(key, (*WITHOUT_EFFECT, "eval_every"))] or keys
-    return [", ".join(format_setting(key, run[key]) for key in keys if key in run) for run in runs]

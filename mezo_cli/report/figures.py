@@ -64,8 +64,15 @@ def _loss(run: RunDetails, name: str) -> Figure:
 
 
 def draw_loss(axes: "Axes", run: RunDetails) -> tuple[pd.Series, str]:
-    """Draw the training loss; return it smoothed, and what the lines are."""
-    return _draw_curve(axes, pd.Series(run.losses, run.steps), "c1")
+    """Draw the training loss thin and, over it, its mean over neighbours; return this mean, and what the lines are."""
+    losses = pd.Series(run.losses, run.steps)
+    smooth, window = smoothed(losses)
+    if window > 1:
+        axes.plot(extremes(losses), color=colour("c1"), alpha=0.5, linewidth=0.8)
+    shown = smooth.iloc[thin_indices(len(smooth), CURVE_POINTS)]
+    axes.plot(shown, color=colour("c1"), linewidth=2, **_dots(len(losses) if window == 1 else FEW + 1))
+    step_axis(axes, int(run.steps[-1]))
+    return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
 
 
 def _rewards(run: RunDetails, name: str) -> Figure:
@@ -147,6 +154,8 @@ def shown_fractions(dev: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _gradients(run: RunDetails, name: str) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     assert run.projected_grads is not None
     sizes = np.abs(run.projected_grads.astype(np.float64)).ravel()
     size, words = f"|{run.optimizer.symbol}|", run.optimizer.scalar.replace("grad", "gradient").replace("_", " ")
@@ -160,7 +169,9 @@ def _gradients(run: RunDetails, name: str) -> Figure:
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour("c4"), edgecolor=colour("page"), lw=0.8)
         log_axis(axes, edges[0], edges[-1])
         axes.set_xlabel(size, loc="right")
-        count_axis(axes, integer=True)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
         svg = inline_svg(axes, name, f"Histogram of the sizes of the {words}s. {note}")
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
         rows += [{size: f"{low:.3g} to {high:.3g}", "samples": f"{count:,}"} for low, high, count in bins]
@@ -189,17 +200,6 @@ def _table(steps: Any, columns: Mapping[str, tuple[Any, str]]) -> pd.DataFrame:
 
 
 # --- curves ---
-
-
-def _draw_curve(axes: "Axes", values: pd.Series, name: str) -> tuple[pd.Series, str]:
-    """Draw a curve thin and, over it, its mean over neighbouring values; return this mean, and what the lines are."""
-    smooth, window = smoothed(values)
-    if window > 1:
-        axes.plot(extremes(values), color=colour(name), alpha=0.5, linewidth=0.8)
-    shown = smooth.iloc[thin_indices(len(smooth), CURVE_POINTS)]
-    axes.plot(shown, color=colour(name), linewidth=2, **_dots(len(values) if window == 1 else FEW + 1))
-    step_axis(axes, int(values.index[-1]))
-    return smooth, f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
 
 
 def smoothed(values: Curve) -> tuple[Curve, int]:
@@ -244,15 +244,6 @@ def score_axis(axes: "Axes", metric: str) -> None:
         axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
     elif axes.dataLim.height == 0:  # all values are the same
         axes.set_yticks([axes.dataLim.y0])
-
-
-def count_axis(axes: "Axes", integer: bool = False) -> None:
-    """Label the vertical axis of counts or rates, from zero."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=integer))
-    axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
 
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:

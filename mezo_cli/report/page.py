@@ -18,19 +18,22 @@ from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.details import RunDetails, read_details
-from mezo_cli.report.differences import differing_keys, name_runs, short_name, telling_keys, with_all_keys
+from mezo_cli.report.differences import short_name, told_settings
 from mezo_cli.report.figures import run_figures
 from mezo_cli.report.group_figures import Panel, panel_figure, panels
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.read import left_out, no_runs, read_runs
 from mezo_cli.report.settings import (
+    WITHOUT_EFFECT,
     changed_settings,
     format_loss,
     format_mean,
     format_score,
+    format_setting,
     format_value,
     is_fraction,
+    matches,
     scale,
 )
 from mezo_cli.report.svg import COLOURS, SERIES, series_name
@@ -167,10 +170,17 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def run_names(runs: Sequence[RunDetails]) -> list[str]:
-    """Return each run in what it differs in from the others, with its directory where that is not enough."""
-    names = name_runs([run.entry.settings for run in runs])
-    counts = Counter(names)
-    pairs = zip(names, runs, strict=True)
+    """Return each run in the settings in which it differs from the others: `lr=1e-05, seed=13`.
+
+    With its directory where that is not enough.
+    """
+    told = told_settings([run.entry.settings for run in runs])
+    keys = [key for key in told[0] if not matches(key, (*WITHOUT_EFFECT, "eval_every"))] or list(told[0])
+    pairs = [
+        (", ".join(format_setting(key, one[key]) for key in keys if key in run.entry.settings), run)
+        for one, run in zip(told, runs, strict=True)
+    ]
+    counts = Counter(name for name, _ in pairs)
     return [name if counts[name] == 1 else ", ".join(filter(None, (name, run.name))) for name, run in pairs]
 
 
@@ -181,13 +191,11 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
         runs: the runs.
         links: the location of a run -> the id of its section in the page.
     """
-    settings = with_all_keys([run.entry.settings for run in runs])
-    keys = telling_keys(settings, differing_keys(settings))
     rows = [
         {
             "run": run.name,
             "status": run.entry.status,
-            **{short_name(key): format_value(own[key]) for key in keys},
+            **{short_name(key): format_value(value) for key, value in told.items()},
             "step": f"{run.entry.steps_done:,}",
             "dev": format_mean(
                 run.metric, None if run.best is None else run.best[run.metric], marked=run.entry.picked_start
@@ -197,13 +205,9 @@ def run_table(runs: Sequence[RunDetails], links: Mapping[str, str]) -> dict[str,
             "test": format_mean(run.metric, run.entry.score("test"), marked=run.entry.picked_start),
             "seconds": f"{run.total_seconds:,.0f}",
         }
-        for run, own in zip(runs, settings, strict=True)
+        for run, told in zip(runs, told_settings([run.entry.settings for run in runs]), strict=True)
     ]
-    return {
-        "columns": list(rows[0]),
-        "words": 2,
-        "rows": [(links.get(row["run"]), row) for row in rows],
-    }
+    return {"columns": list(rows[0]), "words": 2, "rows": [(links.get(row["run"]), row) for row in rows]}
 
 
 # --- one run ---

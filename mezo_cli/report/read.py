@@ -64,11 +64,6 @@ class Entry:
         """The metric by which the best checkpoint is chosen."""
         return self.config.chosen_metric
 
-    @property
-    def order(self) -> int:
-        """1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""
-        return self.config.order_of(self.metric)
-
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
         return self.scores.get(split, {}).get(metric or self.metric)

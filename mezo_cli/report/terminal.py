@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
-from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, texts_of, thin_indices
+from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, thin_indices
 from mezo_cli.report.settings import changed_settings, format_loss, format_score, format_value
 from mezo_cli.runs.metrics_log import metrics_of
 
@@ -38,7 +38,7 @@ def show_details(run: RunDetails, console: Console) -> None:
     if run.dev:
         console.print()
         console.print(_results(run), width=width)
-    for sentence in filter(None, (run.verdict_sentence(), run.baseline_sentence())):
+    for sentence in run.conclusions():
         console.print()
         say(sentence)
     console.print()
@@ -57,7 +57,8 @@ def show_details(run: RunDetails, console: Console) -> None:
         say(f"{min(EXAMPLES, len(completions))} test rows, from the best completion to the worst")
     for row in (completions[i] for i in thin_indices(len(completions), EXAMPLES)):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
-        say(f"{scores}: {' / '.join(texts_of(row).values())}"[: EXAMPLE_WIDTH * width], "  ")
+        texts = [value for value in row.values() if isinstance(value, str)]  # the prompt, the completion
+        say(f"{scores}: {' / '.join(texts)}"[: EXAMPLE_WIDTH * width], "  ")
     for step in list(run.completions)[-1:]:
         say(f"dev rows at {run.name_step(step)}")
         for row in run.completions[step][:EXAMPLES]:
@@ -79,7 +80,7 @@ def show_result(run: RunDetails, console: Console) -> None:
     for text in run.warnings():
         console.print(plain_text(f"! {text}"), soft_wrap=True)
     console.print(_results(run), width=min(console.width, WIDTH))
-    for sentence in filter(None, (run.verdict_sentence(), run.baseline_sentence())):
+    for sentence in run.conclusions():
         console.print(plain_text(sentence), soft_wrap=True)
 
 

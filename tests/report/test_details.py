@@ -37,7 +37,7 @@ def test_the_steps(finished: Path) -> None:
     assert run.projected_grads is not None
     assert run.projected_grads.size == 40
     assert run.gradient_stats["zero_fraction"] == 0.2
-    np.testing.assert_allclose(run.speed[1], 4.0)
+    assert run.median_speed == 4.0
 
 
 @pytest.mark.parametrize("ended", ["finished", "interrupted"])
@@ -99,14 +99,14 @@ def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
 
 def commands(tmp_path: Path, ended: str = "finished", **settings: object) -> dict[str, str]:
     made = make_run(tmp_path / "a run", {"steps": 9, **settings}, ended=ended, grads=[1.0])
-    made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x"])
+    made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x", "--config-dir", "mine", "-q"])
     return dict(details(made.path).commands())
 
 
 def test_the_commands_of_a_finished_run(tmp_path: Path) -> None:
     found = commands(tmp_path)
     assert list(found)[:4] == ["Run again", "Train longer", "Rebuild the weights of a step", "Evaluate"]
-    assert found["Run again"] == "mezo train task=sst2"
+    assert found["Run again"] == "mezo train task=sst2 --config-dir mine"
     assert found["Evaluate"] == f"mezo eval '{tmp_path}/a run' --split test"
 
 

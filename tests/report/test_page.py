@@ -145,23 +145,6 @@ def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> 
     assert re.search(r"<summary>[^<]*lr=1e-05, eps=0.01[^<]*seed=13", several)
 
 
-def test_the_command_of_a_sweeps_job_is_as_it_was_typed(tmp_path: Path) -> None:
-    run = make_curves(tmp_path / "sweep" / "0")
-    words = [
-        "mezo",
-        "train",
-        "task=own",
-        "optimizer.lr=1e-3",
-        f"hydra.run.dir={run.path}",
-        "--config-dir",
-        "mine",
-        "-q",
-    ]
-    run.update(argv=words)
-    page, _ = write(tmp_path / "page.html", run.path)
-    assert "mezo train task=own optimizer.lr=1e-3 --config-dir mine</pre>" in page
-
-
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_colours_have_contrast(scheme: int) -> None:
     """WCAG 2.2: 4.5 to 1 for text, 3 to 1 for what a figure is made of."""
