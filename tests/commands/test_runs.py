@@ -171,6 +171,18 @@ def test_it_fits_80_columns(some: Path) -> None:
     assert "mezo_adam bias" in table
 
 
+def test_80_columns_keep_what_tells_runs_apart(tmp_path: Path) -> None:
+    lora = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
+    for number, method in enumerate(({}, lora)):
+        for task, lr, seed in (("sst2", 1e-6, 13), ("trec", 1e-5, 100)):
+            settings = {"task": task, "optimizer.lr": lr, "seed": seed, "data.shots": 16, **method}
+            make_run(tmp_path / f"a-sweep-with-a-long-name-{number}" / f"task={task},lr={lr}", settings)
+    code, seen = on_a_terminal(["runs", str(tmp_path)], tmp_path, columns=80)
+    assert code == 0, seen
+    (header,) = (line.split() for line in seen.splitlines() if line.startswith("run "))
+    assert {"status", "task", "method", "lr", "seed", "dev", "test"} <= set(header)
+
+
 # --- what is read ---
 
 opened: list[str] | None = None

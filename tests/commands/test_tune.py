@@ -185,6 +185,23 @@ def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Pa
     assert "best: none" in mezo("resume", tmp_path / "search").out
 
 
+def test_with_metric_loss_the_lowest_is_the_best(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    """Without a goal of its own: the score of the search is then the dev loss."""
+    folder = tmp_path / "search"
+    words = search(roberta, movies, folder, "metric=loss", "--range", "optimizer.lr=1e-3:1e-1", "--trials", "3")
+    said = mezo(*words)
+    assert (said.code, said.err) == (0, ""), said
+    losses = {}
+    for trial in trials(folder):
+        lines = runs.Run(folder / str(trial.number)).evaluations("dev")
+        losses[trial.number] = min(line["loss"] for line in lines if line["step"])
+        assert trial.value == losses[trial.number]
+    assert len(set(losses.values())) == 3
+    best = min(losses, key=lambda number: losses[number])
+    assert study(folder).best_trial.number == best
+    assert f"best: {folder}/{best}" in said.out.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
