@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 import torch
+import transformers
 
 from mezo_cli.config import choices, registry
 from mezo_cli.objectives.families import find_encoder_family
