@@ -186,10 +186,6 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
         """Return an encoder that never cuts the mask off; an encoder that has no mask returns itself."""
         return self
 
-    def word_id(self, word: str) -> int | None:
-        """Return the token of a word as a label word; None if it is not one token, or the objective reads no words."""
-        return None
-
 
 def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
     """Refuse a number of label words that differs from that of the labels."""

@@ -89,11 +89,6 @@ class LmEncoder(ClassificationEncoder):
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
         return self._space + self.label_words[index]
 
-    def word_id(self, word: str) -> int | None:
-        """Return the token of a word after the prompt; None if it is not one token."""
-        ids = tokenize([self._space + word], self.tokenizer)[0]
-        return ids[0] if len(ids) == 1 and word.strip() else None
-
     def decode(self, row: TokenizedExample) -> str:
         """Return the prompt as the model sees it, in one line: a line end is shown as \\n."""
         return super().decode(row).replace("\n", "\\n")

@@ -91,13 +91,6 @@ class MlmEncoder(ClassificationEncoder):
         other._pieces = [piece if isinstance(piece, _Fixed) else replace(piece, limit=None) for piece in self._pieces]
         return other
 
-    def word_id(self, word: str) -> int | None:
-        """Return the token of a word as a label word; None if it is not one token."""
-        try:
-            return _label_word_id(word, "", self.task, self.tokenizer)
-        except UserError:
-            return None
-
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that joins the token ids of the template's parts, and reads the logits at the mask."""
         parts, segments = [], [piece.segment for piece in self._pieces]
