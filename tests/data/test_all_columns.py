@@ -82,6 +82,18 @@ def test_fields_of_csv_and_tsv_are_texts(tmp_path: Path) -> None:
         assert columns(task, files_config(tmp_path / f"all{suffix}")) == wanted
 
 
+def test_texts_that_look_like_another_type_arrive_as_written(tmp_path: Path) -> None:
+    task = replace(QA, generate=GeneratePrompt(prompt="{question}"), rename={})
+    rows = [{"question": text} for text in ("NA", "null", "007", "2020-01-01")]
+    (tmp_path / "all.csv").write_text("\n".join(["question", *(row["question"] for row in rows)]) + "\n")
+    write_jsonl(tmp_path / "all.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
+    for suffix in ("csv", "jsonl", "parquet"):
+        splits = load(task, files_config(tmp_path / f"all.{suffix}"), 1)
+        read = [dict(row.columns or {}) for row in [*splits.train, *splits.dev]]
+        assert sorted(read, key=str) == sorted(rows, key=str), suffix
+
+
 def test_a_key_that_a_row_lacks_is_no_column_of_it_and_a_date_is_its_text(tmp_path: Path) -> None:
     task = replace(QA, generate=GeneratePrompt(prompt="{question}"), rename={})
     rows = [{"question": "what is 0", "extra": [1]}, {"question": "what is 1"}]

@@ -292,6 +292,12 @@ def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) 
                 loaded.model(torch.full((1, positions + 1), 5))
 
 
+def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    folder = tiny.roberta(tmp_path)
+    change_json(folder / "tokenizer_config.json", model_max_length="x")
+    error_line(folder, "tokenizer_config.json: model_max_length is 'x': expected a number of tokens")
+
+
 # --- devices ---
 
 
