@@ -109,7 +109,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     own_code.check_server_given(new)
     new.objective.check_resumed(new, info, new_reward)
     new.objective.check_new_run(new)
-    run.claim()
+    run.claim(finished)
     return run, new
 
 

@@ -157,8 +157,11 @@ class Run:
         if hashlib.sha256(content).hexdigest() not in stored:
             raise UserError(f"{self.path / 'config.yaml'} is damaged or was edited: it does not match run.json")
 
-    def claim(self) -> None:
+    def claim(self, finished: bool = False) -> None:
         """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
+
+        Args:
+            finished: whether the run was finished when the caller decided to resume it; another may have done so since.
 
         Raises:
             UserError: when another process is training in it, or it cannot be written.
@@ -171,6 +174,9 @@ class Run:
             if self.status() == "running" or not self._acquire():
                 info = self.info()
                 raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
+            if not finished and self.status() == "finished":
+                self._release()
+                raise UserError(f"{self.path} was just finished by another process: there is nothing to resume")
             self.update(pid=os.getpid(), host=socket.gethostname())
         except OSError as error:
             self._release()

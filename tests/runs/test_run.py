@@ -330,6 +330,17 @@ def test_a_running_run_cannot_be_claimed(tmp_path: Path) -> None:
         second.claim()
 
 
+def test_a_run_that_another_process_has_just_finished_is_not_resumed(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with run.tracked():
+        run.update(status="finished")
+    before = run.info()
+    with pytest.raises(UserError, match="was just finished by another process"):
+        Run.open(tmp_path).claim(finished=False)
+    assert run.info() == before
+    Run.open(tmp_path).claim(finished=True)
+
+
 # --- damage ---
 
 
