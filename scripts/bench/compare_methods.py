@@ -4,6 +4,7 @@
     python scripts/bench/compare_methods.py bench_runs/demo-reward
     python scripts/bench/compare_methods.py bench_runs/demo-reward --json
     python scripts/bench/compare_methods.py bench_runs/demo-reward --out runs.csv
+    python scripts/bench/compare_methods.py --rates docs/measurements/bench-demo-reward.csv
 
 Runs with the same `forwards`, rows, model and objective are one bench. A method is a group of runs; the seeds with the
 most points of its grid are those that it was tuned on. The point with the best dev score there is chosen, and only the
@@ -33,6 +34,7 @@ from mezo_cli.report.read import Entry, read_runs
 from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
 
 REFERENCE = "mezo"
+LABELS = ("MeZO", "null (random signs)")  # of the two methods whose every lr `--rates` compares
 OF_METHODS = ("optimizer.", "data.batches", "data.weights", "steps")  # settings in which the methods of a bench differ
 SCORES = ("dev_best", "dev_last", "gain_at_last", "dev_loss", "test", "seconds")  # of a test seed
 SHARES = (0.5, 0.8, 0.95)  # of the reference's gain
@@ -303,6 +305,23 @@ def _run_record(bench: Bench, method: Method, entry: Entry, point: int) -> dict[
     }
 
 
+def rates_table(runs: pd.DataFrame) -> list[dict[str, str]]:
+    """Return MeZO and its null at every lr, over the seeds that both have there, of the records that `--out` wrote."""
+    kept = runs[runs.method.isin(LABELS) & (runs.status == "finished")].drop_duplicates(["method", "point", "seed"])
+    rows = []
+    for point, own in kept.groupby("point"):
+        test, dev = (own.pivot(index="seed", columns="method", values=name) for name in ("test", "dev_last"))
+        if set(LABELS) > set(test.columns) or (paired := test.dropna()).empty:
+            continue
+        differences = list(paired[LABELS[0]] - paired[LABELS[1]])
+        row = {"lr": str(point).removeprefix("lr="), "seeds": str(len(paired))}
+        row |= {f"{label}, test": f"{paired[label].mean():.3f} ({paired[label].std(ddof=0):.3f})" for label in LABELS}
+        row |= {f"{LABELS[1]}, dev last": f"{dev.loc[paired.index, LABELS[1]].mean():.3f}"}
+        half = half_width(differences)
+        rows.append(row | {"MeZO - null": f"{np.mean(differences):+.3f}" + (f" ± {half:.3f}" if half else "")})
+    return sorted(rows, key=lambda row: float(row["lr"]))
+
+
 # --- over seeds ---
 
 
@@ -323,10 +342,14 @@ def _mean(values: Iterable[float]) -> float | None:
 def main() -> None:
     """Print the tables, or write them."""
     parser = argparse.ArgumentParser(description="Compare methods at equal forwards.")
-    parser.add_argument("folders", nargs="+", type=Path, help="Where the runs are.")
+    parser.add_argument("folders", nargs="*", type=Path, help="Where the runs are.")
+    parser.add_argument("--rates", type=Path, help="A file of --out: compare MeZO and its null at every lr in it.")
     parser.add_argument("--json", action="store_true", help="Print one JSON document instead.")
     parser.add_argument("--out", type=Path, help="Write a .md, .csv or .json file instead.")
     args = parser.parse_args()
+    if args.rates is not None:
+        table = make_table("MeZO and its null at every lr, paired by seed", rates_table(pd.read_csv(args.rates)))
+        return show(Comparison([table], [], [], {}), make_console())
     entries, warnings = read_runs(args.folders)
     print("\n".join(warnings), end="\n" * bool(warnings), file=sys.stderr)
     view = forwards_view(entries)

@@ -14,6 +14,7 @@ from scipy import stats
 from tests.report.run_directories import make_run
 from tests.scripts.load import load_script
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = load_script("compare_methods")
 COMMON = {"data.shots": 16, "forwards": 100, "eval_at_forwards": [20, 100], "steps": 50}
 SAMPLES = {"optimizer.samples": 5, "steps": 10}  # 10 calls per step
@@ -92,3 +93,12 @@ def test_the_interval_is_students() -> None:
     values = [1.0, 2.0, 4.0]
     low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem(values))
     assert SCRIPT.half_width(values) == pytest.approx((high - low) / 2)
+
+
+def test_the_page_has_the_table_of_every_lr() -> None:
+    page = (ROOT / "docs" / "bench.md").read_text()
+    seen = output("--rates", ROOT / "docs" / "measurements" / "bench-demo-reward.csv")
+    rows = [line.split() for line in seen.splitlines() if " ± " in line]
+    assert len(rows) == 5
+    for row in rows:
+        assert all(" ".join(words) in page for words in (row[2:4], row[4:6], row[-3:]))
