@@ -1,4 +1,4 @@
-"""The Trainer of transformers with the MeZO step (docs/how-to/trainer.md)."""
+"""The Trainer of transformers with the MeZO step (docs/how-to/library.md)."""
 
 from collections.abc import Mapping
 from typing import Any, cast
