@@ -123,7 +123,7 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
 
 
 def _evaluate_split(
-    config: Config, name: str, opened: Opened | None, split: str, ranks: Ranks | None, console: Console
+    config: Config, name: str, opened: Opened | None, split: str, ranks: Ranks, console: Console
 ) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate."""
     from mezo_cli.training.agreement import check_same_weights
@@ -131,17 +131,15 @@ def _evaluate_split(
     from mezo_cli.training.load import load_session
 
     splits = data.load_splits(config)
-    if ranks is not None:
-        ranks.start(config)
-        ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
+    ranks.start(config)
+    ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
     rows = getattr(splits, split)
     if rows is None:
         raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
     if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
         log.warning("warning: the data have changed since the run")
     session = load_session(config) if opened is None else opened.load()
-    if ranks is not None:
-        check_same_weights(session, ranks)
+    check_same_weights(session, ranks)
     size = config.eval_batch_size
     advice = f"a lower eval_batch_size (now {size})"
     if opened is not None:  # its settings are fixed

@@ -57,15 +57,13 @@ def execute(
 # --- one run for all ranks of a torchrun ---
 
 
-def broadcast_run(ranks: Ranks | None, claim: Callable[[], tuple[Run, Config] | None]) -> tuple[Run, Config] | None:
+def broadcast_run(ranks: Ranks, claim: Callable[[], tuple[Run, Config] | None]) -> tuple[Run, Config] | None:
     """Return the run and its config on every rank: rank 0 creates or claims the directory, the others follow it.
 
     Args:
-        ranks: those that share the run; None if this process is alone.
+        ranks: those that share the run.
         claim: creates or claims the run directory, on rank 0 alone; returns None when there is nothing to do.
     """
-    if ranks is None:
-        return claim()
     if ranks.is_first:
         claimed = claim()
         ranks.from_first("" if claimed is None else json.dumps([str(claimed[0].path), to_yaml(claimed[1])]))

@@ -46,7 +46,7 @@ def predict(
     if out is not None:
         check_output(out, FORMATS)
     with joined() as ranks, console_logging(make_error_console(), quiet):
-        if ranks is not None and not words and file is None:
+        if ranks.size > 1 and not words and file is None:
             raise UserError(
                 f"{STDIN}: {ranks.size} ranks were started, and one process reads it: give --text or --file"
             )
@@ -61,12 +61,10 @@ def predict(
         from mezo_cli.training.agreement import check_same_weights
         from mezo_cli.training.device_errors import explain_device_errors
 
-        if ranks is not None:
-            ranks.start(opened.config)
-            ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
+        ranks.start(opened.config)
+        ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         session = opened.load()
-        if ranks is not None:
-            check_same_weights(session, ranks)
+        check_same_weights(session, ranks)
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
             rows = rows or ([] if stream else list(texts.from_lines(sys.stdin.buffer, STDIN, task)))
@@ -74,7 +72,7 @@ def predict(
                 raise UserError(NO_TEXT)
             predictions = [] if stream else _predict(session, rows)
             cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
-    if ranks is not None and not ranks.is_first:
+    if not ranks.is_first:
         return
     _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:

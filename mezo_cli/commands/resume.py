@@ -64,19 +64,19 @@ def resume(
 
 
 def resume_run(
-    path: Path, ranks: Ranks | None, overrides: Sequence[str] = (), quiet: bool = False, new_reward: bool = False
+    path: Path, ranks: Ranks, overrides: Sequence[str] = (), quiet: bool = False, new_reward: bool = False
 ) -> None:
     """Continue a run; a finished one is left as it is. See `resume`.
 
     Args:
-        ranks: those that share the run; None if this process is alone.
+        ranks: those that share the run.
     """
     claimed = broadcast_run(ranks, lambda: _claim(path, overrides, quiet, new_reward))
     if claimed is None:
         return
     run, new = claimed
     new = with_own_code(new, split_own_code(overrides)[1])  # rank 0 does not send it
-    if ranks is not None and not ranks.split:
+    if ranks.size > 1 and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
     was_finished = run.writes and run.status() == "finished"

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 from mezo_cli import system
 from mezo_cli.distributed.launch import Launch, read_launch
-from mezo_cli.distributed.ranks import DEFAULT_TIMEOUT, RankLost, Ranks, sharing
+from mezo_cli.distributed.ranks import ALONE, DEFAULT_TIMEOUT, RankLost, Ranks, sharing
 from mezo_cli.errors import RunFailed, RunStopped, UserError, first_line
 
 
 @contextmanager
-def joined() -> Iterator[Ranks | None]:
-    """Yield the ranks that share the command, or None if this process is alone.
+def joined() -> Iterator[Ranks]:
+    """Yield the ranks that share the command: `ALONE` where there are no others.
 
     An error on rank 0 ends the other ranks. The error of another rank ends all: rank 0 raises it, with the rank's
     number, as soon as it waits for that rank. Ranks other than 0 end with rank 0's exit status, and print nothing.
@@ -26,7 +26,7 @@ def joined() -> Iterator[Ranks | None]:
     """
     launch = read_launch()
     if launch is None:
-        yield None
+        yield ALONE
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
     system.import_torch()
@@ -50,12 +50,12 @@ def joined() -> Iterator[Ranks | None]:
 
 
 @contextmanager
-def in_turn(ranks: Ranks | None) -> Iterator[None]:
+def in_turn(ranks: Ranks) -> Iterator[None]:
     """Let rank 0 pass the block first, which may repair or download files, and then the others."""
-    if ranks is not None and not ranks.is_first:
+    if not ranks.is_first:
         ranks.from_first()
     yield
-    if ranks is not None and ranks.is_first:
+    if ranks.is_first:
         ranks.from_first("passed")
 
 

@@ -29,16 +29,9 @@ DEFAULT_TIMEOUT = 120.0  # until the config is known
 LEAVE_SECONDS = 10.0  # how long rank 0 waits at the end for ranks that may still read from its store
 ALIVE_SECONDS = 1.0  # how long a rank waits, when something has failed, for word from those that are still there
 
-_current: ContextVar["Ranks | None"] = ContextVar("ranks", default=None)
-
 
 class RankLost(RunFailed):
     """An exchange that failed because another rank is gone or hangs."""
-
-
-def current() -> "Ranks | None":
-    """Return the ranks that share the work of this process; None if it works alone."""
-    return _current.get()
 
 
 class Ranks:
@@ -287,6 +280,41 @@ class Ranks:
         if "timed out" in str(error).lower():
             return RankLost(f"{names} did not answer within distributed.timeout={self.timeout:g} s")
         return RankLost(f"{names} ended: {first_line(error)}")
+
+
+class Alone(Ranks):
+    """A process that works alone: all is its own, and nothing is exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, store=None)
+
+    def start(self, config: Config, group: Any = None) -> None:
+        """There is nothing to open."""
+
+    def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
+        """Return the values as they are, on their device and with their graph."""
+        return values
+
+    def first_says(self, flag: bool) -> bool:
+        """Return the flag."""
+        return flag
+
+    def exchange(self, text: str, timeout: float | None = None) -> list[str]:
+        """Return the text of this process alone."""
+        return [text]
+
+    def from_first(self, text: str = "") -> str:
+        """Return the text."""
+        return text
+
+
+ALONE = Alone()
+_current: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)
+
+
+def current() -> Ranks:
+    """Return the ranks that share the work of this process; `ALONE` where there are no others."""
+    return _current.get()
 
 
 @contextmanager

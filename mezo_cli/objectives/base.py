@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import Config, Example, ObjectiveConfig
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
 from mezo_cli.objectives.collate import Arrays, collate
@@ -151,7 +151,7 @@ class Objective:
         return Evaluation(float(values.double().mean()), {}, values, list(records or []))
 
     def evaluate(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> Evaluation:
         """Evaluate all rows, in batches of `eval_batch_size`. `report` is called with the number of rows done.
 
@@ -161,7 +161,7 @@ class Objective:
             return self.assess(*measure_rows(self, rows, report, ranks))
 
     def predict(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> Sequence[Mapping[str, Any]]:
         """Return a record per row: what the model says of it. The right answers are not needed."""
         evaluation = self.evaluate(rows, report, ranks)

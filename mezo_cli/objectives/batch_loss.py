@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezo_cli.distributed.ranks import Ranks, split_sizes
+from mezo_cli.distributed.ranks import ALONE, Ranks, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.losses import mean_over_rows
@@ -18,7 +18,7 @@ class BatchLoss:
     Args:
         objective: computes losses of rows, or counts.
         batches: the batch, or its micro-batches: one forward each.
-        ranks: those that share its rows, of which `batches` are this rank's; None if this process has all of them.
+        ranks: those that share its rows, of which `batches` are this rank's; `ALONE` if this process has all of them.
         rows: the number of rows of the whole batch, for ranks.
         weights: what the loss of each row of the whole batch is multiplied by; None for 1.
     """
@@ -27,7 +27,7 @@ class BatchLoss:
         self,
         objective: Objective,
         batches: Sequence[Any],
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
         rows: int = 0,
         weights: Sequence[float] | None = None,
     ) -> None:
@@ -53,14 +53,11 @@ class BatchLoss:
     def rows(self) -> Tensor:
         """Return the losses of the rows, times their weights: [1, rows], or [2, rows] inside `forward.perturbed`."""
         losses = self._of_members(lambda: torch.cat(list(map(self._objective.row_losses, self._batches)), dim=1))
-        if self._ranks is not None:
-            losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
+        losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
         return losses if self._weights is None else losses * losses.new_tensor(self._weights)
 
     def _counts(self) -> Tensor:
         counts = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
-        if self._ranks is None:
-            return counts
         return self._ranks.gather_parts(counts.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
 
     def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:

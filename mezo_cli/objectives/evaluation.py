@@ -61,7 +61,7 @@ class Evaluation:
 
 
 def measure_rows(
-    objective: "Objective", rows: Sequence[Any], report: Callable[[int], None], ranks: Ranks | None
+    objective: "Objective", rows: Sequence[Any], report: Callable[[int], None], ranks: Ranks
 ) -> tuple[Tensor, Sequence[Any], list[dict[str, Any]]]:
     """Return the values of rows, [rows, values] on the CPU, the rows, and their records, all in the order of the rows.
 
@@ -70,17 +70,16 @@ def measure_rows(
     rounding. Ranks share the batches, so they change no bit.
     """
     batches, size = batches_by_length(objective, rows), objective.config.eval_batch_size
-    step, first = (1, 0) if ranks is None else (ranks.size, ranks.rank)
     parts: list[Tensor] = []
     records: list[dict[str, Any]] = []
-    for number in range(first, len(batches), step):
+    for number in range(ranks.rank, len(batches), ranks.size):
         collated = (objective.collate([rows[i] for i in part]) for part in micro_batches(objective, batches[number]))
         measured = [objective.measure(batch) for batch in collated]
         parts.append(torch.cat([values for values, _ in measured]).cpu())
         records += [record for _, of_rows in measured for record in of_rows]
         report(number * size + len(batches[number]))
-    numbers = [i for batch in batches[first::step] for i in batch]
-    if ranks is not None:
+    numbers = [i for batch in batches[ranks.rank :: ranks.size] for i in batch]
+    if ranks.size > 1:
         parts, records, numbers = _gather(ranks, batches, parts, records)
     places = np.argsort(numbers)
     return torch.cat(parts)[torch.from_numpy(places)], rows, [records[i] for i in places] if records else []

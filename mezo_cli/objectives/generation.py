@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mezo_cli.config.schema import Config
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion
@@ -204,7 +204,7 @@ class Generation(Objective):
         if self.loss_from_counts:
             return {}
         members, ranks = self._members, self.forward.ranks
-        if ranks is not None:
+        if ranks.size > 1:
             members = [member for own in ranks.exchange(json.dumps(members)) for member in json.loads(own)]
         if not members:
             return {}
@@ -319,18 +319,18 @@ class Generation(Objective):
         return Evaluation(loss, metrics, values, list(records or []), details, samples, text=text)
 
     def evaluate(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> Evaluation:
         """Evaluate all rows. A rank that had no batch gets the names of the figures from another."""
         with torch.no_grad():
             measured = measure_rows(self, rows, report, ranks)
-        if ranks is not None:
+        if ranks.size > 1:
             names = map(json.loads, ranks.exchange(json.dumps(self._columns)))
             self._columns = next(filter(None, names))
         return self.assess(*measured)
 
     def predict(
-        self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks | None = None
+        self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> list[dict[str, Any]]:
         """Return the prompt and the completion of each row; no reward is needed."""
         records: dict[int, dict[str, Any]] = {}

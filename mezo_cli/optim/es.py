@@ -232,13 +232,12 @@ class Es(DirectionalOptimizer):
         def losses_of_point() -> "Tensor":
             return _rows_of(loss_fn) if by_rows else loss_fn().reshape(-1, 1)
 
-        losses = forward.losses_of(points if ranks is None else ranks.own(points), config.eps, losses_of_point, signs)
+        losses = forward.losses_of(ranks.own(points), config.eps, losses_of_point, signs)
         of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
         of_points = [[[mean(rows), variance(rows)][: 1 + by_rows] for rows in of_signs] for of_signs in of_rows]
-        if ranks is not None:
-            own = torch.tensor(of_points, dtype=torch.float64)
-            of_points = ranks.gather_parts(own, split_sizes(len(points), ranks.size), "step").tolist()
-        return of_points
+        own = torch.tensor(of_points, dtype=torch.float64)
+        values: list[list[list[float]]] = ranks.gather_parts(own, split_sizes(len(points), ranks.size), "step").tolist()
+        return values
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
         """Return s of each member; all 0 where the rewards are equal."""

@@ -93,10 +93,9 @@ def losses_at(
     import torch
 
     ranks = forward.ranks
-    losses = forward.losses_of(points if ranks is None else ranks.own(points), eps, loss_fn)
+    losses = forward.losses_of(ranks.own(points), eps, loss_fn)
     pairs = torch.stack([loss.expand(2) for loss in losses]) if losses else torch.empty(0, 2, dtype=torch.float64)
-    if ranks is not None:
-        pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(points), ranks.size), "step")
+    pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(points), ranks.size), "step")
     values: list[list[float]] = pairs.tolist()
     return values
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
 from mezo_cli.perturb.member_weights import MemberPlan, MemberRows, MemberWeights, swapped_data, swapped_forwards
 from mezo_cli.perturb.module_plan import ModulePlan
@@ -67,7 +67,7 @@ class PerturbedForward:
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
-        ranks: those that share the directions of a step; None if this process computes all of them.
+        ranks: those that share the directions of a step; `ALONE` if this process computes all of them.
         uses_factors: whether a linear layer computes with the factors of a z of low rank, without a copy of its weight.
         upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
     """
@@ -86,7 +86,7 @@ class PerturbedForward:
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
         self.uses_factors = True
-        self.ranks: Ranks | None = None
+        self.ranks: Ranks = ALONE
         self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._patched: list[nn.Module] = []

@@ -15,10 +15,8 @@ log = logging.getLogger("mezo")
 REBUILD_SECONDS = 3600.0  # how long the others wait for a rank that rebuilds its weights
 
 
-def find_resume_step(config: Config, run: Run, ranks: Ranks | None) -> int | None:
+def find_resume_step(config: Config, run: Run, ranks: Ranks) -> int | None:
     """Return `recovery.find_resume_step` of rank 0: only that rank reads files that are being repaired."""
-    if ranks is None:
-        return recovery.find_resume_step(config, run)
     step = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
     return None if step == "None" else int(step)
 
@@ -33,6 +31,8 @@ def check_rows(config: Config, splits: Splits, ranks: Ranks) -> None:
 
 def check_same_weights(session: Session, ranks: Ranks) -> None:
     """Check that all ranks start from the same weights."""
+    if ranks.size == 1:
+        return
     path, loaded = session.config.model.path, session.loaded
     fingerprint = models.fingerprint(loaded.model)
     ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
@@ -44,7 +44,7 @@ def repair_weights(session: Session, run: Run, step: int, ranks: Ranks) -> None:
     Raises:
         RunFailed: when they still differ then.
     """
-    differing = _find_differing(session, ranks, ranks.timeout)
+    differing = _find_differing(session, ranks, ranks.timeout) if ranks.size > 1 else []
     if not differing:
         return
     names = join(f"rank {rank}" for rank in differing)

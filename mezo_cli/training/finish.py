@@ -62,7 +62,7 @@ def _summarise(
     summary |= ({"probe": probe} if probe else {}) | ({"reward": rewarded["name"]} if rewarded else {})
     if state.stop_reason is not None:
         summary["stopped"] = state.stop_reason
-    if ranks is not None:
+    if ranks.size > 1:
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": state.exchanged_bytes_per_step()}
         log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
         summary["distributed"] = shared

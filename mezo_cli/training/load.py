@@ -14,7 +14,7 @@ from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.distributed.ranks import current
+from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.objectives import OBJECTIVES
@@ -126,7 +126,7 @@ def _build_session(
     torch.set_float32_matmul_precision(config.model.matmul_precision)
     objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
     ranks = current()
-    forward.ranks = ranks if ranks is not None and ranks.split == "directions" else None
+    forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
 
 

@@ -54,10 +54,9 @@ def train(config: Config, run: Run, console: Console) -> TrainingRun:
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     system.reset_peak_memory()
-    ranks = current()  # None if no other process shares the run
+    ranks = current()
     splits = data.load_splits(config)
-    if ranks is not None:
-        agreement.check_rows(config, splits, ranks)
+    agreement.check_rows(config, splits, ranks)
     recovery.check_data_unchanged(config, run, splits)
     resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
     if resume_step is None:
@@ -71,8 +70,8 @@ def train(config: Config, run: Run, console: Console) -> TrainingRun:
     sampler = make_sampler(config, rows.train)
     with explain_device_errors("before the first step", smaller_batches(config)):
         _prepare_first_step(session, run, rows, sampler, is_new=resume_step is None)
-    if ranks is not None:
-        agreement.check_same_weights(session, ranks)
+    agreement.check_same_weights(session, ranks)
+    if ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
 
     evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
@@ -109,8 +108,7 @@ def train(config: Config, run: Run, console: Console) -> TrainingRun:
             if stop_reason is not None:
                 state.stop(session, stop_reason, rows.dev, progress)
 
-        if ranks is not None:
-            ranks.from_first("trained")  # the others read the files that rank 0 has written
+        ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = state.log.seconds()
         if engine is not None:
             engine.check_weights(session.params)

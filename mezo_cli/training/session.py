@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mezo_cli.config.schema import Config, Example
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives.base import Objective
@@ -30,7 +30,7 @@ class Session:
         objective: computes losses, and evaluates rows.
         optimizer: updates the parameters.
         encoder: encodes rows for the model.
-        ranks: the processes that share the run's steps and evaluations; None if this one is alone.
+        ranks: the processes that share the run's steps and evaluations.
     """
 
     config: Config
@@ -39,7 +39,7 @@ class Session:
     objective: Objective
     optimizer: Optimizer
     encoder: Any
-    ranks: Ranks | None = None
+    ranks: Ranks = ALONE
 
     @property
     def params(self) -> Params:
@@ -52,9 +52,8 @@ class Session:
         Where ranks share the rows, each computes its own, and all get the loss of all rows. `weights` are those of the
         rows' losses, None for 1.
         """
-        ranks = self.ranks if self.ranks is not None and self.ranks.split == "rows" else None
-        own = rows if ranks is None else ranks.own(rows)
-        return BatchLoss(self.objective, self.micro_batches(own), ranks, len(rows), weights)
+        ranks = self.ranks if self.ranks.split == "rows" else ALONE
+        return BatchLoss(self.objective, self.micro_batches(ranks.own(rows)), ranks, len(rows), weights)
 
     def micro_batches(self, rows: Sequence[Any]) -> list[Any]:
         """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""

@@ -14,7 +14,7 @@ from mezo_cli import models
 from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import Config
 from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, join
 from mezo_cli.objectives.evaluation import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
@@ -58,7 +58,7 @@ class TrainingRun:
         self,
         config: Config,
         run: Run,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
         *,
         has_test: bool = True,
     ) -> None:
@@ -74,7 +74,7 @@ class TrainingRun:
         self.stop_reason: str | None = None
         self.forgetting: Forgetting | None = None
         self.summary: dict[str, Any] = {}
-        self._exchanged_before = 0 if ranks is None else ranks.exchanged["step"]
+        self._exchanged_before = ranks.exchanged["step"]
 
     def __enter__(self) -> "TrainingRun":
         return self
@@ -109,8 +109,7 @@ class TrainingRun:
             self.last_dev = (at, values["dev"]) if values else None
         logged = self._logged_steps()
         self.run.truncate_metrics(step)
-        if self.ranks is not None:
-            self.ranks.from_first("truncated")
+        self.ranks.from_first("truncated")
         lines = self.run.metrics()
         self.best.add(dev_evaluations(self.config, self.run, lines, stop=step))
         for line in lines:
@@ -185,9 +184,7 @@ class TrainingRun:
         if config.max_seconds is None or self._first_stepped is None:
             return None
         is_over = time.perf_counter() - self._first_stepped >= config.max_seconds
-        if self.ranks is not None:
-            is_over = self.ranks.first_says(is_over)
-        return "max_seconds" if is_over else None
+        return "max_seconds" if self.ranks.first_says(is_over) else None
 
     def stop(self, session: Session, reason: str, rows: list[Any], progress: ProgressReporter) -> None:
         """End the run before its last step: evaluate on dev if it finishes now, save the weights, record the reason.
@@ -224,8 +221,7 @@ class TrainingRun:
         config, step = self.config, self.step
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
         if (is_last or config.evaluates_at(step)) and step not in self.best.evaluations:
-            if self.ranks is not None:
-                agreement.repair_weights(session, self.run, step, self.ranks)
+            agreement.repair_weights(session, self.run, step, self.ranks)
             evaluation = self._evaluate_or_fail(session, rows, progress.evaluation(len(rows)))
             if self.forgetting is not None:
                 evaluation = evaluation.with_details(self.forgetting.measure(session))
@@ -304,8 +300,6 @@ class TrainingRun:
 
     def exchanged_bytes_per_step(self) -> float:
         """Return how many bytes all ranks together have exchanged per step of this process; 0 in a process alone."""
-        if self.ranks is None:
-            return 0.0
         exchanged = self.ranks.exchanged["step"] - self._exchanged_before
         return round(exchanged / max(self.step - self._first_step, 1), 3)
 

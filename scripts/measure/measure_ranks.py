@@ -26,7 +26,7 @@ from measure_storage import make_folder
 from mezo_cli import system
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 
@@ -35,10 +35,10 @@ SAMPLES = {"rows": 1, "directions": RANKS}  # distributed.split -> optimizer.sam
 EXCHANGES = 200
 
 
-def take_step(session: Session, rows: Any, ranks: Ranks | None, split: str, number: int) -> float:
+def take_step(session: Session, rows: Any, ranks: Ranks, split: str, number: int) -> float:
     """Take one training step, together or alone, and return its seconds."""
-    session.ranks = ranks if split == "rows" else None
-    session.forward.ranks = ranks if split == "directions" else None
+    session.ranks = ranks if split == "rows" else ALONE
+    session.forward.ranks = ranks if split == "directions" else ALONE
     began = time.perf_counter()
     with torch.no_grad():
         session.step(rows, number)
@@ -68,7 +68,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         ranks = Ranks(rank, RANKS, store)
         ranks.start(config, torch.distributed.group.WORLD)
         for turn in range(rounds + 1):
-            for name, joined in ((f"{split} alone", None), (f"{split} together", ranks)):
+            for name, joined in ((f"{split} alone", ALONE), (f"{split} together", ranks)):
                 ranks.first_says(True)  # both begin together
                 taken = take_step(session, rows, joined, split, number)
                 number += 1
