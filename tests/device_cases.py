@@ -9,7 +9,6 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
-from mezo_cli.objectives.evaluation import measure_rows
 from mezo_cli.optim import optimizer_class
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.load import load_session
@@ -120,7 +119,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
             with hosts.setdefault("probe", HostWaits(read)):
                 fit_output_layer(session, rows)
         with hosts.setdefault("evaluation", HostWaits(read)):
-            measure_rows(session.objective, rows, lambda done: None, None)
+            session.objective.measure_all(rows)
     return hosts
 
 

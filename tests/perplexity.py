@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mezo_cli.config.schema import ObjectiveConfig, Positive
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.tasks import GenerateEncoder, PromptRow
 
 

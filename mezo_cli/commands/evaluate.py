@@ -30,7 +30,7 @@ from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
-    from mezo_cli.objectives.evaluation import Evaluation
+    from mezo_cli.objectives.scoring import Evaluation
 
 log = logging.getLogger("mezo")
 

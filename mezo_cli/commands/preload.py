@@ -3,7 +3,7 @@
 import gc
 import importlib
 
-HEAVY = ("peft", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+HEAVY = ("peft", "scipy.stats", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 OWN = ("commands.execute", "commands.resume", "commands.train", "training.loop", "training.finish")
 
 for name in (*HEAVY, *(f"mezo_cli.{name}" for name in OWN)):

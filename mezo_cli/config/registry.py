@@ -93,18 +93,18 @@ OBJECTIVE_SETTINGS = Registry(
 LOSSES = Registry(
     "objective.loss",
     {
-        "cross_entropy": "mezo_cli.objectives.losses:cross_entropy",
-        "accuracy": "mezo_cli.objectives.losses:accuracy_loss",
-        "f1": "mezo_cli.objectives.losses:f1_loss",
+        "cross_entropy": "mezo_cli.objectives.scoring:cross_entropy",
+        "accuracy": "mezo_cli.objectives.scoring:accuracy_loss",
+        "f1": "mezo_cli.objectives.scoring:f1_loss",
     },
     "mezo.losses",
 )
 METRICS = Registry(
     "task.metric",
     {
-        "accuracy": "mezo_cli.objectives.metrics:Accuracy",
-        "f1": "mezo_cli.objectives.metrics:F1",
-        "matthews": "mezo_cli.objectives.metrics:Matthews",
+        "accuracy": "mezo_cli.objectives.scoring:accuracy",
+        "f1": "mezo_cli.objectives.scoring:f1",
+        "matthews": "mezo_cli.objectives.scoring:matthews",
     },
     "mezo.metrics",
 )

@@ -15,7 +15,7 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.comparison import remove_bias, wilson
+from mezo_cli.objectives.scoring import remove_bias, wilson
 from mezo_cli.report.untrained import BASELINES
 from mezo_cli.training.session import Session
 from mezo_cli.training.training_run import not_finite_at_start

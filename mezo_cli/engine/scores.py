@@ -13,7 +13,7 @@ from mezo_cli.engine.members import Members, token_scores
 from mezo_cli.objectives.choice import Choice, sum_of_candidates
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.lm import CausalLabelScorer
-from mezo_cli.objectives.losses import in_float64
+from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.tasks.choice import ChoiceRow
 
 Scored = TypeVar("Scored", CausalLabelScorer, Choice)

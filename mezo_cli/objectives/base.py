@@ -1,8 +1,10 @@
 """The interface of an objective: from a batch to its loss, and from the rows of a split to metrics and records."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,10 +13,9 @@ from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
 from mezo_cli.objectives.collate import Arrays, collate
-from mezo_cli.objectives.comparison import Judged
-from mezo_cli.objectives.evaluation import Evaluation, measure_rows
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.prediction import Predicted, PredictedRecord
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
 
@@ -150,15 +151,47 @@ class Objective:
         """
         return Evaluation(float(values.double().mean()), {}, values, list(records or []))
 
+    def measure_all(
+        self,
+        rows: Sequence[Any],
+        report: Callable[[int], None] = lambda done: None,
+        ranks: Ranks = ALONE,
+        measure: Callable[[Any], tuple[Tensor, list[dict[str, Any]]]] | None = None,
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Return what `measure` does of all rows, in their order: the values on the CPU, and the records.
+
+        Batches of `eval_batch_size` rows are formed by length, to pad little. They go through the model in
+        micro-batches. The same rows in the same order get bitwise identical values; a row in another batch gets the
+        same values up to rounding. Ranks share the batches, so they change no bit.
+        """
+        measure, size, part = measure or self.measure, self.config.eval_batch_size, self.config.micro_batch_size
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
+        batches = [order[start : start + size] for start in range(0, len(rows), size)]
+        shares = [[i for batch in batches[rank :: ranks.size] for i in batch] for rank in range(ranks.size)]
+        values: list[Tensor] = []
+        records: list[dict[str, Any]] = []
+        # A rank that has no batch measures one in vain: it has to know how many values a row has.
+        for done, batch in enumerate(batches[ranks.rank :: ranks.size] or batches[:1]):
+            parts = [batch[start : start + (part or size)] for start in range(0, len(batch), part or size)]
+            measured = [measure(self.collate([rows[i] for i in numbers])) for numbers in parts]
+            values.append(torch.cat([of_rows for of_rows, _ in measured]).cpu())
+            records += [record for _, of_rows in measured for record in of_rows]
+            report(min(len(rows), (done * ranks.size + ranks.rank + 1) * size))
+        sizes = list(map(len, shares))
+        of_all = ranks.gather_parts(torch.cat(values)[: sizes[ranks.rank]], sizes, "evaluation")
+        if ranks.size > 1:
+            own = json.dumps(records[: sizes[ranks.rank]])
+            records = [record for text in ranks.exchange(own) for record in json.loads(text)]
+        places = np.argsort([i for share in shares for i in share])
+        return of_all[torch.from_numpy(places)], [records[i] for i in places] if records else []
+
     def evaluate(
         self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> Evaluation:
-        """Evaluate all rows, in batches of `eval_batch_size`. `report` is called with the number of rows done.
-
-        Ranks share the batches.
-        """
+        """Evaluate all rows. `report` is called with the number of rows done."""
         with torch.no_grad():
-            return self.assess(*measure_rows(self, rows, report, ranks))
+            values, records = self.measure_all(rows, report, ranks)
+        return self.assess(values, rows, records)
 
     def predict(
         self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
@@ -179,14 +212,29 @@ class Objective:
             return {"columns": dict(example.columns)}
         return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
 
-    def compare_with_untrained(
-        self, before: Mapping[str, Evaluation], after: Mapping[str, Judged], rows: Mapping[str, Sequence[Any]]
+    def compare(
+        self,
+        before: Mapping[str, Evaluation],
+        after: Mapping[str, Evaluation],
+        rows: Mapping[str, Sequence[Any]],
+        *,
+        trained: bool,
     ) -> dict[str, Any]:
-        """Return further fields of summary.json: what the untrained model comes to without training.
+        """Return what summary.json says of the best step besides its scores, of `dev` and of `test` if there is one.
+
+        `intervals`; where the untrained model is known, `difference` to it and `test_before`.
 
         Args:
-            before: split -> evaluation by the untrained model; `train` among them.
-            after: split (dev, test) -> scores at the best step; empty for a run without steps.
+            before: split -> evaluation by the untrained model, `train` among them; empty if it is not known.
+            after: split -> evaluation at the best step, `train` among them.
             rows: split -> its rows.
+            trained: whether the run took a step. One that did not has no difference: its result is that of the
+                untrained model.
         """
-        return {}
+        splits = [split for split in after if split != "train"]
+        summary: dict[str, Any] = {"intervals": {split: after[split].summary()["intervals"] for split in splits}}
+        if before and trained:
+            summary["difference"] = {split: after[split].summary(before[split]) for split in splits}
+            if "test" in splits:
+                summary["test_before"] = before["test"].summary()
+        return summary

@@ -9,7 +9,7 @@ from torch import Tensor
 from mezo_cli.distributed.ranks import ALONE, Ranks, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.losses import mean_over_rows
+from mezo_cli.objectives.scoring import mean_over_rows
 
 
 class BatchLoss:

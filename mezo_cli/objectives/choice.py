@@ -10,7 +10,6 @@ A prompt is computed once for all of its candidates (packed_decoder.py).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,9 @@ from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.comparison import Score, sample_mean, sample_ratio
-from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.objectives.losses import cross_entropy, in_float64
 from mezo_cli.objectives.packed_decoder import PackedDecoder, Place
 from mezo_cli.objectives.prediction import ChosenCandidate
+from mezo_cli.objectives.scoring import Evaluation, cross_entropy, in_float64, mean_of
 from mezo_cli.objectives.settings import ChoiceConfig
 from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
@@ -177,22 +174,20 @@ class Choice(Objective):
         self, values: Tensor, rows: Sequence[ChoiceRow], records: Sequence[Mapping[str, Any]] | None = None
     ) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
-        columns = dict(zip(VALUES, values.double().numpy().T, strict=True))
-        right = columns["right"]
-        samples: dict[str, Score] = {
-            "cross_entropy": partial(sample_mean, columns["cross_entropy"]),
-            "lm": partial(sample_ratio, columns["lm_loss"], columns["tokens"]),
-            "accuracy": partial(sample_mean, 1.0 - right),
-        }
-        of_loss, accuracy = samples[self._own.loss], float(right.mean())
+        losses, right, lm_losses, tokens = values.double().numpy().T
+        of_loss = {
+            "cross_entropy": mean_of(losses),
+            "lm": mean_of(lm_losses, tokens),
+            "accuracy": mean_of(1.0 - right),
+        }[self._own.loss]
+        accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
         return Evaluation(
             loss=loss,
             metrics={"accuracy": accuracy},
             values=values,
             records=list(records or []),
-            samples={"loss": of_loss},
-            right={"accuracy": right == 1.0},
+            samples={"accuracy": right == 1.0, "loss": of_loss},
             text=f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}",
         )
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch, collate
-from mezo_cli.objectives.comparison import Judged, Score, judge, remove_bias
-from mezo_cli.objectives.evaluation import Evaluation
-from mezo_cli.objectives.losses import Loss, count_predictions, find_loss
-from mezo_cli.objectives.metrics import find_metric
 from mezo_cli.objectives.packed_encoder import PackedEncoder, pack_encoder
 from mezo_cli.objectives.prediction import Prediction
+from mezo_cli.objectives.scoring import Evaluation, count_predictions, find_loss, find_metric, remove_bias
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
 
@@ -139,8 +136,7 @@ class Classification(Objective):
 
     def from_counts(self, counts: Tensor) -> Tensor:
         """Return the loss that follows from the predictions: [1] or [2]."""
-        assert self._loss.of_counts is not None
-        return torch.stack([self._loss.of_counts(of_member) for of_member in counts])
+        return self._loss.from_counts(counts)
 
     def _scores(self, batch: Batch) -> Tensor:
         logits = self.logits(batch)
@@ -153,27 +149,22 @@ class Classification(Objective):
         return self.logits(batch), []
 
     def assess(
-        self,
-        values: Tensor,
-        rows: Sequence[TokenizedExample],
-        records: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        with_loss: bool = True,
+        self, values: Tensor, rows: Sequence[TokenizedExample], records: Sequence[Mapping[str, Any]] | None = None
     ) -> Evaluation:
-        """Return the evaluation that label scores, [rows, labels], are; `with_loss`: the loss gets an interval too."""
+        """Return the evaluation that label scores, [rows, labels], are."""
         metric, names = self.config.chosen_metric, self.config.task.labels
         labels, predicted = torch.tensor([row.label for row in rows]), values.argmax(dim=-1)
-        right, counts = predicted == labels, Counter(predicted.tolist())
+        right, counts = (predicted == labels).numpy(), Counter(predicted.tolist())
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
         is_finite = bool(values.isfinite().all())
-        metrics = {"accuracy": float(right.double().mean())}
-        samples: dict[str, Score] = {"loss": partial(_sample_loss, self._loss, values, labels)} if with_loss else {}
-        if metric not in (*metrics, "loss"):
-            own = find_metric(metric)
-            metrics[metric] = own.compute(values.numpy(), labels.numpy())
-            samples[metric] = partial(own.compute_samples, values.numpy(), labels.numpy())
-        by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
         loss = float(self._loss(values, labels)) if is_finite else math.nan
+        metrics: dict[str, float] = {"accuracy": float(right.mean())}
+        samples: dict[str, Any] = {"accuracy": right, "loss": self._loss.samples(values, labels)}
+        if metric not in samples:
+            own = find_metric(metric)
+            metrics[metric] = own(values.numpy(), labels.numpy())
+            samples[metric] = own.samples(values.numpy(), labels.numpy())
+        by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
         fractions = ", ".join(f"{name} {100 * n / len(rows):.0f}%" for name, n in by_label.items())
         others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
         return Evaluation(
@@ -183,7 +174,6 @@ class Classification(Objective):
             records=label_predictions(values, names) if is_finite and records is not None else [],
             details={"predicted": by_label},
             samples=samples,
-            right={"accuracy": right.numpy()},
             text=f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}",
         )
 
@@ -195,40 +185,34 @@ class Classification(Objective):
         """Return the texts of a row and its label."""
         return {**super().describe_row(example), "label": self.config.task.labels[example.label]}
 
-    def compare_with_untrained(
+    def compare(
         self,
         before: Mapping[str, Evaluation],
-        after: Mapping[str, Judged],
+        after: Mapping[str, Evaluation],
         rows: Mapping[str, Sequence[Any]],
+        *,
+        trained: bool,
     ) -> dict[str, Any]:
-        """Return `baselines`: what the untrained scores give when the bias between the labels is removed.
+        """Add `baselines`: what the untrained scores give when the bias between the labels is removed.
 
         Each has `train_rows`, `bias`, and the scores of dev and test with this bias removed; `difference` is what
         training has beyond that, on the same rows.
         """
-        baselines: dict[str, Any] = {}
-        labels = np.array([row.label for row in rows["train"]])
+        summary = super().compare(before, after, rows, trained=trained)
+        if not before:
+            return summary
+        labels, baselines = np.array([row.label for row in rows["train"]]), dict[str, Any]()
+        splits = [split for split in before if split != "train"]
         for name, bias in remove_bias(before["train"].values.numpy(), labels).items():
             baselines[name] = {"train_rows": len(labels), "bias": bias.tolist()}
-            for split in before:
-                if split == "train":
-                    continue
-                moved = before[split].values.double() + torch.from_numpy(bias)
-                judged = judge(self.assess(moved, rows[split], with_loss=False))
-                baselines[name][split] = judged.summary()
-                if split in after:
-                    baselines[name][split]["difference"] = after[split].minus(judged)
-        return {"baselines": baselines}
-
-
-def _sample_loss(loss: Loss, scores: Tensor, labels: Tensor, samples: np.ndarray) -> np.ndarray:
-    """Return the loss of each sample of the rows: row numbers [samples, rows] -> [samples].
-
-    It is no method: an evaluation that outlives the session must not keep its model in memory.
-    """
-    if loss.of_rows is not None:
-        return np.asarray(loss.of_rows(scores, labels).double().numpy()[samples].mean(axis=1))
-    return np.array([float(loss(scores[rows], labels[rows])) for rows in torch.from_numpy(samples)])
+            for split in splits:
+                moved = self.assess(before[split].values.double() + torch.from_numpy(bias), rows[split])
+                samples = {score: drawn for score, drawn in moved.samples.items() if score != "loss"}
+                moved = replace(moved, samples=samples)  # the loss of scores with an added number says little
+                baselines[name][split] = moved.summary()
+                if trained:
+                    baselines[name][split]["difference"] = after[split].summary(moved)
+        return summary | {"baselines": baselines}
 
 
 def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:

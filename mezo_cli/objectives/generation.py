@@ -29,10 +29,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.comparison import sample_mean, sample_ratio
 from mezo_cli.objectives.completions import REWARD, Completer, figures
-from mezo_cli.objectives.evaluation import Evaluation, batches_by_length, measure_rows, micro_batches
 from mezo_cli.objectives.prediction import CompletedPrompt
+from mezo_cli.objectives.scoring import Evaluation, mean_of
 from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.spec import RewardSpec, parse
@@ -305,42 +304,29 @@ class Generation(Objective):
         columns = dict(zip(self._columns, values.double().numpy().T, strict=True))
         names = [name for name in columns if name not in (*FIGURES, *ANSWER)]
         means = {name: float(column.mean()) for name, column in columns.items()}
-        samples = {name: partial(sample_mean, columns[name]) for name in names}
+        samples = {name: mean_of(columns[name]) for name in names}
         if self.loss_from_counts:
             loss = float(columns[ANSWER[0]].sum() / columns[ANSWER[1]].sum())
-            samples["loss"] = partial(sample_ratio, *(columns[name] for name in ANSWER))
+            samples["loss"] = mean_of(*(columns[name] for name in ANSWER))
         else:
-            loss = -means[REWARD] if REWARD in means else math.nan
-            samples["loss"] = partial(sample_mean, -columns[REWARD]) if REWARD in columns else samples[names[0]]
+            loss, samples["loss"] = -means[REWARD], mean_of(-columns[REWARD])
         details = {name: means[name] for name in FIGURES if name in means}
         metrics = {name: means[name] for name in names}
         shown = ({} if loss == -means.get(REWARD, math.nan) else {"loss": loss}) | metrics | details
         text = "  ".join(f"{name} {value:.4f}{UNITS.get(name, '')}" for name, value in shown.items())
         return Evaluation(loss, metrics, values, list(records or []), details, samples, text=text)
 
-    def evaluate(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
-    ) -> Evaluation:
-        """Evaluate all rows. A rank that had no batch gets the names of the figures from another."""
-        with torch.no_grad():
-            measured = measure_rows(self, rows, report, ranks)
-        if ranks.size > 1:
-            names = map(json.loads, ranks.exchange(json.dumps(self._columns)))
-            self._columns = next(filter(None, names))
-        return self.assess(*measured)
-
     def predict(
         self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
     ) -> list[dict[str, Any]]:
-        """Return the prompt and the completion of each row; no reward is needed."""
-        records: dict[int, dict[str, Any]] = {}
-        for batch in batches_by_length(self, rows):
-            for numbers in micro_batches(self, batch):
-                some = [rows[i] for i in numbers]
-                completions = self.completer.complete(some, self._own.eval_temperature, self._own.eval_samples, 0)
-                records |= zip(numbers, self._said(some, completions), strict=True)
-            report(len(records))
-        return [records[i] for i in range(len(rows))]
+        """Return the prompt and the completions of each row; no reward is needed."""
+
+        def measure(batch: PromptBatch) -> tuple[Tensor, list[dict[str, Any]]]:
+            completions = self.completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
+            said = self._said(batch.rows, completions)
+            return torch.zeros(len(said), 0), [{"completions": [one["completion"]], **one} for one in said]
+
+        return self.measure_all(rows, report, ranks, measure)[1]
 
 
 def _part_name(name: str) -> str:

@@ -1,36 +1,43 @@
-"""What is predicted of one row, as the API returns it and `mezo predict` writes it: each objective names its kind."""
+"""What is predicted of one row, as the API returns it and `mezo predict` writes it: each objective names its kind.
+
+Of every kind, `columns` are the row's, and `cut` is whether it was longer than the model takes: some of it was cut off.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
+
+
+class _FromRecord:
+    """A kind of prediction whose fields are those of a row's record. `shown` is the one that answers."""
+
+    shown: ClassVar[str]
+
+    @classmethod
+    def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> Self:
+        """Return it from a row's record."""
+        return cls(columns=columns, cut=cut, **record)  # type: ignore[call-arg]
+
+    @property
+    def answer(self) -> str:
+        """The answer in one line."""
+        return _one_line(getattr(self, self.shown))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What the model predicts for one row.
-
-    Attributes:
-        columns: the row's texts.
-        predicted: the label with the highest score.
-        probabilities: label -> its probability, the softmax of the scores over the labels.
-        cut: whether the row was longer than the model takes, so that some of it was cut off.
-    """
+class Prediction(_FromRecord):
+    """The label with the highest score, and the probability of each: the softmax of the scores over the labels."""
 
     columns: dict[str, str]
     predicted: str
     probabilities: dict[str, float]
     cut: bool
-
-    @classmethod
-    def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> "Prediction":
-        """Return it from a row's record."""
-        return cls(columns, cut=cut, **record)
-
-    @property
-    def answer(self) -> str:
-        """The label."""
-        return self.predicted
+    shown = "predicted"
 
     def figures(self) -> dict[str, Any]:
         """Return what is predicted, by the names of the columns of a .csv file."""
@@ -40,37 +47,19 @@ class Prediction:
         """Return the label, the probability of each label and the texts in one line."""
         longest = max(map(len, self.probabilities))
         scores = "  ".join(f"{label} {probability:.4f}" for label, probability in self.probabilities.items())
-        return f"{self.predicted:{longest}}  {scores}  {' | '.join(' '.join(t.split()) for t in self.columns.values())}"
+        return f"{self.predicted:{longest}}  {scores}  {' | '.join(map(_one_line, self.columns.values()))}"
 
 
 @dataclass(frozen=True)
-class CompletedPrompt:
-    """What the model says after the prompt of one row.
-
-    Attributes:
-        columns: the row's columns.
-        prompt: the prompt as the model saw it.
-        completion: the first completion.
-        completions: all of them (`objective.eval_samples`).
-        cut: whether the prompt was longer than the model takes, so that its start was cut off.
-    """
+class CompletedPrompt(_FromRecord):
+    """The prompt as the model saw it, the first completion, and all of them (`objective.eval_samples`)."""
 
     columns: dict[str, Any]
     prompt: str
     completion: str
     completions: list[str]
     cut: bool
-
-    @classmethod
-    def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> "CompletedPrompt":
-        """Return it from a row's record."""
-        prompt, completion = record["prompt"], record["completion"]
-        return cls(columns, prompt, completion, record.get("completions", [completion]), cut)
-
-    @property
-    def answer(self) -> str:
-        """The completion, in one line."""
-        return " ".join(self.completion.split())
+    shown = "completion"
 
     def figures(self) -> dict[str, Any]:
         """Return what is said, by the names of the columns of a .csv file."""
@@ -82,17 +71,10 @@ class CompletedPrompt:
 
 
 @dataclass(frozen=True)
-class ChosenCandidate:
-    """Which candidate most likely continues the prompt of one row.
+class ChosenCandidate(_FromRecord):
+    """The prompt as the model saw it, the candidate with the highest score, all candidates, and of each its score.
 
-    Attributes:
-        columns: the row's columns.
-        prompt: the prompt as the model saw it.
-        prediction: the candidate with the highest score.
-        candidates: all of them.
-        scores: their scores, in the same order.
-        probabilities: the softmax of the scores.
-        cut: whether the prompt was longer than the model takes, so that its start was cut off.
+    The probabilities are the softmax of the scores.
     """
 
     columns: dict[str, Any]
@@ -102,16 +84,7 @@ class ChosenCandidate:
     scores: list[float]
     probabilities: list[float]
     cut: bool
-
-    @classmethod
-    def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> "ChosenCandidate":
-        """Return it from a row's record."""
-        return cls(columns, cut=cut, **record)
-
-    @property
-    def answer(self) -> str:
-        """The candidate, in one line."""
-        return " ".join(self.prediction.split())
+    shown = "prediction"
 
     def figures(self) -> dict[str, Any]:
         """Return what is predicted, by the names of the columns of a .csv file."""
@@ -120,19 +93,13 @@ class ChosenCandidate:
     def line(self) -> str:
         """Return the candidate, the probability of each, and the prompt in one line."""
         scored = zip(self.candidates, self.probabilities, strict=True)
-        shown = "  ".join(f"{' '.join(text.split())} {probability:.4f}" for text, probability in scored)
-        return f"{self.answer}  |  {shown}  |  {' '.join(self.prompt.split())}"
+        shown = "  ".join(f"{_one_line(text)} {probability:.4f}" for text, probability in scored)
+        return f"{self.answer}  |  {shown}  |  {_one_line(self.prompt)}"
 
 
 @dataclass(frozen=True)
 class PredictedRecord:
-    """What an objective without a kind of its own says of one row.
-
-    Attributes:
-        columns: the row's columns.
-        record: what it says, by name.
-        cut: whether the row was longer than the model takes, so that some of it was cut off.
-    """
+    """What an objective without a kind of its own says of one row, by name."""
 
     columns: dict[str, Any]
     record: dict[str, Any]

@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
 from mezo_cli.objectives import METRICS
-from mezo_cli.objectives.metrics import find_metric
+from mezo_cli.objectives.scoring import find_metric
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder

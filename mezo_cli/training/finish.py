@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli import system
-from mezo_cli.objectives.comparison import compare, judge
-from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs import trajectory
 from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.session import Session
@@ -75,7 +74,7 @@ def _summarise_scores(
     """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
     config, objective, splits = state.config, session.objective, rows.splits()
     before = _untrained(state, session, rows) if config.steps else evaluations if config.test_at_start else {}
-    compared = compare(objective, before, evaluations, splits, trained=config.steps > 0)
+    compared = objective.compare(before, evaluations, splits, trained=config.steps > 0)
     intervals, test = compared.pop("intervals"), evaluations.get("test")
     # The scores that chose the best step: those of the same weights restored may differ in the last bits.
     dev = state.best.evaluations[state.best.step]
@@ -128,6 +127,6 @@ def _compared(state: TrainingRun, session: Session, rows: EncodedRows, scores: M
     if state.last_dev is None or state.last_dev[0] != state.step:
         return "the rows of the last evaluation are lost: there is no last_dev.json"
     last = session.objective.assess(state.last_dev[1], rows.dev)
-    difference = judge(last).minus(judge(untrained["dev"]))
+    difference = last.summary(untrained["dev"])
     before, after = untrained["dev"].scores(), last.scores()
     return Compared("dev", state.step, len(rows.dev), before[metric], after[metric], difference)

@@ -9,7 +9,7 @@ from typing import Any
 from mezo_cli import models
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import RunStopped, one_line
-from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import StepResult
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training.loggers.base import RunEnd, RunLoggers, Status, final_scalars

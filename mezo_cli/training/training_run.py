@@ -16,7 +16,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, join
-from mezo_cli.objectives.evaluation import Evaluation
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import StepResult, not_finite, optimizer_class
 from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_order
 from mezo_cli.perturb.noise import Noise

@@ -21,7 +21,7 @@ from scipy import stats
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.data import load_splits
 from mezo_cli.data.splits import select_rows
-from mezo_cli.objectives.comparison import remove_bias
+from mezo_cli.objectives.scoring import remove_bias
 from mezo_cli.report.read import Entry, read_runs
 from mezo_cli.training.restore import find_step, load_step
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
-from mezo_cli.objectives.losses import accuracy_loss, cross_entropy, f1_loss
+from mezo_cli.objectives.scoring import accuracy_loss, cross_entropy, f1_loss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mezo_cli.objectives.comparison import best_threshold, fit_bias, remove_bias
+from mezo_cli.objectives.scoring import best_threshold, fit_bias, remove_bias
 
 
 def right(scores: np.ndarray, labels: np.ndarray) -> float:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.objectives.comparison import compare
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from tests import tiny
@@ -36,8 +35,7 @@ def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline(roberta: 
     rows = [TokenizedExample([0], [0], 0, label) for label in labels.tolist()]
     after, before = objective.assess(clean, rows), objective.assess(clean + torch.tensor([0.0, 4.0]), rows)
     splits = ("train", "dev")
-    found = compare(
-        objective,
+    found = objective.compare(
         dict.fromkeys(splits, before),
         dict.fromkeys(splits, after),
         dict.fromkeys(splits, rows),

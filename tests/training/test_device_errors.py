@@ -8,6 +8,7 @@ import torch
 
 from mezo_cli.config.schema import Example
 from mezo_cli.models import loading
+from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.mlm import MaskedLabelScorer
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
@@ -106,9 +107,7 @@ def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "loading model.path=" in error_line(mezo("eval", done, "--checkpoint", 0))
     monkeypatch.undo()
     monkeypatch.setenv("MEZO_EAGER", "1")
-    from mezo_cli.objectives import base
-
-    raising(monkeypatch, base, "measure_rows", FULL)
+    raising(monkeypatch, Objective, "measure_all", FULL)
     line = error_line(mezo("eval", done, "--checkpoint", 0))
     assert "evaluating test: out of memory: CUDA out of memory; try again when" in line
     assert "eval_batch_size is 64" in line

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mezo_cli.objectives.comparison import paired_difference, percentile, resample, wilson
+from mezo_cli.objectives.scoring import interval, mean_of, paired_difference, wilson
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,8 @@ def test_rows_that_are_all_alike_have_an_interval_too(share: float) -> None:
 
 def test_the_bootstrap_of_a_mean_is_its_standard_error_and_the_same_every_time() -> None:
     values = np.random.default_rng(1).normal(2.0, 1.0, 3000)  # several chunks
-    drawn = resample({"mean": lambda rows: values[rows].mean(axis=1)}, len(values))["mean"]
-    assert len(drawn) == 2000
-    assert drawn.std() == pytest.approx(values.std() / np.sqrt(3000), rel=0.08)
-    low, high = percentile(drawn)
+    low, high = interval(3000, mean_of(values))
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / np.sqrt(3000), rel=0.08)
     assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.003)
-    assert (drawn == resample({"mean": lambda rows: values[rows].mean(axis=1)}, len(values))["mean"]).all()
+    assert [low, high] == interval(3000, mean_of(values))
+    assert interval(3000, mean_of(values + 1.0), mean_of(values)) == pytest.approx([1.0, 1.0])
