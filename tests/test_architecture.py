@@ -107,9 +107,7 @@ def test_a_library_is_known_only_where_it_is_needed() -> None:
     [  # in one process, each line allowed more than those before it
         {
             # what runs in the worker of rewards
-            "import mezo_cli.rewards.worker, mezo_cli.rewards.functions": (
-                "torch numpy pydantic transformers hydra multiprocessing"
-            ),
+            "import mezo_cli.rewards.worker": ("torch numpy pydantic transformers hydra multiprocessing"),
             "import mezo_cli.rewards.built_in": "torch numpy transformers hydra",
             "import mezo_cli.api, mezo_cli.commands.show, mezo_cli.commands.runs": (
                 "torch transformers pandas matplotlib"

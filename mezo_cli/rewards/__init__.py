@@ -1,5 +1,4 @@
 """Rewards of completions: built-in ones, functions of the user's own, and the worker process that calls them.
 
-`spec.parse` reads `objective.reward`, and `scoring.Reward` opens what it says. Nothing is imported here, as the
-worker (`python -m mezo_cli.rewards.worker`) starts from this package.
+`spec.parse` reads `objective.reward`, and `scoring.Reward` opens what it says.
 """

@@ -4,6 +4,8 @@ It is called with completions [n], rows [n] (columns by name) and golds [n] (tex
 numbers. White space at the ends of completions and golds does not count, because decoding keeps a leading space.
 """
 
+import ast
+import operator
 import re
 import string
 from collections import Counter
@@ -14,7 +16,6 @@ from typing import Any
 
 from mezo_cli.config.schema import SettingError, Settings
 from mezo_cli.config.values import Number, Text
-from mezo_cli.rewards import arithmetic
 
 Texts = Sequence[str]
 Rows = Sequence[Mapping[str, Any]]
@@ -128,10 +129,10 @@ class Countdown(Settings):
     def _score(self, text: str, row: Mapping[str, Any]) -> float:
         numbers = sorted(int(entry) for entry in _column(row, self.numbers))
         target = Fraction(str(_column(row, self.target)))
-        expression = arithmetic.find_expression(text, self.tag)
+        expression = find_expression(text, self.tag)
         if expression is None or sorted(map(int, re.findall("[0-9]+", expression))) != numbers:
             return 0.0
-        value = arithmetic.value(expression)
+        value = value_of(expression)
         if value is None:
             return 0.0
         return self.numbers_used + float(abs(value - target) <= Fraction(1, 100_000))
@@ -195,3 +196,51 @@ def _best(score: Callable[[str, str], float], completions: Texts, golds: Golds) 
 
 def _matches(text: str, gold: str) -> bool:
     return normalize(text) == normalize(gold)
+
+
+# --- expressions of whole numbers, + - * / and parentheses: computed exactly, without `eval` ---
+
+MAX_CHARACTERS = 200  # of an expression: longer ones are no answer, and could nest deeper than Python does
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_EXPRESSION = re.compile(r"[0-9+\-*/()\s]+")
+
+
+def find_expression(text: str, tag: str | None) -> str | None:
+    """Return the expression that a text gives as its answer, or None.
+
+    Args:
+        text: the completion.
+        tag: the answer is what stands in the last pair of these tags; None: the last run of an expression's characters
+            that has a digit.
+    """
+    if tag is None:
+        found = [run for run in _EXPRESSION.findall(text) if re.search("[0-9]", run)]
+    else:
+        found = re.findall(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
+    expression = found[-1].strip() if found else ""
+    return expression if len(expression) <= MAX_CHARACTERS and _EXPRESSION.fullmatch(expression) else None
+
+
+def value_of(expression: str) -> Fraction | None:
+    """Return the exact value of an expression; None for one that is malformed or divides by zero."""
+    try:
+        # One line, and numbers without leading zeros: Python reads neither otherwise.
+        tree = ast.parse(re.sub(r"\b0+(?=[0-9])", "", " ".join(expression.split())), mode="eval")
+        return _evaluate(tree.body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return Fraction(node.value)
+    raise ValueError("a call, a power or the like")

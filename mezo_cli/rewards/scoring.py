@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.rewards import functions
-from mezo_cli.rewards.functions import REWARD, RewardError, Scores
-from mezo_cli.rewards.process import Worker
+from mezo_cli.rewards import worker
 from mezo_cli.rewards.spec import KEY, RewardSpec
+from mezo_cli.rewards.worker import REWARD, RewardError, Scores, Worker
 
 Rows = Sequence[Mapping[str, Any]]
 Golds = Sequence[Sequence[str]]
@@ -49,7 +48,7 @@ class Reward:
         self._names: tuple[str, ...] = ()  # of what it returns for a row: all rows have the same
         try:
             if spec.in_process:
-                self._functions = [functions.prepare(part.target) for part in spec.parts]
+                self._functions = [worker.prepare(part.target) for part in spec.parts]
             else:
                 parts = [(part.target, part.settings, spec.sha256) for part in spec.parts]
                 self._worker = Worker(parts, timeout)
@@ -108,70 +107,69 @@ class Reward:
 
     def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
         all_scores = self._row_scores(batch, locations)
-        names = self._names or (REWARD,)
-        values, errors = {name: np.zeros(len(all_scores)) for name in names}, 0
+        values, errors = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}, 0
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
                     raise RunFailed(self._line(locations[i], scores))
                 errors += 1
                 continue
-            for name in names:
-                values[name][i] = scores[name]
+            for name, of_rows in values.items():
+                of_rows[i] = scores[name]
         return RewardBatch(values.pop(REWARD), values, errors)
 
     def _row_scores(self, batch: Batch, locations: Sequence[str]) -> list[Scores]:
         """Return what each row got. After a failure of the batch, its rows are tried one by one."""
         try:
-            return self._call(batch)
+            return [self._sum(scores) for scores in zip(*self._call(batch), strict=True)]
         except RewardError as error:
             failure = str(error)
         if len(locations) == 1:
             return [failure]
+        completions, rows, golds, seeds = batch
         all_scores: list[Scores] = []
-        for i, location in enumerate(locations):
-            completions, rows, golds, seeds = batch
-            row = [completions[i]], [rows[i]], [golds[i]], [seeds[i]]
-            all_scores += self._row_scores(row, [location])
+        for i, place in enumerate(locations):
+            all_scores += self._row_scores(([completions[i]], [rows[i]], [golds[i]], [seeds[i]]), [place])
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
-                raise RunFailed(self._line(location, all_scores[-1]))
+                raise RunFailed(self._line(place, all_scores[-1]))
         if self._on_error == "stop":
             together = f"{locations[0]} to {locations[-1]}, {len(locations)} completions together"
             raise RunFailed(self._line(together, failure))
         return all_scores
 
-    def _call(self, batch: Batch) -> list[Scores]:
-        """Call the reward on a batch."""
+    def _call(self, batch: Batch) -> list[list[Scores]]:
+        """Return what each part gives for each row."""
         if self._worker is None:
-            by_part = functions.score(self._functions, *batch)
-        else:
-            try:
-                self._worker.start()
-            except RewardError as error:
-                raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
-            by_part = self._worker.score(*batch)
-        return [self._same_names(self._sum(scores)) for scores in zip(*by_part, strict=True)]
-
-    def _same_names(self, scores: Scores) -> Scores:
-        """Return the scores of a row, or what is wrong with them: their names are not those of the rows before."""
-        if isinstance(scores, str):
-            return scores
-        self._names = self._names or tuple(scores)
-        if scores.keys() == {*self._names}:
-            return scores
-        return f"returned the parts {sorted(scores)}, and {sorted(self._names)} for the rows before"
+            return worker.score(self._functions, *batch)
+        try:
+            self._worker.start()
+        except RewardError as error:
+            raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
+        scores: list[list[Scores]] = self._worker.score(*batch)
+        return scores
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
-        """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture."""
+        """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture.
+
+        Or what is wrong with them: also that their names are not those of the rows before.
+        """
         if len(by_part) == 1 and self.spec.parts[0].weight == 1:
-            return by_part[0]
-        total, numbers = 0.0, dict[str, float]()
-        for part, scores in zip(self.spec.parts, by_part, strict=True):
-            if isinstance(scores, str):
-                return f"{part.name}: {scores}"
-            total += part.weight * scores[REWARD]
-            numbers |= {part.name if key == REWARD else f"{part.name}.{key}": value for key, value in scores.items()}
-        return {**numbers, REWARD: total}
+            numbers = by_part[0]
+            if isinstance(numbers, str):
+                return numbers
+        else:
+            numbers, total = {}, 0.0
+            for part, scores in zip(self.spec.parts, by_part, strict=True):
+                if isinstance(scores, str):
+                    return f"{part.name}: {scores}"
+                total += part.weight * scores[REWARD]
+                own = {part.name if key == REWARD else f"{part.name}.{key}": value for key, value in scores.items()}
+                numbers |= own
+            numbers |= {REWARD: total}
+        self._names = self._names or tuple(numbers)
+        if numbers.keys() == {*self._names}:
+            return numbers
+        return f"returned the parts {sorted(numbers)}, and {sorted(self._names)} for the rows before"
 
     def _line(self, place: str, failure: str) -> str:
         return f"{place}: {KEY}={self.spec.describe()}: {failure}"

@@ -1,22 +1,275 @@
-"""The program that calls rewards: read requests from stdin, one JSON document per line, and answer them on stdout.
+"""Call rewards: in a process of their own, which this file is the program of, or for a callable in mezo itself.
 
-    -> {"method": "load", "parts": [...], "path": [...], "pythonpath": null}    <- {"result": null}
-    -> {"method": "score", "batch": [completions, rows, golds, seeds]}          <- {"result": ...} or {"error": "..."}
+Every reward is a function of completions [n] and rows [n] that returns n numbers, or n dicts with the key `reward`. It
+gets `golds` [n] (lists of texts) and `seed` [n] (whole numbers) where it has parameters of these names.
 
-Both have an `id` and a request the `limit` of its seconds; an answer has the `id` of its request.
+The program reads a request per line from stdin, as JSON, and answers on stdout:
+
+    -> {"limit": 60, "method": "load", "arguments": [[[target, settings, sha256], ...], sys.path]}
+    -> {"limit": 10, "method": "score", "arguments": [completions, rows, golds, seeds]}
+    <- {"result": ...} or {"error": "..."}
 
 It ends with its group of processes when stdin is closed, also in the middle of a call: mezo has gone then. What rewards
-print goes to stderr. Nothing outside the standard library is imported before mezo's own `sys.path` is here.
+print goes to stderr. Only the standard library is imported here: the program gets mezo's `sys.path` by `load`.
 """
 
+import contextlib
 import faulthandler
+import hashlib
+import importlib
+import importlib.util
+import inspect
 import json
+import math
 import os
 import queue
+import reprlib
 import signal
+import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
+
+REWARD = "reward"  # the key of a dict that is optimized
+RESERVED = ("std", "min", "max", "errors")  # reward_std and the like are mezo's own figures of a step
+START_LIMIT = 60.0  # seconds for the start and the imports of rewards
+
+Scores = dict[str, float] | str  # of one row: numbers by name, REWARD among them; or what is wrong with them
+Function = Callable[..., Any]  # of completions, rows, golds and seeds
+
+
+class RewardError(Exception):
+    """A reward cannot be loaded, or fails on a batch. The text is one line."""
+
+
+# --- functions ---
+
+
+def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
+    """Import what a reward stands for.
+
+    Args:
+        target: `FILE.py:function` or `package.module:attribute`.
+        settings: what makes an instance of the attribute, a class; None: it is the function itself.
+        sha256: what the file has to have; None: any.
+
+    Raises:
+        RewardError: when it cannot be imported, has changed since, or takes other arguments.
+    """
+    place, _, attribute = target.rpartition(":")
+    try:
+        module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"cannot be imported: {_describe(error)}") from error
+    file = module.__file__ or ""
+    if sha256 is not None and hashlib.sha256(Path(file).read_bytes()).hexdigest() != sha256:
+        raise RewardError(f"{file} has changed since the start of this run")
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise RewardError(f"{file} has no function '{attribute}'")
+    return prepare(function if settings is None else function(**settings))
+
+
+def prepare(function: Any) -> Function:
+    """Return a function of completions, rows, golds and seeds that gives another one those that it has parameters for.
+
+    Raises:
+        RewardError: when it cannot be called with completions and rows.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise RewardError("is not a function, or one whose parameters cannot be read") from error
+    extras = {"golds", "seed"} & signature.parameters.keys()
+    try:
+        signature.bind([], [], **dict.fromkeys(extras))
+    except TypeError as error:
+        expected = "expected (completions, rows), and if wanted the parameters seed and golds"
+        raise RewardError(f"takes {signature}: {expected} ({error})") from error
+
+    def call(completions: Any, rows: Any, golds: Any, seeds: Any) -> Any:
+        values = {"golds": golds, "seed": seeds}
+        return function(completions, rows, **{name: values[name] for name in extras})
+
+    return call
+
+
+def score(functions: Sequence[Function], *batch: Sequence[Any]) -> list[list[Scores]]:
+    """Return the scores of each function for each row of a batch: completions, rows, golds, seeds.
+
+    Raises:
+        RewardError: when a function raises, or returns something else than a list with one entry per row.
+    """
+    scores: list[list[Scores]] = []
+    for function in functions:
+        try:
+            values = function(*batch)
+        except (Exception, SystemExit) as error:
+            raise RewardError(f"raised {_describe(error)}") from error
+        expected = f"for {len(batch[0])} completions: expected a list with one number or dict for each"
+        if isinstance(values, (str, Mapping)) or not hasattr(values, "__len__"):
+            raise RewardError(f"returned a {type(values).__name__} {expected}")
+        if len(values) != len(batch[0]):
+            raise RewardError(f"returned {len(values)} values {expected}")
+        scores.append([_numbers(entry) for entry in values])
+    return scores
+
+
+def _numbers(entry: Any) -> Scores:
+    """Return what a function gave for one row as numbers by name, or what is wrong with it."""
+    values = entry if isinstance(entry, Mapping) else {REWARD: entry}
+    if REWARD not in values:
+        return f"returned a dict without '{REWARD}': {sorted(map(str, values))}"
+    if reserved := [name for name in RESERVED if name in values]:
+        return f"returned a part named '{reserved[0]}': the names {', '.join(RESERVED)} are mezo's own"
+    numbers = {}
+    for name, value in values.items():
+        number = math.nan
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = math.nan if isinstance(value, str) else float(value)
+        if not math.isfinite(number):
+            try:
+                shown = reprlib.repr(value)[:80]
+            except (ValueError, RecursionError):  # a number of 5,000 digits; a deeply nested list
+                shown = f"a value of type {type(value).__name__}"
+            return f"returned {shown} as {name}: expected a finite number"
+        numbers[str(name)] = number
+    return numbers
+
+
+def _describe(error: BaseException) -> str:
+    """Return an error as one line, with the file and line where the user's code raised it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    own = os.path.dirname(__file__)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((own, "<frozen"))]
+    lines = [one.lineno for one in frames if one.filename == frames[0].filename]  # not those of a library that it calls
+    place = f" ({frames[0].filename}:{lines[-1]})" if frames else ""
+    return f"{text[:500]}{place}"
+
+
+def _run_file(file: Path) -> ModuleType:
+    """Run a file as a module that can import its neighbours. Compiled here, it never comes from an old __pycache__."""
+    sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)  # which dataclasses and pickle look up
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    return module
+
+
+# --- the process, seen from mezo ---
+
+
+class Worker:
+    """The process in which rewards are called. `close` has to end it.
+
+    Args:
+        parts: the arguments of `load` for each reward.
+        timeout: seconds for a call.
+    """
+
+    def __init__(self, parts: list[Any], timeout: float) -> None:
+        self._parts, self._timeout = parts, timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
+
+    def start(self) -> None:
+        """Start the process and let it load the rewards; nothing if it runs already.
+
+        Raises:
+            RewardError: when a reward cannot be loaded, or the limit of the start is reached.
+        """
+        if self._process is not None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Sets of texts have one order in every process, so that a resumed run can give the same rewards.
+            env={"PYTHONHASHSEED": "0", **os.environ},
+            start_new_session=True,  # Ctrl-C is mezo's alone; the group is killed as one
+        )
+        self._lines = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
+        try:
+            path = [os.path.abspath(entry) for entry in sys.path]
+            self._call("load", (self._parts, path), START_LIMIT, "the limit of its start")
+        except RewardError:
+            self.close()
+            raise
+
+    def score(self, *batch: Any) -> Any:
+        """Return what `score` returns for a batch. The process has been started.
+
+        Raises:
+            RewardError: when it reports an error, takes longer than the timeout, or ends; then it can be started again.
+        """
+        return self._call("score", batch, self._timeout, "objective.reward_timeout")
+
+    def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        message = {"limit": limit, "method": method, "arguments": arguments}
+        answer = None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(message, default=_plain).encode() + b"\n")
+                process.stdin.flush()
+            line = self._lines.get(timeout=limit)
+            with contextlib.suppress(ValueError, RecursionError):
+                answer = json.loads(line)
+            if not line:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                self.close()
+                status = process.returncode
+                how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+                raise RewardError(f"ended its process by {how}")
+            if not isinstance(answer, dict):
+                raise RewardError(f"wrote {line[:80].strip()!r} to the pipe by which its process answers")
+        except queue.Empty as error:
+            self.close()
+            raise RewardError(f"took longer than {limit:g} s ({limit_name})") from error
+        except BaseException:  # Ctrl-C too: its answer would be read as that of the next call
+            self.close()
+            raise
+        if "error" in answer:
+            raise RewardError(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        """Kill the process and those that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _read(pipe: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
+    """Queue the lines of a pipe until it is closed, and then b""."""
+    with pipe:
+        for line in pipe:
+            lines.put(line)
+    lines.put(b"")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a row that JSON does not have: arrays as lists, others (a date) as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+# --- the program of the process ---
 
 
 def main() -> None:
@@ -26,46 +279,36 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, lines), daemon=True).start()
-    parts: list[Any] = []
-    while True:
-        message = json.loads(lines.get())
-        number, limit = message.pop("id"), message.pop("limit")
+
+    def read() -> None:
+        _read(requests, lines)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=read, daemon=True).start()
+    functions: list[Function] = []
+    while line := lines.get():
+        message = json.loads(line)
         # If mezo is killed while a call keeps the interpreter's lock, no thread sees that stdin is closed.
-        faulthandler.dump_traceback_later(limit + 5, exit=True, file=null)
-        answer = _answer(message, parts)
+        faulthandler.dump_traceback_later(message["limit"] + 5, exit=True, file=null)
+        answer = _answer(functions, message["method"], message["arguments"])
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
-        answers.write(json.dumps({"id": number, **answer}).encode() + b"\n")
+        answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
 
-def _read(requests: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
-    """Queue the lines of stdin; at its end, kill the whole group."""
-    for line in requests:
-        lines.put(line)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def _answer(message: dict[str, Any], parts: list[Any]) -> dict[str, Any]:
-    """Carry out one request. `load` fills the list of parts."""
-    method = message.pop("method")
-    if method == "load":
-        sys.path[:] = message["path"]
-        os.environ.pop("PYTHONPATH")  # set to find this program; children of a reward get the user's own
-        if message["pythonpath"] is not None:
-            os.environ["PYTHONPATH"] = message["pythonpath"]
-    from mezo_cli.rewards import functions
-
+def _answer(functions: list[Function], method: str, arguments: list[Any]) -> dict[str, Any]:
+    """Carry out one request. `load` fills the list of functions."""
     try:
-        if method == "load":
-            parts += [functions.load(*part) for part in message["parts"]]
-            return {"result": None}
-        return {"result": functions.score(parts, *message["batch"])}
-    except functions.RewardError as error:
+        if method == "score":
+            return {"result": score(functions, *arguments)}
+        parts, sys.path[:] = arguments
+        functions += [load(*part) for part in parts]
+        return {"result": None}
+    except RewardError as error:
         return {"error": str(error)}
     except BaseException as error:  # of the user's code, KeyboardInterrupt and GeneratorExit too
-        return {"error": f"raised {functions.describe(error)}"}
+        return {"error": f"raised {_describe(error)}"}
 
 
 if __name__ == "__main__":

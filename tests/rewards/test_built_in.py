@@ -6,8 +6,7 @@ from typing import ClassVar
 import pytest
 
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.rewards import arithmetic
-from mezo_cli.rewards.built_in import answer_number, normalize
+from mezo_cli.rewards.built_in import answer_number, find_expression, normalize, value_of
 from mezo_cli.testing import rewards
 
 FIVE = {"numbers": [3, 5, 7], "target": 9}
@@ -134,13 +133,13 @@ def test_every_built_in_reward_is_tested_here() -> None:
     ],
 )
 def test_expressions_are_computed_exactly(text: str, expected: Fraction | None) -> None:
-    assert arithmetic.value(text) == expected
+    assert value_of(text) == expected
 
 
 def test_a_deeply_nested_expression_is_no_answer_or_a_number() -> None:
-    assert arithmetic.find_expression("(" * 5000 + "1" + ")" * 5000, None) is None
+    assert find_expression("(" * 5000 + "1" + ")" * 5000, None) is None
     text = "(" * 99 + "1" + ")" * 99
-    assert arithmetic.value(arithmetic.find_expression(text, None) or "") == 1
+    assert value_of(find_expression(text, None) or "") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.rewards import process
+from mezo_cli.rewards import worker
 from mezo_cli.rewards.scoring import Reward, RewardBatch
 from mezo_cli.rewards.spec import parse
 from tests.command_line import environment
@@ -223,7 +223,7 @@ def test_the_start_says_what_does_not_import(write: Write, tmp_path: Path, monke
     (tmp_path / "reward.py").write_text("def score(:\n")
     assert "cannot be imported: SyntaxError" in refusal(setting)
     (tmp_path / "reward.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(process, "START_LIMIT", 0.5)
+    monkeypatch.setattr(worker, "START_LIMIT", 0.5)
     assert "took longer than 0.5 s" in refusal(setting)
 
 
