@@ -75,9 +75,9 @@ OPTIMIZERS = Registry(
 OBJECTIVES = Registry(
     "objective",
     {
-        "mlm": "mezo_cli.objectives.mlm:MaskedLabelScorer",
-        "cls": "mezo_cli.objectives.cls:ClassHeadScorer",
-        "lm": "mezo_cli.objectives.lm:CausalLabelScorer",
+        "mlm": "mezo_cli.objectives.encoders:Mlm",
+        "cls": "mezo_cli.objectives.encoders:Cls",
+        "lm": "mezo_cli.objectives.lm:Lm",
         "choice": "mezo_cli.objectives.choice:Choice",
         "generate": "mezo_cli.objectives.generation:Generation",
     },

@@ -10,25 +10,26 @@ from torch import Tensor
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members, token_scores
-from mezo_cli.objectives.choice import Choice, sum_of_candidates
+from mezo_cli.objectives.choice import Choice
 from mezo_cli.objectives.collate import Batch
-from mezo_cli.objectives.lm import CausalLabelScorer
+from mezo_cli.objectives.decoder import sum_of_candidates
+from mezo_cli.objectives.lm import Lm
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.tasks.choice import ChoiceRow
 
-Scored = TypeVar("Scored", CausalLabelScorer, Choice)
+Scored = TypeVar("Scored", Lm, Choice)
 
 
 class EngineScores:
     """What lets an engine score the label words of objective lm; both signs in one request."""
 
     @staticmethod
-    def longest(own: CausalLabelScorer, rows: Sequence[TokenizedExample]) -> int:
+    def longest(own: Lm, rows: Sequence[TokenizedExample]) -> int:
         """Return the tokens of the longest prompt, with all of the longest word but its last token."""
         return max(len(row.input_ids) for row in rows) + max(map(len, own.label_ids)) - 1
 
     @staticmethod
-    def attach(own: CausalLabelScorer, engine: Engine, rows: Sequence[TokenizedExample]) -> CausalLabelScorer:
+    def attach(own: Lm, engine: Engine, rows: Sequence[TokenizedExample]) -> Lm:
         """Let an engine score the labels of an objective; compare some when it has just started."""
         one_token = max(map(len, own.label_ids)) == 1
         members = engine.attach(own.loaded, own.forward, raw_logits=one_token, stops=False)
@@ -68,8 +69,8 @@ def _attach(
     return own
 
 
-def _label_scores(own: CausalLabelScorer, members: Members, batch: Batch) -> Tensor:
-    """Return what `CausalLabelScorer.logits` does."""
+def _label_scores(own: Lm, members: Members, batch: Batch) -> Tensor:
+    """Return what `Lm.logits` does."""
     texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in own.label_ids]
     of_words = token_scores(members, texts).double().split([count for _, count in texts], dim=1)
     scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1).float()

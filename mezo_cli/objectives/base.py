@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mezo_cli.config.schema import Config, Example, ObjectiveConfig
 from mezo_cli.distributed.ranks import ALONE, Ranks
@@ -113,7 +113,9 @@ class Objective:
 
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        return False
+        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
+            return False
+        return batch.layout["input_ids"].numel() <= self.forward.paired_tokens
 
     def outputs(self, batch: Any) -> Tensor:
         """Return the model's outputs that the loss is computed from, differentiable: [rows, ...], float32.
@@ -238,3 +240,25 @@ class Objective:
             if "test" in splits:
                 summary["test_before"] = before["test"].summary()
         return summary
+
+
+def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:
+    """Multiply hidden states by some rows of a layer (None: all), whatever the compute dtype is.
+
+    For a few rows this costs nothing.
+
+    Args:
+        forward: has the weights that are active.
+        layer: the layer, unpatched.
+        rows: of its weight.
+        hidden: [signs * rows, ..., width].
+
+    Returns:
+        float32 [signs, any, rows of the weight].
+    """
+    weight = forward.perturbed_weight(layer.weight, rows, torch.float32)
+    signs = len(weight) if weight.dim() == 3 else 1
+    scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
+    if layer.bias is not None:
+        scores = scores + forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
+    return scores

@@ -5,7 +5,7 @@ vocabulary, or their sum (`objective.normalize`). The losses: cross-entropy over
 `lm`, cross-entropy of the right candidate's tokens, averaged over those of all rows (COPA and ReCoRD in the paper); and
 accuracy. A row may have several right candidates: any counts as right, the first is trained.
 
-A prompt is computed once for all of its candidates (packed_decoder.py).
+A prompt is computed once for all of its candidates (decoder.py).
 """
 
 import math
@@ -20,11 +20,10 @@ from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packed_decoder import PackedDecoder, Place
+from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
-from mezo_cli.objectives.scoring import Evaluation, cross_entropy, in_float64, mean_of
+from mezo_cli.objectives.scoring import Evaluation, cross_entropy, mean_of
 from mezo_cli.objectives.settings import ChoiceConfig
-from mezo_cli.objectives.vocabulary import VocabularyHead
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 
@@ -49,23 +48,19 @@ class Choice(Objective):
         assert isinstance(config.objective, ChoiceConfig)
         self._own, model = config.objective, loaded.model
         self.loss_from_counts = self._own.loss == "lm"
-        self._head = VocabularyHead(model, forward, self._score_tokens, "choice")
         self.engine: Callable[[Batch], Tensor] | None = None
-        self._decoder = PackedDecoder(model, forward, lambda row: row.tokens)
-        self.supports_paired_forward, self.frozen = self._decoder.is_packed, self._decoder.frozen
+        self._scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
+        self.supports_paired_forward, self.frozen = self._scorer.is_packed, self._scorer.frozen
 
     # --- batches ---
 
     def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
-        """Lay out prompts and candidates for one forward."""
-        arrays, place = self._decoder.lay_out([(row.input_ids, row.candidates) for row in rows])
-        return arrays | _scored(rows, place)
-
-    def fits_paired_forward(self, batch: Batch) -> bool:
-        """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
-            return False
-        return sum(row.tokens for row in batch.rows) <= self.forward.paired_tokens
+        """Lay out prompts and candidates for one forward; and `right`: bool [rows, most candidates]."""
+        arrays = self._scorer.lay_out(rows)
+        right = np.zeros(arrays["counts"].shape, dtype=bool)
+        for of_row, row in zip(right, rows, strict=True):
+            of_row[list(row.right)] = True
+        return arrays | {"right": right}
 
     @classmethod
     def check_rows(cls, encoder: Any) -> list[ChoiceRow]:
@@ -80,7 +75,7 @@ class Choice(Objective):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n]."""
-        return self._decoder.logits(batch) if self.engine is None else self.engine(batch)
+        return self._scorer.log_probs(batch) if self.engine is None else self.engine(batch)
 
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
@@ -88,15 +83,6 @@ class Choice(Objective):
         counts = batch.layout["counts"]
         scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
-
-    def _score_tokens(self, states: Tensor) -> Tensor:
-        """Replace the head's forward: hidden states of all tokens -> `log_probs`."""
-        layout = self._decoder.layout
-        hidden, read_of = self._decoder.states_at(states, layout["read"]), layout["read_of"]
-        logits = self._head.token_logits(hidden, read_of, layout["token_of"], layout["head_rows"])
-        normalizer = self._head.log_normalizer(hidden.unsqueeze(1)).squeeze(1)
-        # In float64 the normalizer cancels where candidates are single tokens.
-        return sum_of_candidates(in_float64(logits) - in_float64(normalizer)[:, read_of], layout)
 
     def outputs(self, batch: Batch) -> Tensor:
         """Return the mean log-probability of the candidate that is trained, and the mean of all candidates'.
@@ -114,7 +100,9 @@ class Choice(Objective):
         """Return the same by the model's own forward, one candidate at a time."""
         outputs = []
         for row in rows:
-            means = torch.stack([_plain_log_probs(loaded, row, number).mean() for number in range(len(row.candidates))])
+            numbers, texts = range(len(row.candidates)), _texts_of(row)
+            scores = [plain_log_probs(loaded.model, loaded.device, texts, number) for number in numbers]
+            means = torch.stack([of_tokens.mean() for of_tokens in scores])
             outputs.append(torch.stack([means[row.label], means.mean()]))
         return torch.stack(outputs)
 
@@ -192,50 +180,8 @@ class Choice(Objective):
         )
 
 
-def _scored(rows: Sequence[ChoiceRow], place: Place) -> Arrays:
-    """Return which tokens are scored, from which positions, and what they belong to.
-
-    Returns:
-        read: the positions that the head reads, [read]; head_rows: the tokens that are scored, each once; read_of and
-        token_of: for each token that is scored its position in `read` and its number in `head_rows`, [scored]; slots:
-        the scored tokens of each candidate, [rows, most candidates, most tokens], the first `counts` of which are
-        valid, [rows, most candidates]; and right: whether a candidate is right, bool [rows, most candidates].
-    """
-    width = max(len(row.candidates) for row in rows)
-    counts = np.array([[*row.scored, *[0] * (width - len(row.scored))] for row in rows])
-    slots = np.zeros((*counts.shape, counts.max()), dtype=np.int64)
-    right = np.zeros(counts.shape, dtype=bool)
-    positions: list[int] = []
-    tokens: list[int] = []
-    for i, row in enumerate(rows):
-        right[i, list(row.right)] = True
-        for j, (ids, count) in enumerate(zip(row.candidates, row.scored, strict=True)):
-            slots[i, j, :count] = range(len(tokens), len(tokens) + count)
-            positions += [place(i, j, token - 1) for token in range(len(ids) - count, len(ids))]
-            tokens += ids[len(ids) - count :]
-    read, read_of = np.unique(positions, return_inverse=True)
-    head_rows, token_of = np.unique(tokens, return_inverse=True)
-    return {
-        "read": read,
-        "read_of": read_of,
-        "head_rows": head_rows,
-        "token_of": token_of,
-        "slots": slots,
-        "counts": counts,
-        "right": right,
-    }
-
-
-def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the log-probabilities of each candidate's tokens: `Choice.log_probs`.
-
-    Args:
-        log_probs: of all tokens that are scored, float64 [signs, tokens], in the order of the rows and candidates.
-        layout: of the batch.
-    """
-    slots = layout["slots"]
-    is_token = torch.arange(slots.shape[-1], device=slots.device) < layout["counts"].unsqueeze(-1)
-    return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
+def _texts_of(row: ChoiceRow) -> Row:
+    return row.input_ids, row.candidates, row.scored
 
 
 def _of_trained(values: Tensor, batch: Batch) -> Tensor:
@@ -248,11 +194,3 @@ def _is_right(scores: Tensor, batch: Batch) -> Tensor:
     right = batch.layout["right"].expand(scores.shape).gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
     is_finite = (scores.isfinite() | (batch.layout["counts"] == 0)).all(-1)
     return torch.where(is_finite, right.to(scores), math.nan)
-
-
-def _plain_log_probs(loaded: LoadedModel, row: ChoiceRow, number: int) -> Tensor:
-    """Return the log-probabilities of a candidate's tokens by the model's own forward, of the row with it alone."""
-    ids = torch.tensor([*row.input_ids, *row.candidates[number]]).to(loaded.device)
-    scored = ids[-row.scored[number] :]
-    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()
-    return logits[-len(scored) - 1 : -1].log_softmax(-1).gather(1, scored.unsqueeze(1))

@@ -14,8 +14,7 @@ from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Arrays, Batch, collate
-from mezo_cli.objectives.packed_encoder import PackedEncoder, pack_encoder
+from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.prediction import Prediction
 from mezo_cli.objectives.scoring import Evaluation, count_predictions, find_loss, find_metric, remove_bias
 from mezo_cli.perturb.forward import PerturbedForward
@@ -37,39 +36,8 @@ class Classification(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         self.label_ids: Sequence[Any] = encoder.label_ids
-        self._packed: PackedEncoder | None = None  # of an encoder whose family is supported (`_pack`)
         self._loss = find_loss(config.objective.loss)
         self.loss_from_counts = self._loss.of_rows is None
-
-    def _pack(self) -> None:
-        """Let an encoder compute packed batches, if its family is supported."""
-        self._packed = pack_encoder(self.model, self.forward)
-        self.supports_paired_forward = self._packed is not None
-        self.frozen = None if self._packed is None else self._packed.frozen
-
-    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
-        """Pack rows, where the model's family is supported."""
-        return None if self._packed is None else self._packed.lay_out(rows)
-
-    def _linear_in_float32(self, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:
-        """Multiply hidden states by some rows of a layer (None: all), whatever the compute dtype is.
-
-        For a few rows this costs nothing.
-
-        Args:
-            layer: the layer, unpatched.
-            rows: of its weight.
-            hidden: [signs * rows, ..., width].
-
-        Returns:
-            float32 [signs, any, rows of the weight].
-        """
-        weight = self.forward.perturbed_weight(layer.weight, rows, torch.float32)
-        signs = len(weight) if weight.dim() == 3 else 1
-        scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
-        if layer.bias is not None:
-            scores = scores + self.forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
-        return scores
 
     # --- label scores ---
 
@@ -111,12 +79,6 @@ class Classification(Objective):
         """Return the label scores by the model's own forward, of padded rows."""
         batch = collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
         return cls.reference_logits(loaded.model, batch, encoder.label_ids)
-
-    def fits_paired_forward(self, batch: Batch) -> bool:
-        """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
-            return False
-        return batch.tokens <= self.forward.paired_tokens
 
     # --- losses ---
 

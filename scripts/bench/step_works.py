@@ -24,7 +24,7 @@ from mezo_cli.adapters.lora import LoraConfig
 from mezo_cli.config.schema import Config, ModelConfig, ObjectiveConfig, TokenizedExample
 from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.collate import Batch, collate
-from mezo_cli.objectives.mlm import MaskedLabelScorer
+from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim import make_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.forward import PerturbedForward
@@ -121,7 +121,7 @@ class Ours:
         self.forward.compute_dtype = dtype
         loaded = LoadedModel(model, None, MASKED_LM, model.device, dtype)
         config, encoder = Config(objective=ObjectiveConfig(name="mlm")), SimpleNamespace(label_ids=LABELS)
-        self.objective = MaskedLabelScorer(config, loaded, self.forward, cast("Any", encoder))
+        self.objective = Mlm(config, loaded, self.forward, cast("Any", encoder))
         self.batch, one_row = (
             collate(rows, 1, batch.device, False, self.objective.lay_out) for rows in (batch.rows, batch.rows[:1])
         )

@@ -150,8 +150,8 @@ def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
     ours = ready(folder_of("opt", home))
     with torch.no_grad():
         whole = ours.objective.scores(batch_of(ours))  # type: ignore[attr-defined]
-        monkeypatch.setattr("mezo_cli.objectives.vocabulary._ROWS", 17)
-        monkeypatch.setattr("mezo_cli.objectives.vocabulary._POSITIONS", 3)
+        monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
+        monkeypatch.setattr("mezo_cli.objectives.decoder._POSITIONS", 3)
         torch.testing.assert_close(ours.objective.scores(batch_of(ours)), whole, rtol=1e-6, atol=1e-6)  # type: ignore[attr-defined]
 
 
@@ -162,8 +162,9 @@ def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head
     batch = ours.objective.collate(rows)
     with torch.no_grad():
         ours.objective.row_losses(batch)
-    assert seen[0][-2] == sum(len(row.input_ids) + sum(map(len, row.candidates)) for row in rows)
-    assert len(batch.layout["read"]) == sum(1 + sum(len(ids) - 1 for ids in row.candidates) for row in rows)
+    starts = [{tuple(ids[:n]) for ids in row.candidates for n in range(1, len(ids))} for row in rows]
+    assert seen[0][-2] == sum(len(row.input_ids) + len(of_row) for row, of_row in zip(rows, starts, strict=True))
+    assert len(batch.layout["read"]) == sum(1 + len(of_row) for of_row in starts)
 
 
 def test_words_of_one_token_give_what_objective_lm_gives(home: Path) -> None:

@@ -15,7 +15,7 @@ from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import packed_decoder
+from mezo_cli.objectives import decoder
 from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.collate import to_device
 from mezo_cli.objectives.families import packs_decoder
@@ -124,8 +124,8 @@ def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) 
 
 
 def test_continuations_follow_their_prompt_and_do_not_see_each_other() -> None:
-    layout, place = packed_decoder.pack([([5, 6, 7], [(4,), (3, 2)]), ([8, 9], [(4,), (3, 2)])])
-    inputs = packed_decoder.packed_inputs(to_device(layout, torch.device("cpu")), has_continuations=True)
+    layout, place = decoder.pack([([5, 6, 7], [(4,), (3, 2)]), ([8, 9], [(4,), (3, 2)])])
+    inputs = decoder.packed_inputs(to_device(layout, torch.device("cpu")), has_continuations=True)
     assert inputs["input_ids"].tolist() == [[5, 6, 7, 4, 3, 2, 8, 9, 4, 3, 2]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 3, 4, 0, 1, 2, 2, 3]]
     assert [place(row, *token) for token in ((0, -1), (0, 0), (1, 0), (1, 1)) for row in (0, 1)] == [
@@ -145,7 +145,7 @@ def test_continuations_follow_their_prompt_and_do_not_see_each_other() -> None:
 def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
     ours = ready(gpt2, label_words(WORDS["mixed"]))
     whole = scores(ours, SENTENCES)
-    monkeypatch.setattr("mezo_cli.objectives.vocabulary._ROWS", 17)
+    monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
     torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
 
 

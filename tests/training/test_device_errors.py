@@ -9,7 +9,7 @@ import torch
 from mezo_cli.config.schema import Example
 from mezo_cli.models import loading
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.mlm import MaskedLabelScorer
+from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.training import precision
@@ -65,7 +65,7 @@ def test_while_loading(
     said: str,
     where: str,
 ) -> None:
-    owner, name = {"load": (loading, "_check_vocabulary"), "first forward": (MaskedLabelScorer, "logits")}[where]
+    owner, name = {"load": (loading, "_check_vocabulary"), "first forward": (Mlm, "logits")}[where]
     raising(monkeypatch, owner, name, error)
     line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
     assert f"loading model.path={roberta}: {said}" in line
@@ -103,7 +103,7 @@ def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.Monk
         line = error_line(mezo("replay", done, "--step", 2, "--out", tmp_path / "out"))
         assert f"replaying {done / 'trajectory.bin'}: out of memory: " in line
         assert not (tmp_path / "out").exists()
-    raising(monkeypatch, MaskedLabelScorer, "logits", FULL)
+    raising(monkeypatch, Mlm, "logits", FULL)
     assert "loading model.path=" in error_line(mezo("eval", done, "--checkpoint", 0))
     monkeypatch.undo()
     monkeypatch.setenv("MEZO_EAGER", "1")

@@ -1,0 +1,298 @@
+"""Score what may follow prompts, by a decoder: the log-probability of each candidate of each row, in one forward.
+
+A row is its prompt and then what is read of its candidates: all but their last tokens, which are only scored. What one
+candidate begins with is read once, for all that begin so. A token attends to the prompt and to the earlier tokens of
+its own continuation, and its position continues the prompt's:
+
+    prompt  p p p p          continuations (a b), (c d e):  after the prompt a b c d e, at positions 4 5 4 5 6
+    keys that d attends to   p p p p c d
+
+So a prompt is computed once for all of its candidates. Rows are laid end to end, without padding (packing.py), for a
+model whose attention goes through transformers' registry and takes our position ids, and that has no sliding window.
+For every other model there is one right-padded row per prompt and continuation. Both are exact: no keys and values are
+kept for the next forward, whose weights are others.
+
+The head is computed at the positions that a scored token follows, in float32 whatever the compute dtype is; what is
+computed over the whole vocabulary in parts, so that no [positions, vocabulary] is ever in memory.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mezo_cli.errors import UserError
+from mezo_cli.objectives.base import linear_in_float32
+from mezo_cli.objectives.collate import Arrays, Batch
+from mezo_cli.objectives.families import packs_decoder
+from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
+from mezo_cli.objectives.scoring import in_float64
+from mezo_cli.perturb.forward import PerturbedForward
+
+PROMPT = -1  # in place of the number of a continuation
+_ROWS = 8192  # of the head that are perturbed and multiplied at a time
+_POSITIONS = 256  # that they are multiplied with at a time
+
+Ids = Sequence[int]
+Row = tuple[Ids, Sequence[Ids], Sequence[int]]  # a prompt, its candidates, and how many last tokens of each are scored
+# Where a token is among the hidden states, laid end to end, of (row, continuation, token); token -1: the prompt's last.
+Place = Callable[[int, int, int], int]
+
+
+class CandidateScorer:
+    """A decoder and its head. Where its family is supported, its attention is replaced for good, and the head always.
+
+    Args:
+        model: the decoder.
+        forward: runs it with perturbed weights.
+        read: returns the prompt and the candidates of a row.
+        objective: for the error line.
+        normalizes_first: whether the token after the prompt is normalized over the vocabulary. The normalizer there is
+            the same for all candidates of a row, and cancels in every softmax over them.
+
+    Attributes:
+        head: the linear layer over the vocabulary. Where `peft` trains a copy of it, that copy: it computes.
+        is_packed: whether its batches are packed, and one forward can compute both signs.
+        frozen: its lowest layers, if it is packed.
+    """
+
+    def __init__(
+        self, model: Any, forward: PerturbedForward, read: Callable[[Any], Row], objective: str, normalizes_first: bool
+    ) -> None:
+        head = model.get_output_embeddings()
+        head = head.modules_to_save["default"] if hasattr(head, "original_module") else head
+        if not isinstance(head, nn.Linear):
+            raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective={objective} needs one")
+        self.head, self._model, self._forward, self._read = head, model, forward, read
+        self._normalizes_first, self._whole_vocabulary = normalizes_first, False
+        self._batch: Batch | None = None
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
+        self.is_packed = packs_decoder(model)
+        self.frozen = FrozenLayers(model, forward, self._tokens_of, reads=False) if self.is_packed else None
+        if self.is_packed:
+            use_packed_attention(model)
+        forward.unpatch(head)
+        head.register_forward_pre_hook(self._select_positions)
+        head.forward = self._score  # type: ignore[method-assign,assignment]
+
+    def lay_out(self, rows: Sequence[Any]) -> Arrays:
+        """Lay prompts and candidates out for one forward.
+
+        Returns:
+            Besides what the model reads (`pack`, `pad`): read: the positions that the head reads, [read]; head_rows:
+            the tokens that are scored, each once; read_of and token_of: for each token that is scored its position in
+            `read` and its number in `head_rows`, [scored]; normalized and normalizer_of: the positions in `read` that a
+            normalizer is computed at, and for each token that is scored 1 + its own among them, or 0; slots: the scored
+            tokens of each candidate, [rows, most candidates, most tokens], of which the first `counts` are valid,
+            [rows, most candidates].
+        """
+        texts = [self._read(row) for row in rows]
+        starts = [distinct_starts(candidates) for _, candidates, _ in texts]
+        read = [(prompt, of_row) for (prompt, _, _), (of_row, _) in zip(texts, starts, strict=True)]
+        arrays, place = (pack if self.is_packed else pad)(read)
+        width = max(len(scored) for _, _, scored in texts)
+        counts = np.array([[*scored, *[0] * (width - len(scored))] for _, _, scored in texts])
+        slots = np.zeros((*counts.shape, counts.max()), dtype=np.int64)
+        positions, tokens, normalizes = list[int](), list[int](), list[bool]()
+        for i, ((_, candidates, scored), (_, places)) in enumerate(zip(texts, starts, strict=True)):
+            for j, (ids, count) in enumerate(zip(candidates, scored, strict=True)):
+                slots[i, j, :count] = range(len(tokens), len(tokens) + count)
+                before = range(len(ids) - count, len(ids))
+                positions += [place(i, *places[tuple(ids[:n])]) for n in before]
+                normalizes += [n > 0 or self._normalizes_first for n in before]
+                tokens += ids[len(ids) - count :]
+        read_at, read_of = np.unique(positions, return_inverse=True)
+        head_rows, token_of = np.unique(tokens, return_inverse=True)
+        normalized = np.unique(read_of[normalizes])
+        return arrays | {
+            "read": read_at,
+            "read_of": read_of,
+            "head_rows": head_rows,
+            "token_of": token_of,
+            "normalized": normalized,
+            "normalizer_of": np.where(normalizes, np.searchsorted(normalized, read_of) + 1, 0),
+            "slots": slots,
+            "counts": counts,
+        }
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n].
+
+        Under both signs of a perturbation in one paired forward, if the batch is packed.
+        """
+        if self.frozen is not None:
+            return packed_logits(self._model, self._forward, self.frozen, batch, self._inputs_of)
+        scores: Tensor = self._model(**self._inputs_of(batch)).logits
+        return scores
+
+    def vocabulary_logits(self, batch: Batch) -> Tensor:
+        """Return the logits of every token after the prompt, float32 [signs, rows, tokens]."""
+        self._whole_vocabulary = True
+        try:
+            return self.log_probs(batch)
+        finally:
+            self._whole_vocabulary = False
+
+    def _tokens_of(self, row: Any) -> int:
+        prompt, candidates, _ = self._read(row)
+        return len(prompt) + sum(map(len, distinct_starts(candidates)[0]))
+
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        if batch is not self._batch:  # a step may ask twice for the same batch
+            self._batch, layout = batch, batch.layout
+            if self.is_packed:
+                self._inputs = packed_inputs(layout, layout["input_ids"].numel() > batch.tokens)
+            else:
+                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
+        return {**self._inputs, "use_cache": False}
+
+    def _select_positions(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        """Keep only the hidden states that the head scores: float32 [signs, read, width].
+
+        A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
+        """
+        assert self._batch is not None
+        states = args[0] if self.is_packed else args[0].flatten(0, 1).unsqueeze(0)
+        return (states[:, self._batch.layout["read"]].float(),)
+
+    def _score(self, hidden: Tensor) -> Tensor:
+        """Replace the head's forward: hidden states at `read`, [signs, read, width] -> `log_probs`."""
+        assert self._batch is not None
+        layout = self._batch.layout
+        if self._whole_vocabulary:
+            return self._logits(hidden[:, layout["read_of"][layout["slots"][:, 0, 0]]], None)
+        logits = self._logits(hidden, layout["head_rows"])[:, layout["read_of"], layout["token_of"]]
+        scores = in_float64(logits)  # there a normalizer cancels where candidates are single tokens
+        if len(layout["normalized"]):
+            normalizers = in_float64(self._log_normalizer(hidden[:, layout["normalized"]]))
+            scores = scores - F.pad(normalizers, (1, 0))[:, layout["normalizer_of"]]
+        return sum_of_candidates(scores, layout)
+
+    def _logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        return linear_in_float32(self._forward, self.head, rows, hidden)
+
+    def _log_normalizer(self, hidden: Tensor) -> Tensor:
+        """Return the log of the sum of exponentials over the vocabulary: float32 [signs, positions].
+
+        A gradient computes the parts again, and keeps none of them.
+        """
+        vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
+        if torch.is_grad_enabled():
+            parts = [checkpoint(self._log_sum, hidden, rows, use_reentrant=False) for rows in vocabulary]
+        else:
+            parts = [self._log_sum(hidden, rows) for rows in vocabulary]
+        return torch.stack(parts).logsumexp(0)
+
+    def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return torch.cat([self._logits(some, rows).logsumexp(-1) for some in hidden.split(_POSITIONS, dim=1)], dim=-1)
+
+
+def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of the log-probabilities of each candidate's tokens: `CandidateScorer.log_probs`.
+
+    Args:
+        log_probs: of all tokens that are scored, float64 [signs, tokens], in the order of the rows and candidates.
+        layout: of the batch.
+    """
+    slots = layout["slots"]
+    is_token = torch.arange(slots.shape[-1], device=slots.device) < layout["counts"].unsqueeze(-1)
+    return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
+
+
+def plain_log_probs(model: Any, device: torch.device, row: Row, number: int, normalizes_first: bool = True) -> Tensor:
+    """Return the log-probabilities of a candidate's scored tokens by the model's own forward, with it alone."""
+    prompt, candidates, scored = row
+    ids = torch.tensor([*prompt, *candidates[number]]).to(device)
+    own = ids[-scored[number] :]
+    logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(own) - 1 : -1]
+    first = 0 if normalizes_first else 1
+    return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, own.unsqueeze(1)).squeeze(1)
+
+
+# --- the layout of prompts and continuations ---
+
+
+def distinct_starts(candidates: Sequence[Ids]) -> tuple[list[Ids], dict[tuple[int, ...], tuple[int, int]]]:
+    """Return what is read of candidates, and where each beginning of one ends: its continuation and token.
+
+    What a longer one begins with is read there. One continuation at least is returned, perhaps an empty one.
+    """
+    places: dict[tuple[int, ...], tuple[int, int]] = {(): (0, -1)}
+    continuations: list[Ids] = []
+    for start in sorted(dict.fromkeys(tuple(ids[:-1]) for ids in candidates), key=len, reverse=True):
+        if start not in places:
+            for n in range(1, len(start) + 1):
+                places.setdefault(start[:n], (len(continuations), n - 1))
+            continuations.append(start)
+    return continuations or [()], places
+
+
+def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
+    """Lay prompts and their continuations end to end.
+
+    Returns:
+        The arrays that `packed_inputs` reads: input_ids and position_ids, [tokens]; rows and positions, the place of
+        each token in the padded batch, [tokens]; and branch, the number of each token's continuation, or PROMPT, [rows,
+        length].
+    """
+    texts = [[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows]
+    packed = pack_rows(texts)
+    branch = np.full((len(rows), packed["lengths"].max()), PROMPT)
+    position_ids, firsts = packed["positions"].copy(), []
+    for row, (prompt, continuations) in enumerate(rows):
+        start = int(packed["starts"][row])
+        firsts.append([start + at for at in accumulate(map(len, continuations), initial=len(prompt))])
+        for number, (first, ids) in enumerate(zip(firsts[row][:-1], continuations, strict=True)):
+            branch[row, first - start : first - start + len(ids)] = number
+            position_ids[first : first + len(ids)] = range(len(prompt), len(prompt) + len(ids))
+
+    def place(row: int, number: int, token: int) -> int:
+        return firsts[row][0] - 1 if token < 0 else firsts[row][number] + token
+
+    arrays = {"input_ids": np.concatenate(texts), "position_ids": position_ids, "branch": branch}
+    return arrays | {name: packed[name] for name in ("rows", "positions")}, place
+
+
+def packed_inputs(layout: Mapping[str, Tensor], has_continuations: bool) -> dict[str, Any]:
+    """Return the model's keyword arguments for what `pack` laid out."""
+    branch = layout["branch"]
+    rows, length = branch.shape
+    position = torch.arange(length, device=branch.device)
+    visible = (position <= position.unsqueeze(1)).expand(rows, length, length)  # the padding is at the end
+    if has_continuations:
+        same = (branch.unsqueeze(1) == branch.unsqueeze(2)).logical_or_(branch.unsqueeze(1) == PROMPT)
+        visible = same.logical_and_(visible)
+    mask = visible.unsqueeze(1)
+    return {
+        "input_ids": layout["input_ids"].unsqueeze(0),
+        "position_ids": layout["position_ids"].unsqueeze(0),
+        "attention_mask": mask[:1, :, :1, :1],  # four-dimensional, so transformers makes no mask from it
+        "packed_layout": PackedLayout(layout["rows"], layout["positions"], mask, (rows, length)),
+    }
+
+
+def pad(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
+    """Lay prompts out in right-padded rows, one per continuation.
+
+    No token attends to the padding after it, and positions count from the left as in every model.
+
+    Returns:
+        input_ids and attention_mask, [continuations of all rows, length].
+    """
+    texts = [[*prompt, *ids] for prompt, continuations in rows for ids in continuations]
+    length, firsts = max(map(len, texts)), list(accumulate((len(own) for _, own in rows), initial=0))
+
+    def place(row: int, number: int, token: int) -> int:
+        return (firsts[row] + number) * length + len(rows[row][0]) + token
+
+    arrays = {
+        "input_ids": np.array([text + [0] * (length - len(text)) for text in texts]),
+        "attention_mask": np.array([[1] * len(text) + [0] * (length - len(text)) for text in texts]),
+    }
+    return arrays, place
