@@ -141,7 +141,7 @@ def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
     words = [word for word in DEMO if word != "model=demo"] + ["model=demo-decoder", "task=demo-arithmetic"]
     words += ["objective=perplexity", "objective.context=2", "eval_every=2"]
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, registry.OPTIMIZERS.load("mezo"), "step", 4)
+        interrupt_at(patch, registry.OPTIMIZERS.implementation("mezo"), "step", 4)
         assert mezo("train", *words, f"hydra.run.dir={run}").code == 130
     assert mezo("resume", run).code == 0
     whole = tmp_path / "whole"
@@ -168,7 +168,7 @@ def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
     run, adapter = tmp_path / "run", "adapter_model.safetensors"
     words = ["peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"]
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, registry.OPTIMIZERS.load("mezo"), "step", 3)
+        interrupt_at(patch, registry.OPTIMIZERS.implementation("mezo"), "step", 3)
         assert mezo("train", *DEMO, *words, f"hydra.run.dir={run}").code == 130
     assert mezo("resume", run).code == 0
     train(tmp_path / "whole", *words)

@@ -1,11 +1,10 @@
 """The interface of a method of parameter-efficient fine-tuning, and the modules of a model that each of them trains."""
 
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.registry import PEFT
-from mezo_cli.config.schema import Config, PeftConfig
+from mezo_cli.config.schema import PeftConfig
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,24 +14,20 @@ else:
 
 
 class PeftMethod:
-    """A method that the `peft` library implements. A subclass has its name in `PEFT`, or in the group `mezo.peft`.
+    """A method that the `peft` library implements. Its class of settings names it.
 
     Most need no more than the class attributes: the settings are then passed on to the library's class by their names.
 
     Class attributes:
-        title: its name in tables, after the optimizer's; empty: the name of the choice.
-        settings: the class of its settings.
         library: the name of its config class in `peft`.
         size_setting: the setting to lower where memory runs out; empty: none.
         merges: whether its tensors can be added to the model's own weights, which `mezo export` then writes.
         stands_alone: whether plain `peft` loads its tensors by themselves, for `mezo export --adapter`.
 
     Args:
-        config: of the class `settings`.
+        config: of the class of settings that names it.
     """
 
-    title: ClassVar[str] = ""
-    settings: ClassVar[type[PeftConfig]] = PeftConfig
     library: ClassVar[str] = ""
     size_setting: ClassVar[str] = ""
     merges: ClassVar[bool] = True
@@ -41,24 +36,13 @@ class PeftMethod:
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    @classmethod
-    def check(cls, config: Config) -> None:
-        """Reject other settings that the method does not go with."""
-        return None
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it.
-
-        A classification head always is.
-        """
-        return False
-
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config for a model; `name` is the model's, for error lines."""
         import peft
 
-        settings = {key: value for key, value in asdict(self.config).items() if key != "name" and value is not None}
+        settings = {
+            key: value for key, value in self.config.model_dump().items() if key != "name" and value is not None
+        }
         return getattr(peft, self.library)(
             task_type=loaded.model_kind.task_type, modules_to_save=classifier_modules(loaded), **settings
         )
@@ -78,12 +62,11 @@ class WholeModel(PeftMethod):
     """No method: all parameters are trained."""
 
     stands_alone = False
-    trains_output_layer = True
 
 
 def find_method(config: PeftConfig) -> PeftMethod:
     """Return the method that `peft.name` names, with its settings."""
-    method: PeftMethod = PEFT.load(config.name)(config)
+    method: PeftMethod = PEFT.implementation(config.name)(config)
     return method
 
 

@@ -1,6 +1,5 @@
 """The bias terms alone (BitFit; Zaken et al. 2022, arXiv 2106.10199)."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.adapters.base import (
@@ -11,25 +10,13 @@ from mezo_cli.adapters.base import (
     is_below,
     without_targets,
 )
-from mezo_cli.config.schema import PeftConfig, Positive
+from mezo_cli.config.adapters import BiasConfig
 from mezo_cli.errors import UserError
-
-
-@dataclass(frozen=True)
-class BiasConfig(PeftConfig):
-    """The bias terms alone.
-
-    Attributes:
-        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
-    """
-
-    layers: Positive | None = None
 
 
 class Bias(PeftMethod):
     """The bias terms, of all layers or of the top ones."""
 
-    settings = BiasConfig
     stands_alone = False
     config: BiasConfig
 

@@ -9,7 +9,6 @@ class Head(PeftMethod):
     """The classification head and new poolers, or the head over the vocabulary."""
 
     stands_alone = False
-    trains_output_layer = True
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config."""

@@ -4,11 +4,10 @@ A LoRA is never merged into the base weights: forwards with perturbed A and B wo
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules, first_trained_layer, head_modules
-from mezo_cli.config.schema import Flag, PeftConfig, Positive
+from mezo_cli.config.adapters import LoraConfig
 from mezo_cli.errors import UserError
 
 # Names of the query and value projections in model families; those of GPT-2 (c_attn) and GPT-NeoX hold the keys too.
@@ -22,37 +21,11 @@ QUERY_VALUE = (
 )
 
 
-@dataclass(frozen=True)
-class LoraConfig(PeftConfig):
-    """Low-rank updates B A of frozen matrices.
-
-    Attributes:
-        r: rank of LoRA's B A.
-        alpha: LoRA's B A is scaled by alpha / r.
-        targets: the matrices that get a LoRA: queries and values, or every matrix of the layers.
-        head: train the head over the vocabulary too: a copy, as peft=head does. A classification head always is.
-        layers: a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers.
-    """
-
-    r: Positive = 8
-    alpha: Positive = 16
-    targets: Literal["query_value", "attention_feed_forward"] = "query_value"
-    head: Flag = False
-    layers: Positive | None = None
-
-
 class Lora(PeftMethod):
     """LoRA, of the query and value matrices or of every matrix of a layer."""
 
-    title = "LoRA"
-    settings = LoraConfig
     size_setting = "r"
     config: LoraConfig
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """Whether `peft.head` is set."""
-        return self.config.head
 
     def library_config(self, loaded: LoadedModel, name: str) -> Any:
         """Return the library's config, with the matrices that get a LoRA."""

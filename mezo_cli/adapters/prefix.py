@@ -5,29 +5,16 @@ some tokens. It takes the first positions and the text those after it, as `peft`
 initial prefix is exactly the model that has read those tokens.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules
-from mezo_cli.config.schema import PeftConfig, Positive
+from mezo_cli.config.adapters import PrefixConfig
 from mezo_cli.errors import UserError
-
-
-@dataclass(frozen=True)
-class PrefixConfig(PeftConfig):
-    """Keys and values before those of the text, in every layer.
-
-    Attributes:
-        length: tokens of the prefix.
-    """
-
-    length: Positive = 5
 
 
 class Prefix(PeftMethod):
     """Prefix tuning, from the keys and values of tokens drawn from the vocabulary."""
 
-    settings = PrefixConfig
     size_setting = "length"
     merges = False
     config: PrefixConfig

@@ -53,7 +53,7 @@ def doctor(
 def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> list[Config]:
     """Compose and validate the run or every job of the sweep; refuse a directory with another one."""
     if not multirun:
-        job = compose.compose_run(overrides, config_dir)
+        job = compose.load(overrides, config_dir)
         Run.check_free(job.directory)
         return [job.config]
     from mezo_cli.commands.sweep import make_record

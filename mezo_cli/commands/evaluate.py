@@ -13,6 +13,7 @@ from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import FIELDS, REWARD, check_given_again, own_code_used, split_own_code, with_own_code
+from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.console import (
     TextTable,
@@ -111,12 +112,12 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
         raise UserError(f"'{overrides[-1]}': the run has data={config.data.name}, which does not read it")
     for text in overrides:
         data: Any = config.data  # of files
-        config = replace(config, data=replace(data, dir=text.removeprefix(DATA)))
+        config = config.replace(data=data.replace(dir=text.removeprefix(DATA)))
     if config.data.name == "files" and data_dir(config.data) is None:
         raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
     before = {FIELDS[REWARD]: info.get(FIELDS[REWARD])}  # an evaluation starts no engine
     check_given_again(f"{opened.name} was trained", before, own_code_used(config))
-    change = config.objective.describe_change(config, info)
+    change = describe_change(config, info)
     if change:
         log.warning("warning: %s", change)
     return replace(opened, config=config)

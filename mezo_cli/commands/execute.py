@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
+from mezo_cli.config.explain import readers
+from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.own_code import own_code_used
-from mezo_cli.config.registry import readers
-from mezo_cli.config.schema import Config, OptimizerConfig
+from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.console import format_duration, format_score, print_line, relative_path
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join
-from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.runs import Run
 from mezo_cli.runs.commands import run_command
@@ -81,7 +81,7 @@ def check_shareable(config: Config, size: int) -> None:
     if not isinstance(chosen, PerturbationConfig):
         raise UserError(
             f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
-            f"run it by one process, or choose one of {join(readers(OptimizerConfig, 'eps'))}"
+            f"run it by one process, or choose one of {join(readers('optimizer', 'eps'))}"
         )
     split = config.distributed.split
     directions = "1 direction" if chosen.directions == 1 else f"{chosen.directions} directions"

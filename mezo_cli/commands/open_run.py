@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints
 from mezo_cli.system import import_torch
 
@@ -59,8 +58,8 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     if base is not None:
         if not base.is_dir():
             raise UserError(f"--base {base}: no such folder")
-        model = dataclasses.replace(config.model, path=str(base.resolve()), revision=None)
-        config = dataclasses.replace(config, model=model)
+        model = config.model.replace(path=str(base.resolve()), revision=None)
+        config = config.replace(model=model)
     elif config.model.path.startswith("./") and not Path(config.model.path).exists():  # of a run that was exported
         raise UserError(f"{folder}: its base model {config.model.path[2:]} is not here: give its folder as --base DIR")
     return Opened(run, config, wanted)
@@ -70,7 +69,7 @@ def open_stored(path: Path) -> tuple[Run, Config]:
     """Open a run directory; return the run and its config."""
     run = Run.open(path)
     config = read_config(path / "config.yaml")
-    run.check_finished(config.steps, optimizer_class(config.optimizer).replayable)
+    run.check_finished(config.steps, config.optimizer.replayable)
     return run, config
 
 

@@ -7,7 +7,6 @@ from mezo_cli.commands.open_run import open_stored
 from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints, find_runs
 from mezo_cli.system import import_torch
 
@@ -43,7 +42,7 @@ def prune(folder: Path) -> None:
 def _prune(run: Run, config: Config) -> int:
     """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
     status = run.status()
-    if not optimizer_class(config.optimizer).replayable:
+    if not config.optimizer.replayable:
         raise NothingToPruneError(
             f"{run.path}: optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
         )

@@ -1,15 +1,16 @@
 """`mezo resume`: continue an interrupted run, or a sweep. Of a run nothing can be changed but its end."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
+from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
+from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
@@ -18,7 +19,6 @@ from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.config_change import change_config
 
@@ -97,7 +97,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     overrides, own = split_own_code(overrides)
     new = with_own_code(with_new_end(run, config, overrides), own)
     info, finished = run.info(), run.status() == "finished"
-    if finished and optimizer_class(config.optimizer).replayable:
+    if finished and config.optimizer.replayable:
         run.read_trajectory()
     run.completions()  # damage is told before anything is written
     if finished and not goes_on(run, config, new, overrides):
@@ -107,8 +107,10 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
         return None
     own_code.check_given_again(f"{path} was trained", info, own_code.own_code_used(new))
     own_code.check_server_given(new)
-    new.objective.check_resumed(new, info, new_reward)
-    new.objective.check_new_run(new)
+    change = describe_change(new, info)
+    if change and not new_reward:
+        raise UserError(f"{change}; --new-reward goes on with it")
+    check_reward(new)
     run.claim(finished)
     return run, new
 
@@ -131,10 +133,10 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(f"steps={changes['steps']}: {run.path} has forwards={config.forwards}, which sets its steps")
     new = build({**to_dict(config), **changes})
     if new.log_interval != config.log_interval:  # lines are due from the first step on: log_every=null keeps its number
-        new = dataclasses.replace(new, log_every=config.log_interval)
+        new = new.replace(log_every=config.log_interval)
     if new.steps < config.steps:
         raise UserError(f"steps={new.steps}: {run.path} has steps={config.steps}, which can only be raised")
-    tied = optimizer_class(config.optimizer).depends_on_total_steps(config.optimizer)
+    tied = config.optimizer.depends_on_total_steps
     if new.steps > config.steps and tied:
         raise UserError(
             f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.keys import all_keys, allowed_values, check_key, groups
-from mezo_cli.config.registry import settings_class
-from mezo_cli.config.schema import MISSING, Config, ObjectiveConfig
+from mezo_cli.config.explain import GROUPS, all_keys, key_schema
+from mezo_cli.config.registry import OBJECTIVES
+from mezo_cli.config.schema import MISSING, Config
 from mezo_cli.config.validation import defaults
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import STATUSES
@@ -56,15 +56,14 @@ def parse_filters(words: Sequence[str]) -> list[Filter]:
         key, _, value = word.partition("=")
         if key == "status":
             raise UserError(f"'{word}': it is no setting; give --status {value}")
-        check_key(key)
-        if key in groups():
+        takes = key_schema(key)
+        if key in GROUPS:
             key = f"{key}.names" if key == "logger" else f"{key}.name"
-        elif key not in all_keys():
+        elif not takes:
             raise UserError(f"'{word}': {key} is a group of keys; name one of them")
         values = tuple(value.strip("[]").split(","))
-        value_type = allowed_values(key).value_type
         for item in values:
-            if value_type in (int, float) and item != "null" and _number(item) is None:
+            if takes.get("type") in ("integer", "number") and item != "null" and _number(item) is None:
                 raise UserError(f"'{word}': {key} is a number, not '{item}'")
         filters.append(Filter(word, key, values))
     return filters
@@ -109,7 +108,7 @@ def parse_sort(
 def judging_config(objective: str) -> Config:
     """Return a config that orders values of an objective's metrics; as usual for a plug-in that is not installed."""
     try:
-        return Config(objective=settings_class(ObjectiveConfig, objective)(name=objective))
+        return Config(objective=OBJECTIVES.load(objective)(name=objective))
     except UserError:
         return Config()
 

@@ -29,7 +29,7 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
     """
     check_restarts(run_dir_given=any(text.startswith("hydra.run.dir=") for text in overrides))
     with joined() as ranks:
-        job = compose.compose_run(overrides, config_dir)
+        job = compose.load(overrides, config_dir)
         if ranks.size > 1:
             ranks.check_same("config", to_yaml(job.config))
             check_shareable(job.config, ranks.size)

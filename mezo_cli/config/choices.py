@@ -9,7 +9,7 @@ import importlib.util
 from importlib import metadata
 from pathlib import Path
 
-from mezo_cli.config.keys import groups
+from mezo_cli.config.explain import GROUPS
 from mezo_cli.config.registry import CHOICES, LOGGERS
 from mezo_cli.errors import UserError
 
@@ -54,7 +54,7 @@ def config_dirs(config_dir: str | None = None) -> list[Path]:
 
 def find_choices(config_dir: str | None = None) -> Choices:
     """Return the file of every choice of every group."""
-    by_group: Choices = {group: {} for group in groups()}
+    by_group: Choices = {group: {} for group in GROUPS}
     for folder in config_dirs(config_dir):
         for group, choices in by_group.items():
             for path in sorted((folder / group).rglob("*.yaml")):

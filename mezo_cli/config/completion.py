@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.keys import all_keys, groups
+from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.errors import UserError
 
 
@@ -38,10 +38,10 @@ def _words(incomplete: str, config_dir: str | None) -> list[str]:
     group, equals, value = incomplete.partition("=")
     if equals:
         earlier = value[: value.rfind(",") + 1]  # of a sweep
-        return [f"{group}={earlier}{name}" for name in _choices(group, config_dir)] if group in groups() else []
-    keys = [*groups(), *(key for key in all_keys() if "." in incomplete or "." not in key)]
+        return [f"{group}={earlier}{name}" for name in _choices(group, config_dir)] if group in GROUPS else []
+    keys = [*GROUPS, *(key for key in all_keys() if "." in incomplete or "." not in key)]
     keys = [key for key in keys if key.startswith(incomplete)]
-    if len(keys) == 1 and keys[0] in groups():  # several words, so that the shell puts no space after the `=`
+    if len(keys) == 1 and keys[0] in GROUPS:  # several words, so that the shell puts no space after the `=`
         return [f"{keys[0]}={name}" for name in _choices(keys[0], config_dir)]
     return [f"{key}=" for key in keys]
 

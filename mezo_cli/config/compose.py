@@ -1,29 +1,26 @@
 """Compose YAML files and overrides into a validated `Config`. With `sweep.jobs` the only module that knows Hydra.
 
-Hydra composes plain nodes; `validation.build` then checks them against the schema, so that types, unknown keys and
-ranges are judged in one place and reported in the same words, wherever a value comes from.
+Hydra composes plain nodes; `validation.build` then checks them, so that types, unknown keys and ranges are judged in
+one place and reported in the same words, wherever a value comes from.
 """
 
 import copy
 import dataclasses
-import functools
 import itertools
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra, Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
@@ -32,22 +29,21 @@ from omegaconf.errors import OmegaConfBaseException
 from packaging.version import Version
 
 from mezo_cli.config import files
+from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
-from mezo_cli.config.keys import all_keys, children, type_hints
+from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, check_form, check_override, quote
 from mezo_cli.config.own_code import with_absolute_paths
-from mezo_cli.config.registry import CHOICES, readers, settings_class
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_installed, check_quantizer
-from mezo_cli.config.schema import Config, FilesConfig, SettingError
-from mezo_cli.config.validation import build, default_of, defaults
-from mezo_cli.config.values import show
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.config.schema import Config, FilesConfig, to_dict
+from mezo_cli.config.validation import build, defaults
+from mezo_cli.errors import UserError, did_you_mean
 
 MAIN = "config"
 # Hydra 1.4 and OmegaConf 2.4 warn of what 1.3 and 2.3 need.
 BEFORE_1_4 = hydra_version.startswith("1.3.")
 VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if BEFORE_1_4 else {}
-REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}
 register_resolver: Any = OmegaConf.register_new_resolver if BEFORE_1_4 else OmegaConf.register_resolver
 MAX_JOBS = 100_000  # of a sweep
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
@@ -77,25 +73,27 @@ class Sweeper:
 # --- one run ---
 
 
-def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
-    """Compose the overrides over the defaults and return the validated config."""
-    return compose_run(overrides, config_dir).config
-
-
-def compose_run(overrides: Sequence[str], config_dir: str | None = None) -> Job:
-    """Compose a single run: its config, and its directory by `hydra.run.dir`."""
+def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
+    """Return the run that a command line means: its config, and its directory by `hydra.run.dir`."""
     with hydra_session():
-        return _compose_valid(overrides, config_dir)[1]
+        return _load(overrides, config_dir)[1]
+
+
+def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
+    """Return the config that a command line means."""
+    return load(overrides, config_dir).config
 
 
 def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> str:
     """Return the composed config as YAML: `job` without Hydra's own part, `hydra` that alone, `all` both."""
     with hydra_session() as hydra:
-        node, _ = _compose_valid(overrides, config_dir)
+        node, job = _load(overrides, config_dir)
+        for key, value in to_dict(job.config).items():
+            OmegaConf.update(node, key, value, merge=False, force_add=True)
         return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, what))
 
 
-def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
+def _load(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
     parsed = parse(overrides, choices)
     for override in parsed:
@@ -106,11 +104,7 @@ def _compose_valid(overrides: Sequence[str], config_dir: str | None) -> tuple[Di
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node([override.text for override in parsed], config_dir)
     with locating(node, parsed, choices):
-        config = config_of(node)
-        check_read(config, parsed)
-        job = Job(config, Path(_select(node, "hydra.run.dir")).absolute())
-    OmegaConf.update(node, "steps", config.steps)
-    return node, job
+        return node, Job(config_of(node, parsed), Path(_select(node, "hydra.run.dir")).absolute())
 
 
 def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
@@ -131,7 +125,7 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
     return parsed
 
 
-def _converted(override: HydraOverride, text: str, choices: Choices) -> Override:
+def _converted(override: Any, text: str, choices: Choices) -> Override:
     """Return Hydra's override as ours, with the values of a sweep as texts."""
     value, sweeps, element = override.value(), override.is_sweep_override(), override.get_key_element()
     values: list[str] | None = ["null" if value is None else str(value)]
@@ -155,72 +149,45 @@ def _converted(override: HydraOverride, text: str, choices: Choices) -> Override
     )
 
 
-def check_read(config: Config, overrides: Iterable[Override], tolerated: Collection[str] = ()) -> None:
-    """Check that the choices that were made have the settings that the command line gives; files may have others.
+def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: Collection[str] = ()) -> Config:
+    """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults that it lacks.
 
-    `tolerated` are keys that another job of the sweep reads.
+    `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
+    any working directory. `tolerated` are keys of overrides that another job of the sweep reads.
     """
+    try:
+        names = {group: node[group].get("name") for group in CHOICES if OmegaConf.is_dict(node.get(group))}
+        _fill(node, defaults(names))
+        settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
+        plain: Any = OmegaConf.to_container(settings, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unresolved(error.full_key or "", error) from error
+    config = with_absolute_paths(build(plain, {override.name for override in overrides} - set(tolerated)))
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
-            nothing = f"{other}={show(default_of(Config, other))}"
+            nothing = f"{other}={show(Config.model_fields[other].default)}"
             why = f"{other}={show(getattr(config, other))} is given in place of {override.name}"
             raise SettingError(override.name, f"'{override.text}': {why}; leave one of them out, or give {nothing}")
-        group, _, key = override.name.partition(".")
-        base = choice_groups().get(group)
-        if base is None or not key or override.name in tolerated or key in type_hints(type(getattr(config, group))):
-            continue
-        choice, others = getattr(config, group).name, [f"{group}={reader}" for reader in readers(base, key)]
-        raise SettingError(override.name, f"'{override.text}': {group}={choice} does not read it, only {join(others)}")
-
-
-@functools.cache
-def choice_groups() -> dict[str, Any]:
-    """Return the groups whose settings depend on the choice, and the class that all choices share."""
-    return {name: hint for name, hint in type_hints(Config).items() if hint in CHOICES}
-
-
-def _fill_choices(node: DictConfig) -> None:
-    """Give the settings of the choices that were made their defaults, and drop known settings of others, in place."""
-    for group, base in choice_groups().items():
-        part = node.get(group)
-        if not isinstance(part, DictConfig) or OmegaConf.is_missing(part, "name"):
-            continue
-        name = str(part.name)
-        if name not in CHOICES[base].names:
-            continue  # `build` says what is allowed
-        settings_type, known = settings_class(base, name), children(base)
-        own = type_hints(settings_type)
-        with read_write(part), open_dict(part):
-            for key in [key for key in part if key in known and key not in own]:
-                del part[key]
-            for key in own:
-                if key not in part or OmegaConf.is_missing(part, key):
-                    part[key] = default_of(settings_type, key)
-
-
-def config_of(node: DictConfig) -> Config:
-    """Return a composed node as a config: validated, resolved and frozen. The node gets the defaults of the choices.
-
-    `data.seed`, when null, becomes the run's `seed`; local folders become absolute, so that a run can be repeated from
-    any working directory.
-    """
-    _fill_choices(node)
-    settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
-    try:
-        plain = OmegaConf.to_container(settings, resolve=True)
-    except OmegaConfBaseException as error:
-        raise _unresolved(error.full_key or "", error) from error
-    config = with_absolute_paths(build(plain))
     check_installed(config.logger.names)
     check_quantizer(config.model.quantize)
-    data, model = dataclasses.replace(config.data, seed=config.data_seed), Path(config.model.path).expanduser()
+    data, model = config.data.replace(seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:
-        data = dataclasses.replace(data, dir=str(Path(data.dir).expanduser().absolute()))
+        data = data.replace(dir=str(Path(data.dir).expanduser().absolute()))
     if data.keep is not None:
-        data = dataclasses.replace(data, keep=str(Path(data.keep).expanduser().absolute()))
+        data = data.replace(keep=str(Path(data.keep).expanduser().absolute()))
     path = str(model.absolute()) if model.is_dir() and not config.model.is_embedded else config.model.path
-    return dataclasses.replace(config, data=data, model=dataclasses.replace(config.model, path=path))
+    return config.replace(data=data, model=config.model.replace(path=path))
+
+
+def _fill(node: Any, values: Mapping[str, Any]) -> None:
+    """Give a composed node the values of keys that it lacks, so that `${KEY}` finds them."""
+    with read_write(node), open_dict(node):
+        for key, value in values.items():
+            if key not in node and not OmegaConf.is_interpolation(node, key):
+                node[key] = value
+            elif isinstance(value, dict) and isinstance(node._get_node(key), DictConfig) and node[key] is not None:
+                _fill(node[key], value)
 
 
 # --- what a sweep needs ---
@@ -240,7 +207,7 @@ def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
     changed = copy.deepcopy(node)
     for override in overrides:
         try:
-            OmegaConf.update(changed, override.name, override.value)
+            OmegaConf.update(changed, override.name, override.value, force_add=True)
         except OmegaConfBaseException as error:
             raise UserError(_explain_composition(error)) from error
     return changed
@@ -278,7 +245,6 @@ def hydra_session() -> Iterator[Hydra]:
 
     `finetune` may be called inside a program that uses Hydra itself.
     """
-    ConfigStore.instance().store(name="mezo_schema", node=defaults(), **REPLACE)  # so that every key can be overridden
     known, version, runtime = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
     before = known.hydra, version.getbase(), runtime.get("name")
     known.clear()
@@ -305,13 +271,20 @@ def search_path(config_dir: str | None) -> list[str]:
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
     path, choices = search_path(config_dir), find_choices(config_dir)
+    words = [f"++{text}" if _is_setting(text) else text for text in overrides]
     if config_dir is not None:
         files.check_folder(config_dirs(config_dir)[-1])
     try:
-        node = compose(config_name=MAIN, overrides=[*path, *overrides], return_hydra_config=True)
+        node = compose(config_name=MAIN, overrides=[*path, *words], return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
         raise UserError(next(files.problems(choices), None) or _explain_composition(error)) from error
     return node
+
+
+def _is_setting(text: str) -> bool:
+    """Return whether an override gives a value of one of mezo's own keys, which no file need have set."""
+    name = text.partition("=")[0]
+    return name[0] not in "+~" and name not in GROUPS and "@" not in name and not name.startswith("hydra")
 
 
 # --- what went wrong, in one line ---

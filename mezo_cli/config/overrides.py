@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.choices import Choices
-from mezo_cli.config.keys import allowed_values, check_key, is_entry
+from mezo_cli.config.explain import all_keys
 from mezo_cli.errors import UserError, did_you_mean, join
 
 HYDRA_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -50,15 +50,16 @@ def check_form(text: str, choices: Choices) -> None:
 
 
 def check_override(override: Override, choices: Choices) -> None:
-    """Check that the key, or the group and its choice, exist, and that the form is allowed there."""
+    """Check that a choice exists, and that the form is allowed; whether a key exists is checked with its value."""
     name = override.name
     if name.startswith("hydra"):
         _check_hydra(override)
     elif name in choices:
         _check_choice(override, choices)
-    else:
-        check_key(name, ["experiment"])
-        (_check_entry if is_entry(name) else _check_setting)(override)
+    elif override.form == "ADD" and name in all_keys():
+        raise UserError(f"'{override.text}': {name} exists already; write {name}=...")
+    elif override.form == "DEL" and name in all_keys():
+        raise UserError(f"'{override.text}': a setting cannot be removed, only given a value: {name}=...")
 
 
 def quote(value: object) -> str:
@@ -66,29 +67,6 @@ def quote(value: object) -> str:
     text = str(value).replace("${", "\\${")
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a quote is escaped, and so are the backslashes right before it
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
-
-
-def _check_setting(override: Override) -> None:
-    text, key, takes = override.text, override.name, allowed_values(override.name)
-    if override.form == "DEL":
-        raise UserError(f"'{text}': a setting cannot be removed, only given a value: {key}=...")
-    if override.form == "ADD":
-        raise UserError(f"'{text}': {key} exists already; write {key}=...")
-    if takes.value_type is dict and takes.optional:
-        if override.value is not None and not isinstance(override.value, dict):
-            raise UserError(f"'{text}': expected null or pairs, e.g. {key}={{NAME: VALUE}}")
-    elif takes.value_type is dict:
-        raise UserError(f"'{text}': entries are given one at a time: +{key}.NAME=VALUE")
-    if takes.value_type is list and isinstance(override.value, dict):
-        raise UserError(f"'{text}': expected a list, e.g. {key}=[one,two]")
-
-
-def _check_entry(override: Override) -> None:
-    whole = override.name.rpartition(".")[0]
-    if allowed_values(override.name).optional:
-        raise UserError(f"'{override.text}': pairs are given whole: {whole}={{NAME: VALUE}}")
-    if override.form == "CHANGE":
-        raise UserError(f"'{override.text}': write +{override.text} for a new entry, ++ to change one")
 
 
 def _check_hydra(override: Override) -> None:

@@ -5,7 +5,6 @@ weights and prompts go. They come from the user: the command line, the Python AP
 A run, a sweep and an export are data and may be somebody else's: whoever goes on with one gives them again.
 """
 
-import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,8 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from mezo_cli.config.base import SettingError
 from mezo_cli.config.rules import check_rules
-from mezo_cli.config.schema import Config, OpenAiConfig, SettingError, VllmConfig
+from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.errors import UserError
 from mezo_cli.system import environment
 
@@ -175,7 +175,7 @@ def _absolute(key: str, value: str) -> str:
 
 def _with(config: Config, key: str, value: Any) -> Config:
     part: Any = getattr(config, _group(key))
-    return dataclasses.replace(config, **{_group(key): dataclasses.replace(part, **{_name(key): value})})
+    return config.replace(**{_group(key): part.replace(**{_name(key): value})})
 
 
 def _group(key: str) -> str:

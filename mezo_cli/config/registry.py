@@ -1,16 +1,17 @@
-"""What a name in the config stands for: a built-in class or function, or one that another package registers.
+"""What a name in the config stands for: a built-in thing, or one that another package registers.
 
 A table maps names to `module:attribute`, so that the names are known without importing what they stand for. Packages
-add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, ...).
+add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, ...). What a choice stands for is
+its class of settings, which names its implementation.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import metadata
 from typing import Any
 
-from mezo_cli.config import schema
+from mezo_cli.config.base import refused
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -41,114 +42,113 @@ class Registry:
         """Import and return what a name stands for."""
         if name not in self.targets:
             raise UserError(f"{self.key}={name}: allowed are {join(self.names)}{did_you_mean(name, self.names)}")
-        module, _, attribute = self.targets[name].partition(":")
+        return self._import(name, self.targets[name])
+
+    def implementation(self, name: str) -> Any:
+        """Import and return what implements a choice, as its class of settings says."""
+        return self._import(name, self.load(name).implementation)
+
+    def _import(self, name: str, target: str) -> Any:
+        module, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except Exception as error:  # a plug-in may raise anything
             if name in self.built_in:
                 raise
-            raise UserError(
-                f"{self.key}={name}: the plug-in {self.targets[name]} cannot be imported: {error}"
-            ) from error
+            raise UserError(f"{self.key}={name}: the plug-in {target} cannot be imported: {error}") from error
+
+    def check(self, name: str) -> str:
+        """Return a name that is in the table: a validator of a field."""
+        if name not in self.names:
+            raise refused(f"={name}: not one of {join(self.names)}{did_you_mean(name, self.names)}")
+        return name
+
+    def all(self, plug_ins: bool = True) -> Iterator[tuple[str, Any]]:
+        """Yield every name with what it stands for, the built-in ones first; plug-ins that cannot be imported not."""
+        for name in self.names if plug_ins else self.built_in:
+            try:
+                yield name, self.load(name)
+            except UserError:  # it is reported when it is chosen
+                continue
+
+
+def _of(module: str, **attributes: str) -> dict[str, str]:
+    """Return name -> `module:attribute`."""
+    return {name: f"mezo_cli.{module}:{attribute}" for name, attribute in attributes.items()}
 
 
 OPTIMIZERS = Registry(
     "optimizer",
-    {
-        "mezo": "mezo_cli.optim.mezo:Mezo",
-        "mezo_momentum": "mezo_cli.optim.mezo_momentum:MezoMomentum",
-        "mezo_adam": "mezo_cli.optim.mezo_adam:MezoAdam",
-        "lozo": "mezo_cli.optim.lozo:Lozo",
-        "lozo_m": "mezo_cli.optim.lozo_m:LozoM",
-        "hizoo": "mezo_cli.optim.hizoo:Hizoo",
-        "hizoo_scalar": "mezo_cli.optim.hizoo_scalar:HizooScalar",
-        "adamezo": "mezo_cli.optim.adamezo:AdaMezo",
-        "null_signs": "mezo_cli.optim.null_signs:NullSigns",
-        "es": "mezo_cli.optim.es:Es",
-        "fzoo": "mezo_cli.optim.es:Fzoo",
-        "adamw": "mezo_cli.optim.first_order:AdamW",
-        "sgd": "mezo_cli.optim.first_order:Sgd",
-        "linear_probe": "mezo_cli.optim.linear_probe:LinearProbe",
-    },
+    _of(
+        "config.optimizers",
+        mezo="MezoConfig",
+        mezo_momentum="MezoMomentumConfig",
+        mezo_adam="MezoAdamConfig",
+        lozo="LozoConfig",
+        lozo_m="LozoMConfig",
+        hizoo="HizooConfig",
+        hizoo_scalar="HizooScalarConfig",
+        adamezo="AdaMezoConfig",
+        null_signs="NullSignsConfig",
+        es="EsConfig",
+        fzoo="FzooConfig",
+        adamw="AdamWConfig",
+        sgd="SgdConfig",
+        linear_probe="LinearProbeConfig",
+    ),
     "mezo.optimizers",
 )
 OBJECTIVES = Registry(
     "objective",
-    {
-        "mlm": "mezo_cli.objectives.encoders:Mlm",
-        "cls": "mezo_cli.objectives.encoders:Cls",
-        "lm": "mezo_cli.objectives.lm:Lm",
-        "choice": "mezo_cli.objectives.choice:Choice",
-        "generate": "mezo_cli.objectives.generation:Generation",
-    },
+    _of(
+        "config.objectives",
+        mlm="MlmConfig",
+        cls="ClsConfig",
+        lm="LmConfig",
+        choice="ChoiceConfig",
+        generate="GenerateConfig",
+    ),
     "mezo.objectives",
-)
-OBJECTIVE_SETTINGS = Registry(
-    "objective",
-    {
-        "choice": "mezo_cli.objectives.settings:ChoiceConfig",
-        "generate": "mezo_cli.objectives.settings:GenerateConfig",
-    },
-)
-LOSSES = Registry(
-    "objective.loss",
-    {
-        "cross_entropy": "mezo_cli.objectives.scoring:cross_entropy",
-        "accuracy": "mezo_cli.objectives.scoring:accuracy_loss",
-        "f1": "mezo_cli.objectives.scoring:f1_loss",
-    },
-    "mezo.losses",
-)
-METRICS = Registry(
-    "task.metric",
-    {
-        "accuracy": "mezo_cli.objectives.scoring:accuracy",
-        "f1": "mezo_cli.objectives.scoring:f1",
-        "matthews": "mezo_cli.objectives.scoring:matthews",
-    },
-    "mezo.metrics",
-)
-REWARDS = Registry(
-    "objective.reward",
-    {
-        "exact": "mezo_cli.rewards.built_in:exact",
-        "em": "mezo_cli.rewards.built_in:em",
-        "f1": "mezo_cli.rewards.built_in:f1",
-        "contains": "mezo_cli.rewards.built_in:contains",
-        "number": "mezo_cli.rewards.built_in:number",
-        "format": "mezo_cli.rewards.built_in:Format",
-        "length": "mezo_cli.rewards.built_in:Length",
-        "countdown": "mezo_cli.rewards.built_in:Countdown",
-    },
-    "mezo.rewards",
 )
 PEFT = Registry(
     "peft",
-    {
-        "none": "mezo_cli.adapters.base:WholeModel",
-        "lora": "mezo_cli.adapters.lora:Lora",
-        "prefix": "mezo_cli.adapters.prefix:Prefix",
-        "head": "mezo_cli.adapters.head:Head",
-        "bias": "mezo_cli.adapters.bias:Bias",
-        "scales": "mezo_cli.adapters.scales:Scales",
-    },
+    _of(
+        "config.adapters",
+        none="WholeModelConfig",
+        lora="LoraConfig",
+        prefix="PrefixConfig",
+        head="HeadConfig",
+        bias="BiasConfig",
+        scales="ScalesConfig",
+    ),
     "mezo.peft",
 )
-SOURCES = Registry(
-    "data",
-    {
-        "hub": "mezo_cli.config.schema:DataConfig",
-        "files": "mezo_cli.config.schema:FilesConfig",
-        "demo": "mezo_cli.config.schema:DataConfig",
-    },
+SOURCES = Registry("data", _of("config.schema", hub="DataConfig", files="FilesConfig", demo="DataConfig"))
+ENGINES = Registry("engine", _of("config.schema", none="EngineConfig", vllm="VllmConfig", openai="OpenAiConfig"))
+CHOICES = {table.key: table for table in (OPTIMIZERS, OBJECTIVES, PEFT, SOURCES, ENGINES)}  # whose settings differ
+
+LOSSES = Registry(
+    "objective.loss",
+    _of("objectives.scoring", cross_entropy="cross_entropy", accuracy="accuracy_loss", f1="f1_loss"),
+    "mezo.losses",
 )
-ENGINES = Registry(
-    "engine",
-    {
-        "none": "mezo_cli.config.schema:EngineConfig",
-        "vllm": "mezo_cli.config.schema:VllmConfig",
-        "openai": "mezo_cli.config.schema:OpenAiConfig",
-    },
+METRICS = Registry(
+    "task.metric", _of("objectives.scoring", accuracy="accuracy", f1="f1", matthews="matthews"), "mezo.metrics"
+)
+REWARDS = Registry(
+    "objective.reward",
+    _of(
+        "rewards.built_in",
+        exact="exact",
+        em="em",
+        f1="f1",
+        contains="contains",
+        number="number",
+        format="Format",
+        length="Length",
+        countdown="Countdown",
+    ),
+    "mezo.rewards",
 )
 ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an objective
     "engine",
@@ -192,47 +192,3 @@ LOGGERS = Registry(
     },
     "mezo.loggers",
 )
-
-# The groups whose settings depend on the choice: the class that all of them share -> the choices.
-CHOICES: dict[type, Registry] = {
-    schema.OptimizerConfig: OPTIMIZERS,
-    schema.ObjectiveConfig: OBJECTIVES,
-    schema.PeftConfig: PEFT,
-    schema.DataConfig: SOURCES,
-    schema.EngineConfig: ENGINES,
-}
-NAMES = {  # keys whose value is a name in a table
-    **{f"{registry.key}.name": registry for registry in CHOICES.values()},
-    "objective.loss": LOSSES,  # unless the objective lists losses of its own
-    "optimizer.noise": NOISES,
-    "logger.names": LOGGERS,
-}
-
-
-def settings_class(base: type, name: str) -> Any:
-    """Return the class of the settings of a choice: the choice itself, or what it declares as `settings`.
-
-    Args:
-        base: the class that all choices of the group share: `OptimizerConfig`.
-        name: the choice.
-    """
-    if base is schema.ObjectiveConfig and name in OBJECTIVES.built_in:  # their modules import torch
-        return OBJECTIVE_SETTINGS.load(name) if name in OBJECTIVE_SETTINGS.built_in else base
-    choice = CHOICES[base].load(name)
-    return choice if isinstance(choice, type) and issubclass(choice, base) else getattr(choice, "settings", base)
-
-
-def readers(base: type, setting: str) -> list[str]:
-    """Return the choices of a group that have a setting; a plug-in that cannot be imported is left out."""
-    return [name for name, settings_type in classes(base).items() if setting in settings_type.__dataclass_fields__]
-
-
-def classes(base: type) -> dict[str, Any]:
-    """Return the class of each choice of a group by its name; a plug-in that cannot be imported is left out."""
-    by_name = {}
-    for name in CHOICES[base].names:
-        try:
-            by_name[name] = settings_class(base, name)
-        except UserError:  # it is reported when it is chosen
-            continue
-    return by_name

@@ -2,11 +2,10 @@
 
 import importlib.util
 from collections.abc import Iterable
-from typing import Any
 
-from mezo_cli.config.budget import calls
-from mezo_cli.config.registry import ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, OPTIMIZERS, PEFT
-from mezo_cli.config.schema import Config, SettingError
+from mezo_cli.config.base import SettingError
+from mezo_cli.config.registry import ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, PEFT
+from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
@@ -23,11 +22,6 @@ def check_rules(config: Config) -> None:
     _check_linear_probe(config)
     _check_demonstrations(config)
     _check_engine(config)
-
-
-def _optimizer(config: Config) -> Any:
-    """Return the class of the chosen optimizer."""
-    return OPTIMIZERS.load(config.optimizer.name)
 
 
 def _noise(config: Config) -> str | None:
@@ -55,7 +49,7 @@ def _check_values(config: Config) -> None:
 def _check_objective(config: Config) -> None:
     """Reject what the objective does not compute."""
     config.objective.check(config)
-    if config.data.keep is not None and config.objective.needs_labels:
+    if config.data.keep is not None and config.objective.name != "generate":
         why = f"objective={config.objective.name} does not read it, only objective=generate"
         raise SettingError("data.keep", f"data.keep={config.data.keep}: {why}")
     for key, name in (("metric", config.metric), ("task.metric", config.task.metric)):
@@ -66,18 +60,18 @@ def _check_objective(config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    chosen_class, chosen = _optimizer(config), f"optimizer={config.optimizer.name}"
-    if config.checkpoint == "trajectory" and not chosen_class.replayable:
+    optimizer, chosen = config.optimizer, f"optimizer={config.optimizer.name}"
+    if config.checkpoint == "trajectory" and not optimizer.replayable:
         raise SettingError("checkpoint", f"checkpoint=trajectory: {chosen} leaves no trajectory; use checkpoint=full")
-    chosen_class.check(config.optimizer)
-    if chosen_class.needs_backward and config.micro_batch_size is not None:
+    optimizer.check()
+    if optimizer.needs_backward and config.micro_batch_size is not None:
         raise SettingError(
             "micro_batch_size",
             f"micro_batch_size={config.micro_batch_size}: {chosen} keeps the activations of all rows for its gradient; "
             "micro-batches save memory only with forward passes",
         )
     objective = config.objective
-    if chosen_class.needs_backward and not objective.is_differentiable:
+    if optimizer.needs_backward and not objective.is_differentiable:
         why = f"has no gradient, and {chosen} needs one; use {objective.differentiable_loss}"
         raise SettingError("objective.loss", f"objective.loss={objective.loss} {why}")
 
@@ -87,7 +81,7 @@ def _check_storage(config: Config) -> None:
     if config.model.dtype == "float32":
         return
     key, shown = "model.dtype", f"model.dtype={config.model.dtype}"
-    if not _optimizer(config).replayable:
+    if not config.optimizer.replayable:
         why = f"optimizer={config.optimizer.name} rounds its updates to the nearest value, and most would be lost"
         raise SettingError(key, f"{shown}: {why}; use float32, with model.compute_dtype=bfloat16 for the forwards")
     if _noise(config) == "torch":
@@ -97,7 +91,7 @@ def _check_storage(config: Config) -> None:
 def _check_forwards(config: Config) -> None:
     """Reject evaluations after the last step."""
     asked = max(config.eval_at_forwards, default=0)
-    total = (config.forwards or calls(config, config.steps)) if asked else 0
+    total = (config.forwards or config.calls(config.steps)) if asked else 0
     if asked > total:
         why = f"the run has {total} forwards"
         raise SettingError("eval_at_forwards", f"eval_at_forwards=[..., {asked}]: {why}: give at most {total}")
@@ -120,7 +114,7 @@ def _check_batches(config: Config) -> None:
 
 def _check_quantize(config: Config) -> None:
     """Reject a quantised base that would be trained, or not be float32 otherwise, and what the peft method rejects."""
-    PEFT.load(config.peft.name).check(config)
+    config.peft.check(config)
     how = config.model.quantize
     if how == "none":
         return
@@ -147,8 +141,7 @@ def _check_linear_probe(config: Config) -> None:
         raise SettingError("init", f"init=linear_probe: objective={config.objective.name} scores no labels")
     if config.probe_c is not None and config.init != "linear_probe":
         raise SettingError("probe_c", f"probe_c={config.probe_c:g}: only init=linear_probe reads it")
-    decoder_is_lost = config.init == "linear_probe" and not PEFT.load(config.peft.name)(config.peft).trains_output_layer
-    if decoder_is_lost and not OBJECTIVES.load(config.objective.name).model_kind.has_classifier:
+    if config.init == "linear_probe" and not (config.peft.trains_output_layer or config.objective.has_head):
         why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
         raise SettingError(
             "init", f"init=linear_probe: {why}; use peft=none, head or lora with peft.head=true, or objective=cls"
@@ -189,9 +182,9 @@ def _check_demonstrations(config: Config) -> None:
     if config.steps or config.init != "none":
         other = f"steps={config.steps}" if config.steps else f"init={config.init}"
         raise SettingError(key, f"{key}={count} is for an evaluation of the model, not with {other}; give steps=0")
-    reading = [name for name in OBJECTIVES.names if OBJECTIVES.load(name).encoder_class.demonstrates]
-    if config.objective.name not in reading:
-        raise SettingError(key, f"{key}={count}: objective={config.objective.name} reads none, only {join(reading)}")
+    if not config.objective.demonstrates:
+        reading = join(name for name, kind in OBJECTIVES.all() if kind.demonstrates)
+        raise SettingError(key, f"{key}={count}: objective={config.objective.name} reads none, only {reading}")
     if config.objective.name == "generate" and (config.task.generate.chat or config.task.generate.answer is None):
         why = "task.generate.chat=true" if config.task.generate.chat else "no task.generate.answer to show"
         raise SettingError(key, f"{key}={count}: the task has {why}")
@@ -199,7 +192,7 @@ def _check_demonstrations(config: Config) -> None:
 
 def _check_engine(config: Config) -> None:
     """Reject what an engine does not compute: it takes prompts, and follows a LoRA, or updates that are sums of c z."""
-    engine, optimizer, peft = config.engine, _optimizer(config), config.peft.name
+    engine, optimizer, peft = config.engine, config.optimizer, config.peft.name
     if engine.name == "none":
         return
     chosen = f"engine={engine.name}"
@@ -218,13 +211,13 @@ def _check_engine(config: Config) -> None:
         raise SettingError("peft.head", f"peft.head=true: {chosen} takes the matrices of a LoRA alone")
     if config.init != "none":
         raise SettingError("init", f"init={config.init}: {chosen} computes no hidden states; use init=none")
-    name = config.optimizer.name
+    name = optimizer.name
     if optimizer.needs_backward or not optimizer.replayable:
         raise SettingError("optimizer", f"optimizer={name}: {chosen} computes no gradients; use optimizer=mezo")
     if not optimizer.has_engine:
         why = "an engine has not computed its forwards yet"
         raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}; use optimizer=mezo, es or fzoo")
-    if peft == "none" and not optimizer.adds_directions(config.optimizer):
+    if peft == "none" and not optimizer.adds_directions:
         why = "with all parameters the engine follows updates that are sums of c z alone, those of mezo, es and fzoo"
         raise SettingError("optimizer", f"optimizer={name}: {chosen}: {why}, without an anchor; or use peft=lora")
     if _noise(config) == "torch":

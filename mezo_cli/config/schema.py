@@ -1,209 +1,203 @@
-"""The types that all packages share: the frozen, typed config, and the records of data and of a trajectory.
+"""The types that all packages share: the frozen config, and the records of data and of a trajectory.
 
-Every package may import this module; it imports neither Hydra nor torch. Type, range and choices of a field are its
-annotation, which config/validation.py lets pydantic enforce. The meaning of a field is under `Attributes` in its
-class's docstring; scripts/reference/make_reference.py makes docs/reference/config.md of it.
+Every package may import this module; it imports neither Hydra nor torch. A field says its type, range and choices by
+its annotation and its meaning by its description, of which scripts/reference/make_reference.py makes
+docs/reference/config.md.
 
-A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base class here, and one class per choice.
-`registry.settings_class` finds the class by the name of the choice.
+A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base class here. The class of each choice is
+the entry of its registry (optimizers.py, objectives.py, adapters.py, or a plug-in's).
 """
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from mezo_cli.config.values import Entry, Flag, Number, Text, Whole
-from mezo_cli.errors import UserError
+from mezo_cli.config.base import (
+    MISSING,
+    Entry,
+    Flag,
+    NotNegative,
+    Number,
+    Positive,
+    PositiveNumber,
+    Seed,
+    SettingError,
+    Settings,
+    Text,
+    Whole,
+)
+from mezo_cli.config.registry import LOGGERS, LOSSES, METRICS
 
-MISSING = "???"  # as in OmegaConf: a value has to be given
-
-Positive = Annotated[Whole, Field(ge=1)]
-NotNegative = Annotated[Whole, Field(ge=0)]
-Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
-
-
-class Settings:
-    """The base of every class of settings: pydantic refuses a key that the class does not have."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-
-class SettingError(UserError):
-    """A setting that is not valid.
-
-    Attributes:
-        key: its dotted name.
-    """
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
+Length = Annotated[Whole, Field(ge=8)]  # of a row, in tokens
+Dtype = Literal["float32", "bfloat16"]
+LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.built_in]})]
+LoggerName = Annotated[Entry, AfterValidator(LOGGERS.check)]
 
 
-@dataclass(frozen=True)
 class HubSource(Settings):
     """A task's data set on the Hugging Face hub: `datasets.load_dataset(path, name)`.
 
     Labels are mapped by name, never by the hub's integers: RTE, MNLI and TREC number their classes differently there.
-
-    Attributes:
-        path: the data set's name on the hub, e.g. `nyu-mll/glue`; null: the task has none.
-        name: its subset, e.g. `sst2`; null: none.
-        revision: a branch, tag or commit; null: the newest.
-        train: the split that is the source of train.
-        dev: the split that is dev; null: a part of train (`data.dev_size` rows).
-        test: the split that is test; null: there is none.
-        labels: the data set's own class names (or values), in the order of `task.labels`, which are read as well.
     """
 
-    path: Text | None = None
-    name: Text | None = None
-    revision: Text | None = None
-    train: Text = "train"
-    dev: Text | None = None  # null: a part of train
-    test: str | None = "validation"
-    labels: list[Entry] = field(default_factory=list)
+    path: Text | None = Field(
+        None, description="the data set's name on the hub, e.g. `nyu-mll/glue`; null: the task has none"
+    )
+    name: Text | None = Field(None, description="its subset, e.g. `sst2`; null: none")
+    revision: Text | None = Field(None, description="a branch, tag or commit; null: the newest")
+    train: Text = Field("train", description="the split that is the source of train")
+    dev: Text | None = Field(None, description="the split that is dev; null: a part of train (`data.dev_size` rows)")
+    test: str | None = Field("validation", description="the split that is test; null: there is none")
+    labels: list[Entry] = Field(
+        [],
+        description="the data set's own class names (or values), in the order of `task.labels`, which are read as well",
+    )
 
 
-@dataclass(frozen=True)
 class FileSource(Settings):
-    """The format of a task's files in GLUE and LM-BFF folders.
+    """The format of a task's files in GLUE and LM-BFF folders."""
 
-    Attributes:
-        folder: LM-BFF's name of the folder, e.g. `SST-2`; null: the task has none.
-        columns: names of the fields of a file without a header.
-        labels: spellings of the labels in files, in the order of `task.labels`, which are read as well.
-        dev: stem of the official dev file: `dev`, or `dev_matched` for MNLI.
-        test: stem of the official test file.
-    """
-
-    folder: Text | None = None
-    columns: list[Entry] = field(default_factory=list)
-    labels: list[Entry] = field(default_factory=list)
-    dev: Text = "dev"
-    test: Text = "test"
+    folder: Text | None = Field(None, description="LM-BFF's name of the folder, e.g. `SST-2`; null: the task has none")
+    columns: list[Entry] = Field([], description="names of the fields of a file without a header")
+    labels: list[Entry] = Field(
+        [], description="spellings of the labels in files, in the order of `task.labels`, which are read as well"
+    )
+    dev: Text = Field("dev", description="stem of the official dev file: `dev`, or `dev_matched` for MNLI")
+    test: Text = Field("test", description="stem of the official test file")
 
 
-@dataclass(frozen=True)
 class LmPrompt(Settings):
-    """A task's prompt for decoders (objective lm).
+    """A task's prompt for decoders (objective lm)."""
 
-    Attributes:
-        template: the prompt; it ends in `{mask}`, where the label word goes. null: the task has none.
-        label_words: one word or phrase per label, of any number of tokens; empty: `task.label_words`.
-        max_length: tokens of prompt and word; a longer prompt loses its start. null: the model's limit.
-    """
+    template: Text | None = Field(
+        None, description="the prompt; it ends in `{mask}`, where the label word goes. null: the task has none"
+    )
+    label_words: list[Entry] = Field(
+        [], description="one word or phrase per label, of any number of tokens; empty: `task.label_words`"
+    )
+    max_length: Length | None = Field(
+        None, description="tokens of prompt and word; a longer prompt loses its start. null: the model's limit"
+    )
 
-    template: Text | None = None
-    label_words: list[Entry] = field(default_factory=list)
-    max_length: Annotated[Whole, Field(ge=8)] | None = None
 
-
-@dataclass(frozen=True)
 class GeneratePrompt(Settings):
-    """What a decoder continues, and what it should say (objective generate).
+    """What a decoder continues, and what it should say (objective generate)."""
 
-    Attributes:
-        prompt: the prompt: `{column}` is a text, a number or a list of numbers, `{answers.text[0]}` a part of a record
-            or list. Empty: the model learns the answers as plain text. null: the task has none.
-        answer: the text that `objective.loss=lm` learns, after the prompt; its leading space and its line end count.
-            null: none.
-        gold: the column (`answers.text`: a part of it) with the right text or texts; null: the answer.
-        stop: texts that end a completion.
-        keep_stop: whether a completion keeps the text that ended it.
-        chat: the prompt is the user's message in the tokenizer's chat template; or, if it is the name of a column, that
-            column's list of messages (a last one of the assistant's is left out).
-        system: the chat's system message; null: none.
-        max_length: tokens of a prompt and its answer or completion; null: the model's limit.
-        too_long: a longer row is refused, or cut: its prompt loses its start.
-    """
+    prompt: Entry | None = Field(
+        None,
+        description="the prompt: `{column}` is a text, a number or a list of numbers, `{answers.text[0]}` a part of a "
+        "record or list. Empty: the model learns the answers as plain text. null: the task has none",
+    )
+    answer: Text | None = Field(
+        None,
+        description="the text that `objective.loss=lm` learns, after the prompt; its leading space and its line end "
+        "count. null: none",
+    )
+    gold: Text | None = Field(
+        None, description="the column (`answers.text`: a part of it) with the right text or texts; null: the answer"
+    )
+    stop: list[Text] = Field([], description="texts that end a completion")
+    keep_stop: Flag = Field(False, description="whether a completion keeps the text that ended it")
+    chat: Flag = Field(
+        False,
+        description="the prompt is the user's message in the tokenizer's chat template; or, if it is the name of a "
+        "column, that column's list of messages (a last one of the assistant's is left out)",
+    )
+    system: Text | None = Field(None, description="the chat's system message; null: none")
+    max_length: Length | None = Field(
+        None, description="tokens of a prompt and its answer or completion; null: the model's limit"
+    )
+    too_long: Literal["refuse", "cut"] = Field(
+        "refuse", description="a longer row is refused, or cut: its prompt loses its start"
+    )
 
-    prompt: Entry | None = None
-    answer: Text | None = None
-    gold: Text | None = None
-    stop: list[Text] = field(default_factory=list)
-    keep_stop: Flag = False
-    chat: Flag = False
-    system: Text | None = None
-    max_length: Annotated[Whole, Field(ge=8)] | None = None
-    too_long: Literal["refuse", "cut"] = "refuse"
 
-
-@dataclass(frozen=True)
 class ChoicePrompt(Settings):
     """A prompt and the texts that may follow it, of which the most likely is chosen (objective choice).
 
     The templates are those of `task.generate`. White space before the prompt and spaces after it are dropped, and
     spaces after a candidate.
-
-    Attributes:
-        prompt: the prompt; null: the task has none.
-        candidates: one template per candidate, which follows the prompt: its leading space counts. With `each`, one.
-        each: the column with a list of texts; the row has a candidate for each of them, in whose template `{candidate}`
-            is that text. null: a row has all of `candidates`.
-        right: the column with the right text of `each`, or with a list of them, of which any counts as right and the
-            first is trained. null: the row's label is the number of the right candidate, from 0.
-        max_length: tokens of a prompt and its longest candidate; null: the model's limit.
-        too_long: a longer row is refused, or cut: its prompt loses its start, but for the first token.
     """
 
-    prompt: Text | None = None
-    candidates: list[Text] = field(default_factory=list)
-    each: Text | None = None
-    right: Text | None = None
-    max_length: Annotated[Whole, Field(ge=8)] | None = None
-    too_long: Literal["refuse", "cut"] = "cut"
+    prompt: Text | None = Field(None, description="the prompt; null: the task has none")
+    candidates: list[Text] = Field(
+        [],
+        description="one template per candidate, which follows the prompt: its leading space counts. With `each`, one",
+    )
+    each: Text | None = Field(
+        None,
+        description="the column with a list of texts; the row has a candidate for each of them, in whose template "
+        "`{candidate}` is that text. null: a row has all of `candidates`",
+    )
+    right: Text | None = Field(
+        None,
+        description="the column with the right text of `each`, or with a list of them, of which any counts as right "
+        "and the first is trained. null: the row's label is the number of the right candidate, from 0",
+    )
+    max_length: Length | None = Field(
+        None, description="tokens of a prompt and its longest candidate; null: the model's limit"
+    )
+    too_long: Literal["refuse", "cut"] = Field(
+        "cut", description="a longer row is refused, or cut: its prompt loses its start, but for the first token"
+    )
 
 
-@dataclass(frozen=True)
 class TaskConfig(Settings):
-    """A task: its template, its labels and their words, its prompts, its columns, and its data sources.
+    """A task: its template, its labels and their words, its prompts, its columns, and its data sources."""
 
-    Attributes:
-        name: the task's name in tables and run directories.
-        version: recorded in run.json. Raise it when the template, the label words or the splits change.
-        template: the prompt of objective mlm: `{column}` is a text, `{mask}` the mask. null: the task has no labels.
-        labels: the names of the labels; empty for a task with `task.generate` alone.
-        label_words: one word per label, each one token, in the order of `task.labels`.
-        columns: the texts of a row, in order (`sent_0`, `sent_1` of an LM-BFF template).
-        rename: column name in the source -> name used in `task.columns`.
-        label_column: the column with the label.
-        skip_labels: rows with one of these labels are dropped, e.g. rows without an agreed label.
-        max_length: tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused.
-        first_limit: tokens kept of the first sentence; null: no limit of its own.
-        other_limit: tokens kept of every other sentence; null: no limit of its own.
-        bos_token_id: the first token of a decoder's prompt; null: what the tokenizer itself puts before a text. The
-            MeZO paper's code gave OPT 0 in place of 2 (docs/reference/decoders.md).
-        metric: the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the objective's
-            first, which is the accuracy for objectives that score labels.
-        demonstrations: rows of train that are put before each row of dev and test, solved (in-context learning;
-            docs/how-to/large-models.md): for an evaluation (`steps=0`) by objective lm, choice or generate.
-    """
-
-    name: Text = MISSING
-    version: Positive = 1
-    template: Text | None = None
-    labels: list[Entry] = field(default_factory=list)
-    label_words: list[Entry] = field(default_factory=list)
-    columns: list[Entry] = field(default_factory=list)
-    rename: dict[Entry, Entry] = field(default_factory=dict)
-    label_column: Text = "label"
-    skip_labels: list[Entry] = field(default_factory=list)
-    max_length: Annotated[Whole, Field(ge=8)] = 128
-    first_limit: Positive | None = None
-    other_limit: Positive | None = None
-    bos_token_id: NotNegative | None = None
-    metric: Text | None = None
-    demonstrations: NotNegative = 0
-    lm: LmPrompt = field(default_factory=LmPrompt)
-    generate: GeneratePrompt = field(default_factory=GeneratePrompt)
-    choice: ChoicePrompt = field(default_factory=ChoicePrompt)
-    hub: HubSource = field(default_factory=HubSource)
-    files: FileSource = field(default_factory=FileSource)
+    name: Text = Field(MISSING, description="the task's name in tables and run directories")
+    version: Positive = Field(
+        1, description="recorded in run.json. Raise it when the template, the label words or the splits change"
+    )
+    template: Text | None = Field(
+        None,
+        description="the prompt of objective mlm: `{column}` is a text, `{mask}` the mask. null: the task has no "
+        "labels",
+    )
+    labels: list[Entry] = Field([], description="the names of the labels; empty for a task with `task.generate` alone")
+    label_words: list[Entry] = Field(
+        [], description="one word per label, each one token, in the order of `task.labels`"
+    )
+    columns: list[Entry] = Field(
+        [], description="the texts of a row, in order (`sent_0`, `sent_1` of an LM-BFF template)"
+    )
+    rename: dict[Entry, Entry] = Field({}, description="column name in the source -> name used in `task.columns`")
+    label_column: Text = Field("label", description="the column with the label")
+    skip_labels: list[Entry] = Field(
+        [], description="rows with one of these labels are dropped, e.g. rows without an agreed label"
+    )
+    max_length: Length = Field(
+        128, description="tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused"
+    )
+    first_limit: Positive | None = Field(
+        None, description="tokens kept of the first sentence; null: no limit of its own"
+    )
+    other_limit: Positive | None = Field(
+        None, description="tokens kept of every other sentence; null: no limit of its own"
+    )
+    bos_token_id: NotNegative | None = Field(
+        None,
+        description="the first token of a decoder's prompt; null: what the tokenizer itself puts before a text. The "
+        "MeZO paper's code gave OPT 0 in place of 2 (docs/reference/decoders.md)",
+    )
+    metric: Text | None = Field(
+        None,
+        description="the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the "
+        "objective's first, which is the accuracy for objectives that score labels",
+    )
+    demonstrations: NotNegative = Field(
+        0,
+        description="rows of train that are put before each row of dev and test, solved (in-context learning; "
+        "docs/how-to/large-models.md): for an evaluation (`steps=0`) by objective lm, choice or generate",
+    )
+    lm: LmPrompt = LmPrompt()
+    generate: GeneratePrompt = GeneratePrompt()
+    choice: ChoicePrompt = ChoicePrompt()
+    hub: HubSource = HubSource()
+    files: FileSource = FileSource()
 
     @property
     def offered(self) -> str:
@@ -214,23 +208,24 @@ class TaskConfig(Settings):
         return f"; or use {' or '.join(names)}, for which the task has a prompt" if names else ""
 
 
-@dataclass(frozen=True)
 class ObjectiveConfig(Settings):
-    """The objective, which scores the labels, and the loss of its scores. An objective may have a class of its own.
+    """The objective, which scores the labels, and the loss of its scores.
 
     Class attributes:
+        implementation: `module:Class` of the objective.
         needs_labels: whether label words or a head score the task's labels.
+        has_head: whether a classification head scores them.
+        demonstrates: whether rows may come after demonstrations.
         differentiable_loss: a loss that has a gradient, for the line that refuses one without.
-
-    Attributes:
-        name: how labels are scored (`registry.OBJECTIVES`); chosen by `objective=`.
-        loss: the loss that is minimised (`registry.LOSSES`). accuracy and f1 have no gradient.
     """
 
+    implementation: ClassVar[str]
     needs_labels: ClassVar[bool] = True
+    has_head: ClassVar[bool] = False
+    demonstrates: ClassVar[bool] = False
     differentiable_loss: ClassVar[str] = "cross_entropy"
-    name: Text = MISSING
-    loss: Text = "cross_entropy"
+    name: Text = Field(MISSING, description="how labels are scored; chosen by `objective=`")
+    loss: LossName = Field("cross_entropy", description="the loss that is minimised. accuracy and f1 have no gradient")
 
     @property
     def default_metric(self) -> str:
@@ -240,8 +235,6 @@ class ObjectiveConfig(Settings):
     @property
     def metric_names(self) -> list[str] | None:
         """The metrics of its evaluations besides the loss; None if they are not known before there is one."""
-        from mezo_cli.config.registry import METRICS  # it reads this module
-
         return METRICS.names
 
     @property
@@ -251,13 +244,11 @@ class ObjectiveConfig(Settings):
 
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task as its rows are read: without labels a row is all of its columns, for its `generate`."""
-        return task if self.needs_labels else replace(task, labels=[], choice=ChoicePrompt())
+        return task if self.needs_labels else task.replace(labels=[], choice=ChoicePrompt())
 
     def check_task(self, task: TaskConfig) -> None:
         """Reject a task without what the objective reads, before its data is read."""
         name = task.name
-        if self.name == "mlm" and task.template is None:
-            raise SettingError("task.template", f"task.template is not set: give task.template=...{task.offered}")
         if self.needs_labels and not task.labels:
             why = f"task '{name}': task.labels is empty; give two or more names"
             raise SettingError("task.labels", f"{why}{task.offered}")
@@ -268,25 +259,6 @@ class ObjectiveConfig(Settings):
 
     def check(self, config: "Config") -> None:
         """Reject combinations with other settings that are individually valid but incompatible."""
-
-    def check_new_run(self, config: "Config") -> None:
-        """Reject what a new run cannot start with, though a stored config may have it. It may start a process."""
-
-    def check_resumed(self, config: "Config", info: Mapping[str, Any], new_reward: bool) -> None:
-        """Reject a run that would go on with something else than it began with.
-
-        Args:
-            config: of the run, with what the user has given to this process.
-            info: the content of its run.json.
-            new_reward: accept another function as `objective.reward`.
-        """
-        change = self.describe_change(config, info)
-        if change and not new_reward:
-            raise UserError(f"{change}; --new-reward goes on with it")
-
-    def describe_change(self, config: "Config", info: Mapping[str, Any]) -> str:
-        """Return how what the user has given to this process differs from what run.json says; "" if it does not."""
-        return ""
 
     def completion_tokens(self, config: "Config") -> int:
         """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""
@@ -300,75 +272,116 @@ class ObjectiveConfig(Settings):
     @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
-        from mezo_cli.config.registry import LOSSES  # as above
-
         return bool(getattr(LOSSES.load(self.loss), "differentiable", True))
 
 
-@dataclass(frozen=True)
 class OptimizerConfig(Settings):
-    """The chosen optimizer and its settings; the class of each is in its module (`mezo_cli.optim`).
+    """The chosen optimizer and its settings.
 
-    Attributes:
-        name: the method (`registry.OPTIMIZERS`); chosen by `optimizer=`.
-        lr: learning rate.
+    Class attributes:
+        implementation: `module:Class` of the optimizer.
+        title: the name in tables; empty: the name of the choice.
+        replayable: whether a step follows from the scalars that the trajectory stores.
+        needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
+        has_engine: whether an engine may compute the forwards.
     """
 
-    name: Text = MISSING
-    lr: Annotated[Number, Field(ge=0.0, le=3e38)] = 1e-6  # float32, as the trajectory stores it
+    implementation: ClassVar[str]
+    title: ClassVar[str] = ""
+    replayable: ClassVar[bool] = True
+    needs_backward: ClassVar[bool] = False
+    has_engine: ClassVar[bool] = True
+    name: Text = Field(MISSING, description="the method; chosen by `optimizer=`")
+    lr: Number = Field(1e-6, ge=0.0, le=3e38, description="learning rate")  # float32, as the trajectory stores it
+
+    @property
+    def adds_directions(self) -> bool:
+        """Whether an update is `Params.update` and nothing else, a sum of c z: what an engine computes too."""
+        return False
+
+    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
+        """Return the `forwards` and `backwards` of a batch that the first `steps` steps of a run of `total` take."""
+        return {"forwards": 0, "backwards": 0}
+
+    def check(self) -> None:
+        """Reject settings that are individually valid but incompatible."""
+
+    @property
+    def depends_on_total_steps(self) -> list[str]:
+        """The settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
+        values = {name: getattr(self, name, "constant") for name in ("sample_schedule", "schedule")}
+        return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
 
 
-@dataclass(frozen=True)
 class PeftConfig(Settings):
     """Which parameters are trained: the method and its settings.
 
-    Attributes:
-        name: which parameters are trained (`registry.PEFT`); chosen by `peft=`.
+    Class attributes:
+        implementation: `module:Class` of the method.
+        title: its name in tables, after the optimizer's; empty: the name of the choice.
     """
 
-    name: Text = MISSING
+    implementation: ClassVar[str]
+    title: ClassVar[str] = ""
+    name: Text = Field(MISSING, description="which parameters are trained; chosen by `peft=`")
+
+    @property
+    def trains_output_layer(self) -> bool:
+        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it.
+
+        A classification head always is.
+        """
+        return False
+
+    def check(self, config: "Config") -> None:
+        """Reject other settings that the method does not go with."""
 
 
 EMBEDDED_MODELS = {"demo": "model", "demo-decoder": "decoder"}  # values of model.path -> their folders in mezo_cli/demo
 
 
-@dataclass(frozen=True)
 class ModelConfig(Settings):
-    """The pretrained model: a hub id or a local folder, its dtypes and device.
+    """The pretrained model: a hub id or a local folder, its dtypes and device."""
 
-    Attributes:
-        name: the model's name in tables; chosen by `model=`.
-        path: a hub id, a local folder, or an embedded model (`demo`, `demo-decoder`).
-        revision: a branch, tag or commit on the hub; null: the newest.
-        dtype: how the weights are stored. In half precision, updates are rounded stochastically
-            (docs/how-to/low-memory.md).
-        compute_dtype: the dtype of the forwards.
-        quantize: how the matrices of a frozen base are stored: int8 (own; a scale per row), or nf4 (4 bits, by
-            bitsandbytes; a scale per 64 weights). Needs a `peft` (docs/how-to/low-memory.md).
-        tie_embeddings: whether the decoder over the vocabulary is the matrix of the input embeddings. null: as the
-            model's config says. false: it starts as a copy, unless the checkpoint has one, and is trained by itself.
-            true: for a checkpoint without a decoder of its own. objective=cls has no decoder.
-        matmul_precision: of products of float32 matrices. high: TF32, on a GPU that has it.
-        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu.
-        paired_tokens: the most tokens of a batch for which one forward computes both signs of a step, 0: always a
-            forward per sign. null: 1024 on a CPU, 16384 on other devices.
-        cache_frozen: auto computes the layers below the first trained tensor once per batch, for both signs.
-        cache_bytes: memory in which their output is kept between steps, for all rows of train and then of dev, if all
-            of a split's fit; 0 keeps none.
-    """
-
-    name: Text = MISSING
-    path: Text = MISSING
-    revision: Text | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    quantize: Literal["none", "int8", "nf4"] = "none"
-    tie_embeddings: Flag | None = None
-    matmul_precision: Literal["highest", "high"] = "highest"
-    device: Text = "auto"
-    paired_tokens: NotNegative | None = None
-    cache_frozen: Literal["auto", "off"] = "auto"
-    cache_bytes: NotNegative = 256_000_000
+    name: Text = Field(MISSING, description="the model's name in tables; chosen by `model=`")
+    path: Text = Field(MISSING, description="a hub id, a local folder, or an embedded model (`demo`, `demo-decoder`)")
+    revision: Text | None = Field(None, description="a branch, tag or commit on the hub; null: the newest")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32",
+        description="how the weights are stored. In half precision, updates are rounded stochastically "
+        "(docs/how-to/low-memory.md)",
+    )
+    compute_dtype: Dtype = Field("float32", description="the dtype of the forwards")
+    quantize: Literal["none", "int8", "nf4"] = Field(
+        "none",
+        description="how the matrices of a frozen base are stored: int8 (own; a scale per row), or nf4 (4 bits, by "
+        "bitsandbytes; a scale per 64 weights). Needs a `peft` (docs/how-to/low-memory.md)",
+    )
+    tie_embeddings: Flag | None = Field(
+        None,
+        description="whether the decoder over the vocabulary is the matrix of the input embeddings. null: as the "
+        "model's config says. false: it starts as a copy, unless the checkpoint has one, and is trained by itself. "
+        "true: for a checkpoint without a decoder of its own. objective=cls has no decoder",
+    )
+    matmul_precision: Literal["highest", "high"] = Field(
+        "highest", description="of products of float32 matrices. high: TF32, on a GPU that has it"
+    )
+    device: Text = Field(
+        "auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu"
+    )
+    paired_tokens: NotNegative | None = Field(
+        None,
+        description="the most tokens of a batch for which one forward computes both signs of a step, 0: always a "
+        "forward per sign. null: 1024 on a CPU, 16384 on other devices",
+    )
+    cache_frozen: Literal["auto", "off"] = Field(
+        "auto", description="auto computes the layers below the first trained tensor once per batch, for both signs"
+    )
+    cache_bytes: NotNegative = Field(
+        256_000_000,
+        description="memory in which their output is kept between steps, for all rows of train and then of dev, if "
+        "all of a split's fit; 0 keeps none",
+    )
 
     @property
     def is_embedded(self) -> bool:
@@ -376,110 +389,94 @@ class ModelConfig(Settings):
         return self.path in EMBEDDED_MODELS
 
 
-@dataclass(frozen=True)
 class EngineConfig(Settings):
-    """The inference engine that computes the forwards (docs/how-to/engines.md).
+    """The inference engine that computes the forwards (docs/how-to/engines.md)."""
 
-    Attributes:
-        name: none: the model's own forwards; openai: a server's, for objectives lm, choice and generate; vllm is
-            refused in this version; chosen by `engine=`.
-    """
+    name: Text = Field(
+        "none",
+        description="none: the model's own forwards; openai: a server's, for objectives lm, choice and generate; vllm "
+        "is refused in this version; chosen by `engine=`",
+    )
 
-    name: Text = "none"
 
-
-@dataclass(frozen=True)
 class VllmConfig(EngineConfig):
-    """vLLM in a process of its own, which this version refuses to start.
+    """vLLM in a process of its own, which this version refuses to start."""
 
-    Attributes:
-        python: the interpreter of an environment with vLLM, never stored; null: MEZO_ENGINE_PYTHON.
-        tensor_parallel: over how many processes the engine's weights are sharded.
-        dtype: of the engine's weights and forwards.
-        memory: bytes for the engine's keys and values, in each process.
-        max_loras: the most LoRA members that are computed in one call.
-        timeout: seconds to wait for an answer of the engine, its start included.
-    """
-
-    python: Text | None = None
-    tensor_parallel: Positive = 1
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    memory: Positive = 1_000_000_000
-    max_loras: Annotated[Positive, Field(le=256)] = 8
-    timeout: Annotated[Number, Field(gt=0.0)] = 600.0
+    python: Text | None = Field(
+        None, description="the interpreter of an environment with vLLM, never stored; null: MEZO_ENGINE_PYTHON"
+    )
+    tensor_parallel: Positive = Field(1, description="over how many processes the engine's weights are sharded")
+    dtype: Dtype = Field("float32", description="of the engine's weights and forwards")
+    memory: Positive = Field(1_000_000_000, description="bytes for the engine's keys and values, in each process")
+    max_loras: Positive = Field(8, le=256, description="the most LoRA members that are computed in one call")
+    timeout: PositiveNumber = Field(
+        600.0, description="seconds to wait for an answer of the engine, its start included"
+    )
 
 
-@dataclass(frozen=True)
 class OpenAiConfig(EngineConfig):
-    """A vLLM server that the user has started, by its HTTP interface; for LoRA members.
+    """A vLLM server that the user has started, by its HTTP interface; for LoRA members."""
 
-    Attributes:
-        url: its address, never stored; null: MEZO_ENGINE_URL.
-        adapter_dir: a folder that the server sees by the same path, for the adapters; never from a file and never
-            stored; null: MEZO_ENGINE_ADAPTER_DIR.
-        allow_remote: whether the server may be on another machine.
-        server: whose paths it has; sglang was never run.
-        dtype: of the server's weights and forwards, for the check at the start.
-        max_loras: the most LoRA members that are computed at once: the server's --max-loras.
-        timeout: seconds to wait for an answer.
-    """
-
-    url: Text | None = None
-    adapter_dir: Text | None = None
-    allow_remote: Flag = False
-    server: Literal["vllm", "sglang"] = "vllm"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    max_loras: Annotated[Positive, Field(le=256)] = 8
-    timeout: Annotated[Number, Field(gt=0.0)] = 600.0
+    url: Text | None = Field(None, description="its address, never stored; null: MEZO_ENGINE_URL")
+    adapter_dir: Text | None = Field(
+        None,
+        description="a folder that the server sees by the same path, for the adapters; never from a file and never "
+        "stored; null: MEZO_ENGINE_ADAPTER_DIR",
+    )
+    allow_remote: Flag = Field(False, description="whether the server may be on another machine")
+    server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang was never run")
+    dtype: Dtype = Field("float32", description="of the server's weights and forwards, for the check at the start")
+    max_loras: Positive = Field(
+        8, le=256, description="the most LoRA members that are computed at once: the server's --max-loras"
+    )
+    timeout: PositiveNumber = Field(600.0, description="seconds to wait for an answer")
 
 
-@dataclass(frozen=True)
 class DataConfig(Settings):
-    """The source of the rows, and how many are used.
+    """The source of the rows, and how many are used."""
 
-    Attributes:
-        name: the source (`registry.SOURCES`); chosen by `data=`.
-        shots: k rows per class for train and again for dev; null: all rows.
-        seed: the seed that rows are drawn with; null: the run's `seed`.
-        train_size: rows drawn for train from all classes together; null: all.
-        dev_size: rows of train, at most a tenth of them (with `train_size`: at most half, if there are too few for
-            both), that become dev unless the data have both dev and test.
-        test_size: the most rows drawn from the test set; where the data are train alone, such as a single file, rows
-            held out for one. null: all, none.
-        as_released: dev has its `dev_size` rows whatever is left for train, as in the code that the MeZO paper's OPT
-            runs were made with: of WSC's 554 rows, 54; and a completion ends at the token of a stop text alone
-            (docs/reference/decoders.md).
-        eval_limit: rows of dev and of test that are used; null: all.
-        batches: shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a remainder
-            rotating over the labels. replacement: each row is drawn by itself.
-        weights: of rows in balanced batches. mean: the loss estimates the mean over the training rows, whatever the
-            labels' shares are. none: it is that of equally frequent labels.
-        keep: a file of rows with `prompt` and `answer` that a run on generated text must not forget: the answers'
-            log-probability, and the KL divergence from the start, at each evaluation; null: none.
-    """
+    name: Text = Field(MISSING, description="the source (`registry.SOURCES`); chosen by `data=`")
+    shots: Positive | None = Field(None, description="k rows per class for train and again for dev; null: all rows")
+    seed: Seed | None = Field(None, description="the seed that rows are drawn with; null: the run's `seed`")
+    train_size: Positive | None = Field(None, description="rows drawn for train from all classes together; null: all")
+    dev_size: Positive = Field(
+        1000,
+        description="rows of train, at most a tenth of them (with `train_size`: at most half, if there are too few "
+        "for both), that become dev unless the data have both dev and test",
+    )
+    test_size: Positive | None = Field(
+        None,
+        description="the most rows drawn from the test set; where the data are train alone, such as a single file, "
+        "rows held out for one. null: all, none",
+    )
+    as_released: Flag = Field(
+        False,
+        description="dev has its `dev_size` rows whatever is left for train, as in the code that the MeZO paper's OPT "
+        "runs were made with: of WSC's 554 rows, 54; and a completion ends at the token of a stop text alone "
+        "(docs/reference/decoders.md)",
+    )
+    eval_limit: Positive | None = Field(None, description="rows of dev and of test that are used; null: all")
+    batches: Literal["shuffled", "balanced", "replacement"] = Field(
+        "shuffled",
+        description="shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a "
+        "remainder rotating over the labels. replacement: each row is drawn by itself",
+    )
+    weights: Literal["mean", "none"] = Field(
+        "mean",
+        description="of rows in balanced batches. mean: the loss estimates the mean over the training rows, whatever "
+        "the labels' shares are. none: it is that of equally frequent labels",
+    )
+    keep: Text | None = Field(
+        None,
+        description="a file of rows with `prompt` and `answer` that a run on generated text must not forget: the "
+        "answers' log-probability, and the KL divergence from the start, at each evaluation; null: none",
+    )
 
-    name: Text = MISSING
-    shots: Positive | None = None
-    seed: Seed | None = None
-    train_size: Positive | None = None
-    dev_size: Positive = 1000
-    test_size: Positive | None = None
-    as_released: Flag = False
-    eval_limit: Positive | None = None
-    batches: Literal["shuffled", "balanced", "replacement"] = "shuffled"
-    weights: Literal["mean", "none"] = "mean"
-    keep: Text | None = None
 
-
-@dataclass(frozen=True)
 class FilesConfig(DataConfig):
-    """The user's own files.
+    """The user's own files."""
 
-    Attributes:
-        dir: a folder with train, dev and test files, or one file.
-    """
-
-    dir: Text | None = None
+    dir: Text | None = Field(None, description="a folder with train, dev and test files, or one file")
 
 
 def data_dir(data: DataConfig) -> str | None:
@@ -489,98 +486,113 @@ def data_dir(data: DataConfig) -> str | None:
 
 def without_dir(data: DataConfig) -> DataConfig:
     """Return the settings of the source without the places of files, as another machine may have them."""
-    return replace(data, dir=None, keep=None) if isinstance(data, FilesConfig) else replace(data, keep=None)
+    return data.replace(dir=None, keep=None) if isinstance(data, FilesConfig) else data.replace(keep=None)
 
 
-@dataclass(frozen=True)
 class LoggerConfig(Settings):
-    """The loggers that receive the scalars, besides metrics.jsonl.
+    """The loggers that receive the scalars, besides metrics.jsonl."""
 
-    Attributes:
-        names: the loggers (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`, several by `logger=[one,two]`.
-        project: the project's name in Weights & Biases and Trackio.
-        tags: tags of the run, besides its task, objective, optimizer, peft, model and data.
-    """
+    names: list[LoggerName] = Field(
+        [],
+        description="the loggers (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`, several by "
+        "`logger=[one,two]`",
+    )
+    project: Text = Field("mezo", description="the project's name in Weights & Biases and Trackio")
+    tags: list[Entry] = Field(
+        [], description="tags of the run, besides its task, objective, optimizer, peft, model and data"
+    )
 
-    names: list[Entry] = field(default_factory=list)
-    project: Text = "mezo"
-    tags: list[Entry] = field(default_factory=list)
 
-
-@dataclass(frozen=True)
 class DistributedConfig(Settings):
-    """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/how-to/scaling.md).
+    """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/how-to/scaling.md)."""
 
-    Attributes:
-        split: directions gives each rank whole directions of a step, rows gives it rows of the batch. null: directions
-            if `optimizer.samples` is at least the number of ranks, else rows.
-        timeout: seconds that a rank waits for the others before the run ends.
-    """
+    split: Literal["directions", "rows"] | None = Field(
+        None,
+        description="directions gives each rank whole directions of a step, rows gives it rows of the batch. null: "
+        "directions if `optimizer.samples` is at least the number of ranks, else rows",
+    )
+    timeout: PositiveNumber = Field(
+        120.0, le=1e6, description="seconds that a rank waits for the others before the run ends"
+    )
 
-    split: Literal["directions", "rows"] | None = None
-    timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = 120.0
 
-
-@dataclass(frozen=True)
 class Config(Settings):
-    """The whole config of a run.
+    """The whole config of a run."""
 
-    Attributes:
-        init: linear_probe fits the output layer by logistic regression before the first step.
-        probe_c: C of the probe's regression; null: chosen by cross-validation on train.
-        seed: the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows.
-        steps: training steps; 0: evaluate only.
-        forwards: in place of steps: the most steps whose forwards (and backwards) of the batch do not exceed this
-            number; steps follow from it, and a step takes the batch of half the forwards before it. null: steps.
-        batch_size: rows per training step.
-        micro_batch_size: most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all.
-        eval_batch_size: rows per forward of an evaluation.
-        eval_every: steps between evaluations on dev; 0: only before the first step and after the last.
-        eval_at_forwards: in place of eval_every: numbers of forwards, [250, 500]: dev is evaluated after the first step
-            that ends at or past each.
-        log_every: steps between lines of metrics.jsonl; null: max(1, steps // 1000).
-        test_at_start: evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared
-            with the untrained model's (docs/reference/compare.md).
-        checkpoint: full writes weights; trajectory writes none: best and last are replayed from trajectory.bin.
-        checkpoint_every: steps between saves of the checkpoint `last`; 0: it is saved at every evaluation.
-        metric: the metric on dev that picks the best checkpoint, `loss` for the loss; null: `task.metric`, or the
-            objective's first.
-        max_seconds: seconds from a process's second step on after which it stops (the first compiles); null: no limit.
-        at_limit: what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates it,
-            tests it at its best step and ends it.
-        patience: evaluations without a better dev score after which the run ends; null: any number.
-        stop_on_divergence: end a run that has diverged (docs/reference/run-directory.md), and test it at its best step;
-            null: true.
-    """
-
-    task: TaskConfig = field(default_factory=TaskConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    peft: PeftConfig = field(default_factory=PeftConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    init: Literal["none", "linear_probe"] = "none"
-    probe_c: Annotated[Number, Field(gt=0.0)] | None = None
-    seed: Seed = 42
-    steps: Annotated[Whole, Field(ge=0, le=2**32 - 1)] = 100_000
-    forwards: Annotated[Whole, Field(ge=1, le=2**32 - 1)] | None = None
-    batch_size: Positive = 64
-    micro_batch_size: Positive | None = None
-    eval_batch_size: Positive = 64
-    eval_every: NotNegative = 10_000
-    eval_at_forwards: list[Positive] = field(default_factory=list)
-    log_every: Positive | None = None
-    test_at_start: Flag = True
-    checkpoint: Literal["full", "trajectory"] = "full"
-    checkpoint_every: NotNegative = 0
-    metric: Text | None = None
-    max_seconds: Annotated[Number, Field(gt=0.0)] | None = None
-    at_limit: Literal["stop", "finish"] = "stop"
-    patience: Positive | None = None
-    stop_on_divergence: Flag | None = None
+    task: TaskConfig = TaskConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    model: ModelConfig = ModelConfig()
+    peft: PeftConfig = PeftConfig()
+    data: DataConfig = DataConfig()
+    logger: LoggerConfig = LoggerConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    engine: EngineConfig = EngineConfig()
+    init: Literal["none", "linear_probe"] = Field(
+        "none", description="linear_probe fits the output layer by logistic regression before the first step"
+    )
+    probe_c: PositiveNumber | None = Field(
+        None, description="C of the probe's regression; null: chosen by cross-validation on train"
+    )
+    seed: Seed = Field(
+        42, description="the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows"
+    )
+    steps: Seed = Field(100_000, description="training steps; 0: evaluate only")
+    forwards: Annotated[Positive, Field(le=2**32 - 1)] | None = Field(
+        None,
+        description="in place of steps: the most steps whose forwards (and backwards) of the batch do not exceed this "
+        "number; steps follow from it, and a step takes the batch of half the forwards before it. null: steps",
+    )
+    batch_size: Positive = Field(64, description="rows per training step")
+    micro_batch_size: Positive | None = Field(
+        None, description="most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all"
+    )
+    eval_batch_size: Positive = Field(64, description="rows per forward of an evaluation")
+    eval_every: NotNegative = Field(
+        10_000, description="steps between evaluations on dev; 0: only before the first step and after the last"
+    )
+    eval_at_forwards: list[Positive] = Field(
+        [],
+        description="in place of eval_every: numbers of forwards, [250, 500]: dev is evaluated after the first step "
+        "that ends at or past each",
+    )
+    log_every: Positive | None = Field(
+        None, description="steps between lines of metrics.jsonl; null: max(1, steps // 1000)"
+    )
+    test_at_start: Flag = Field(
+        True,
+        description="evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared "
+        "with the untrained model's (docs/reference/compare.md)",
+    )
+    checkpoint: Literal["full", "trajectory"] = Field(
+        "full",
+        description="full writes weights; trajectory writes none: best and last are replayed from trajectory.bin",
+    )
+    checkpoint_every: NotNegative = Field(
+        0, description="steps between saves of the checkpoint `last`; 0: it is saved at every evaluation"
+    )
+    metric: Text | None = Field(
+        None,
+        description="the metric on dev that picks the best checkpoint, `loss` for the loss; null: `task.metric`, or "
+        "the objective's first",
+    )
+    max_seconds: PositiveNumber | None = Field(
+        None,
+        description="seconds from a process's second step on after which it stops (the first compiles); null: no limit",
+    )
+    at_limit: Literal["stop", "finish"] = Field(
+        "stop",
+        description="what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates "
+        "it, tests it at its best step and ends it",
+    )
+    patience: Positive | None = Field(
+        None, description="evaluations without a better dev score after which the run ends; null: any number"
+    )
+    stop_on_divergence: Flag | None = Field(
+        None,
+        description="end a run that has diverged (docs/reference/run-directory.md), and test it at its best step; "
+        "null: true",
+    )
 
     @property
     def data_task(self) -> TaskConfig:
@@ -619,18 +631,28 @@ class Config(Settings):
         name = metric or self.chosen_metric
         return -self.order_of(name) * float(scores[name]), float(scores["loss"])
 
+    def calls(self, steps: int, total: int | None = None) -> int:
+        """Return the calls of the first `steps` steps of a run of `total` steps, by default `steps` of this config.
+
+        A call is one pass over the batch with one weight set. A backward pass is one too; evaluations are not counted.
+        """
+        return sum(self.optimizer.count_forwards(steps, self.steps if total is None else total).values())
+
+    def batch_number(self, step: int) -> int:
+        """Return the number of the batch that step number `step` (from 0) takes.
+
+        With `forwards` it is half of the calls before it: a step of MeZO takes two, so that at equal calls every method
+        stands at the same place of one stream of batches.
+        """
+        return step if self.forwards is None else self.calls(step) // 2
+
     def evaluates_at(self, step: int) -> bool:
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and those that are asked for."""
+        if step in (0, self.steps):
+            return True
         if self.eval_at_forwards:
-            return step in (0, self.steps) or step in self.steps_at_forwards
-        return step in (0, self.steps) or (self.eval_every > 0 and step % self.eval_every == 0)
-
-    @cached_property
-    def steps_at_forwards(self) -> frozenset[int]:
-        """The steps that `eval_at_forwards` names."""
-        from mezo_cli.config.budget import steps_at  # an optimizer counts its forwards, which this module cannot load
-
-        return steps_at(self, self.eval_at_forwards)
+            return any(self.calls(step - 1) < number <= self.calls(step) for number in self.eval_at_forwards)
+        return self.eval_every > 0 and step % self.eval_every == 0
 
     @property
     def log_interval(self) -> int:
@@ -646,8 +668,8 @@ def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as plain nested values, in the order of config.yaml, without a callable as reward."""
     objective: Any = config.objective
     if callable(getattr(objective, "reward", None)):
-        config = replace(config, objective=replace(objective, reward=None))
-    return asdict(config)
+        config = config.replace(objective=objective.replace(reward=None))
+    return config.model_dump(serialize_as_any=True)
 
 
 # One step of a trajectory: the step (from 0), its projected gradients (one per sample), its learning rate.

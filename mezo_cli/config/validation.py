@@ -1,155 +1,88 @@
-"""Turn plain values into the frozen `Config`: pydantic checks keys, types and ranges; a mistake is one line.
+"""Turn plain nested values into the frozen `Config`. Nothing here knows Hydra or YAML."""
 
-It is checked here, wherever the values come from: the command line, a YAML file, a run's own config.yaml. Nothing here
-knows Hydra or YAML.
-"""
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
+from typing import Any
 
-import dataclasses
-from collections.abc import Mapping
-from functools import cache
-from typing import Any, TypeVar, cast
-
-from pydantic import TypeAdapter, ValidationError
-
-from mezo_cli.config.budget import with_budget
-from mezo_cli.config.keys import check_key, children, is_group, type_hints
-from mezo_cli.config.registry import CHOICES, NAMES, settings_class
+from mezo_cli.config.base import MISSING, SettingError, Settings, show
+from mezo_cli.config.explain import readers, unknown_key, validate
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_rules
-from mezo_cli.config.schema import MISSING, Config, SettingError
-from mezo_cli.config.values import SHOWN, allowed, plain_type, show
-from mezo_cli.errors import did_you_mean, join
-
-T = TypeVar("T")
-UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # pydantic's types of an error for an unknown key
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError, did_you_mean, join
 
 
-def build(values: Any) -> Config:
+def build(values: Any, given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
-    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped: a plug-in's
-    may not be installed any more.
+    Args:
+        values: by group and key. A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name:
+            mezo`) is dropped.
+        given: keys of which such a setting is refused: those of the command line.
     """
-    values = _mapping(values, "")
-    groups = dict(values)
-    for name, hint in type_hints(Config).items():
-        if is_group(hint):
-            groups[name] = build_group(hint, values.get(name, {}), name)
-    config = with_budget(check(Config, groups))
+    values = _mapping(values, "config")
+    groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
+    config = with_budget(validate(Config, {**values, **groups}))
+    for key, value in {"task.name": config.task.name, "model.path": config.model.path}.items():
+        if value == MISSING:
+            raise SettingError(key, f"{key} is not set: give {key}=...")
     check_rules(config)
     return config
 
 
-def build_group(base: type, values: Any, group: str) -> Any:
-    """Return a group made of plain values, of the class of the choice that its `name` makes."""
+def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
+    """Return the settings of a group, of the class of the choice that `name` makes; see `build`."""
     values = _mapping(values, group)
-    if base not in CHOICES:
-        return check(base, values, f"{group}.")
-    name = values.get("name", default_of(base, "name"))
-    own = type_hints(settings_class(base, name)) if name in CHOICES[base].names else {}
-    for key in values:
-        if key not in own:
-            check_key(f"{group}.{key}")
-    settings_type = settings_class(base, check_name(f"{group}.name", name))
-    return check(settings_type, {key: value for key, value in values.items() if key in own}, f"{group}.")
+    name = values.get("name", "none" if group == "engine" else MISSING)
+    kind = settings_class(group, name)
+    for key in values.keys() - kind.model_fields.keys():
+        full, having = f"{group}.{key}", readers(group, key)
+        if not having:
+            raise unknown_key(full, [f"{group}.{known}" for known in kind.model_fields])
+        if full in given:
+            others = join(f"{group}={other}" for other in having)
+            raise SettingError(full, f"'{full}={show(values[key])}': {group}={name} does not read it, only {others}")
+    return validate(kind, {key: value for key, value in values.items() if key in kind.model_fields}, f"{group}.")
 
 
-def check(settings_type: type[T], values: Mapping[str, Any], parent: str = "") -> T:
-    """Return a class of settings made of plain values; groups that are made already are taken as they are.
-
-    Args:
-        settings_type: the class, a dataclass.
-        values: its fields by name.
-        parent: what stands before a field's name in error lines: `optimizer.`.
-    """
-    fields = type_hints(settings_type)
-    unset = {name: MISSING for name in fields if name not in values and default_of(settings_type, name) == MISSING}
-    try:
-        settings: T = _adapter(cast("Any", settings_type)).validate_python({**values, **unset})
-    except ValidationError as error:
-        raise _explain(settings_type, error, parent) from error
-    for name in fields:
-        if f"{parent}{name}" in NAMES and not allowed(fields[name]).choices:
-            check_name(f"{parent}{name}", getattr(settings, name))
-    return settings
+def settings_class(group: str, name: Any) -> type[Settings]:
+    """Return the class of the settings of a choice. A plug-in's is imported here, when its name is chosen."""
+    table, key = CHOICES[group], f"{group}.name"
+    if name == MISSING:
+        raise SettingError(key, f"{key} is not set: give {group}=...")
+    if name not in table.names:
+        raise SettingError(
+            key, f"{key}={show(name)}: not one of {join(table.names)}{did_you_mean(str(name), table.names)}"
+        )
+    kind: Any = table.load(name)
+    base = Config.model_fields[group].annotation
+    if not (isinstance(kind, type) and issubclass(kind, base)):  # type: ignore[arg-type]
+        why = f"the plug-in {table.targets[name]} is no class of settings, which names its implementation"
+        raise UserError(f"{group}={name}: {why} (docs/how-to/extending.md)")
+    return kind
 
 
-def check_name(key: str, value: Any) -> Any:
-    """Return a name, or a list of names, after looking them up in the table of the key."""
-    for name in value if isinstance(value, list) else [value]:
-        if name == MISSING:
-            raise SettingError(key, f"{key} is not set: give {key}=...")
-        known = NAMES[key].names
-        if name not in known:
-            raise SettingError(key, f"{key}={show(name)}: not one of {join(known)}{did_you_mean(str(name), known)}")
-    return value
+def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
+    chosen = {group: settings_class(group, name)() for group, name in names.items() if name in CHOICES[group].names}
+    return Config().replace(**chosen).model_dump(serialize_as_any=True)
 
 
-def defaults(settings_type: Any = Config) -> dict[str, Any]:
-    """Return the defaults as plain nested values, `MISSING` where a value has to be given or follows from a choice."""
-    values: dict[str, Any] = {}
-    for name, hint in children(settings_type).items():
-        if is_group(plain_type(hint)):
-            values[name] = defaults(plain_type(hint))
-        else:
-            values[name] = MISSING if settings_type in CHOICES else default_of(settings_type, name)
-    return values
-
-
-def class_defaults(settings_type: Any) -> dict[str, Any]:
-    """Return the defaults of a class of settings."""
-    return {name: default_of(settings_type, name) for name in type_hints(settings_type)}
-
-
-def default_of(settings_type: Any, name: str) -> Any:
-    """Return the default of a field."""
-    item: dataclasses.Field[Any] = settings_type.__dataclass_fields__[name]
-    return item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-
-
-@cache
-def _adapter(settings_type: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(settings_type)
+def with_budget(config: Config) -> Config:
+    """Return the config with the most steps whose forwards and backwards do not exceed `forwards`, if it is set."""
+    if config.forwards is None:
+        return config
+    shown, chosen = f"forwards={config.forwards}", f"optimizer={config.optimizer.name}"
+    first = config.calls(1, 1)
+    if not first:
+        raise SettingError("forwards", f"{shown}: {chosen} takes no step: leave it out")
+    if first > config.forwards:
+        raise SettingError("forwards", f"{shown}: a step of {chosen} takes {first} forwards: give {first} or more")
+    budget = range(config.forwards + 1)
+    return config.replace(steps=bisect_right(budget, config.forwards, key=lambda n: config.calls(n, n)) - 1)
 
 
 def _mapping(values: Any, group: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
-        raise SettingError(group, f"{group}={values}: expected a group of keys")
+        raise SettingError(group, f"{group}={show(values)}: expected a group of keys")
     return values
-
-
-def _explain(settings_type: Any, error: ValidationError, parent: str) -> SettingError:
-    """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
-    errors = error.errors(include_url=False)
-    first = next((each for each in errors if each["type"] in UNKNOWN), errors[0])  # an unknown key may explain others
-    node, path = settings_type, []
-    for part in first["loc"]:  # down to the field; what follows is the place in a list or a mapping
-        if not is_group(node) or part not in type_hints(node):
-            break
-        node = plain_type(type_hints(node)[str(part)])
-        path.append(str(part))
-    key, value = f"{parent}{'.'.join(path)}", first["input"]
-    if value == MISSING:
-        return SettingError(key, f"{key} is not set: give {key}=...")
-    if first["type"] in UNKNOWN:
-        check_key(f"{parent}{'.'.join(map(str, first['loc']))}")
-    return SettingError(key, f"{key}{_reason(node, first['type'], value, key, first.get('ctx', {}))}")
-
-
-def _reason(node: Any, error_type: str, value: Any, key: str, context: Mapping[str, Any]) -> str:
-    takes = allowed(node)
-    if error_type == SHOWN:
-        return str(context["why"])
-    if is_group(node):
-        return f"={show(value)}: expected a group of keys"
-    if takes.choices:
-        if isinstance(value, bool):
-            return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
-        return f"={show(value)}: not one of {join(takes.choices)}{did_you_mean(str(value), takes.choices)}"
-    if takes.value_type is bool:
-        return f"={show(value)}: allowed are true, false{', null' if takes.optional else ''}"
-    if takes.value_type is list:
-        return f"={show(value)}: expected a list, e.g. {key}=[one,two]"
-    if takes.value_type is dict:
-        return f"={show(value)}: expected pairs, e.g. {key}={{one:two}}"
-    outside = "" if error_type == "number" else "out of range, "
-    return f"={show(value)}: {outside}allowed is {takes.describe()}"

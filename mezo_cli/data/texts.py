@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,12 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
     if not task.labels:
-        no_answer = replace(task.generate, answer=None, gold=None)
-        prompts = replace(task, generate=no_answer, choice=replace(task.choice, right=None))
+        no_answer = task.generate.replace(answer=None, gold=None)
+        prompts = task.replace(generate=no_answer, choice=task.choice.replace(right=None))
         rows = task_rows(read_table([path], prompts), prompts)
         return [rows.example(i) for i in range(len(rows))]
     # A header is recognized by the columns that the task reads; here the label is not one of them.
-    table = read_table([path], replace(task, label_column=task.columns[0]))
+    table = read_table([path], task.replace(label_column=task.columns[0]))
     columns = table.find_columns(task.columns, task)
     return [Example(table.texts(i, columns), 0, table.location(i)) for i in range(len(table.rows))]
 

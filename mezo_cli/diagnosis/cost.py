@@ -110,9 +110,7 @@ def measure_steps(
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
     """
     config = session.config
-    optimizer = optimizer_class(config.optimizer)(
-        dataclasses.replace(config.optimizer, lr=0.0), config.seed, config.steps
-    )
+    optimizer = optimizer_class(config.optimizer)(config.optimizer.replace(lr=0.0), config.seed, config.steps)
     if optimizer.replayable:
         optimizer.keep_start(lambda: session.params)
     session = dataclasses.replace(session, optimizer=optimizer)
@@ -129,7 +127,7 @@ def measure_steps(
             session.forward.set_compute_dtype(DTYPES[dtype])
             system.reset_peak_memory()
             start = time.perf_counter()
-            with torch.enable_grad() if optimizer.needs_backward else torch.no_grad():
+            with torch.enable_grad() if config.optimizer.needs_backward else torch.no_grad():
                 session.step(rows, step, weights)
             system.trim_malloc()
             if session.loaded.device.type == "cuda":
@@ -189,7 +187,7 @@ def _report_plan(
     totals: Counter[str] = Counter()
     seconds, final = 0.0, min(TRAIN_ROWS, rows["train"]) + rows.get("test", 0)
     for job in jobs:
-        passes = optimizer_class(job.optimizer)(job.optimizer, job.seed, job.steps).count_forwards(job.steps)
+        passes = job.optimizer.count_forwards(job.steps, job.steps)
         probe = -(-rows["train"] // job.batch_size) if job.init == "linear_probe" else 0
         evaluations = sum(map(job.evaluates_at, range(job.steps + 1)))
         totals.update({**passes, "steps": job.steps, "evaluations": evaluations})

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
 from mezo_cli.diagnosis.losses import Losses, Point, batches_of
-from mezo_cli.optim.settings import zeroth_order
 
 FLOAT32_STEP = 2.0**-24  # relative rounding error of a loss
 MIN_DIRECTIONS = 4

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mezo_cli import data
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, Splits, TokenizedExample
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.diagnosis import cost, label_words, rewards, signal
@@ -14,7 +15,6 @@ from mezo_cli.models.loading import DTYPES
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.optim.mezo import spsa
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.forgetting import read_kept_rows

@@ -1,16 +1,15 @@
 """Check the rewards: do members of one step differ in them, on how many rows, and are completions cut at the limit."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from mezo_cli.config.objectives import GenerateConfig
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent, short
 from mezo_cli.objectives.generation import Generation
-from mezo_cli.objectives.settings import GenerateConfig
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.tasks.generate import PromptRow
 from mezo_cli.training.session import Session
@@ -35,7 +34,7 @@ def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Secti
         return section
     assert isinstance(session.objective, Generation)
     assert isinstance(own, GenerateConfig)
-    rows = [train[i] for i in make_sampler(replace(config, batch_size=ROWS), train).batch(0)]
+    rows = [train[i] for i in make_sampler(config.replace(batch_size=ROWS), train).batch(0)]
     members, seconds = _complete(session, rows, deadline)
     figures = session.objective.step_scalars(session.optimizer.count_forwards) | {
         "members": members,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
@@ -12,7 +13,6 @@ from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, FIRST, Losses, measure, plan_points, projected_grads
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
 from mezo_cli.training.session import Session
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members, token_scores
 from mezo_cli.models.completion_text import CompletionText
 from mezo_cli.models.decoding import Completion, Sampling
 from mezo_cli.objectives.generation import Generation, PromptBatch
-from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.tasks.generate import PromptRow
 
 SCORED = 16  # tokens of a row whose scores are compared with the model's own

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.own_code import ADAPTER_DIR, URL, of_server
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
@@ -30,7 +31,6 @@ from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
 from mezo_cli.optim import Optimizer, StepResult
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.decay import Term
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction

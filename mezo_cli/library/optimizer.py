@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +205,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         )
         if saved != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
-        settings = replace(self.settings, **{name: state_dict[name] for name in SAVED})
+        settings = self.settings.replace(**{name: state_dict[name] for name in SAVED})
         updates = Updates(self.forward.params, own, settings)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})

@@ -1,13 +1,9 @@
 """The settings of a `MezoOptimizer`, and which optimizer of the runner they choose."""
 
-from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, cast
 
-from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, SettingError
-from mezo_cli.config.validation import check
-from mezo_cli.optim import make_config, optimizer_class
-from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.settings import (
+from mezo_cli.config.explain import validate
+from mezo_cli.config.optimizers import (
     MomentDecay,
     NotNegativeNumber,
     PositiveNumber,
@@ -15,6 +11,9 @@ from mezo_cli.optim.settings import (
     SampleSchedule,
     SlowMomentDecay,
 )
+from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, SettingError
+from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim.mezo import Mezo
 
 METHOD = ("momentum", "betas", "sample_schedule", "total_steps")  # what MeZO itself has no need of
 
@@ -22,7 +21,6 @@ ALWAYS = ("eps", "samples", "seed")  # in a description
 HIDDEN = ("name", "lr", "weight_decay", "schedule")  # the groups have their own
 
 
-@dataclass(frozen=True)
 class StepSettings(OptimizerConfig):
     """What `MezoOptimizer` is given beside the model and the groups; its docstring says what each is."""
 
@@ -59,16 +57,15 @@ class StepSettings(OptimizerConfig):
 
     def describe(self) -> str:
         """Return the settings that are not at their defaults, and eps, samples and seed, in one line."""
-        shown = [
-            field.name for field in fields(self) if field.name in ALWAYS or getattr(self, field.name) != field.default
-        ]
+        fields = type(self).model_fields.items()
+        shown = [name for name, field in fields if name in ALWAYS or getattr(self, name) != field.default]
         return ", ".join(f"{name}={getattr(self, name)}" for name in shown if name not in HIDDEN)
 
 
 def check_settings(**values: Any) -> StepSettings:
     """Return the settings with Python's own numbers: NumPy's cannot be written as JSON."""
     try:
-        settings = check(StepSettings, {"name": "mezo", **values})
+        settings = validate(StepSettings, {"name": "mezo", **values})
     except SettingError as error:
         if error.key != "betas":
             raise
@@ -86,5 +83,5 @@ def check_settings(**values: Any) -> StepSettings:
 def check_group(group: dict[str, Any]) -> None:
     """Check a group's own learning rate and weight decay, and make them Python's own numbers."""
     own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
-    settings = asdict(check(StepSettings, {"name": "mezo", **own}))
+    settings = validate(StepSettings, {"name": "mezo", **own}).model_dump()
     group |= {name: settings[name] for name in own}

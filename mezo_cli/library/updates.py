@@ -1,7 +1,6 @@
 """Update the tuned tensors group by group, each group by an optimizer of the runner."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from mezo_cli.config.schema import StepRecord
@@ -47,7 +46,7 @@ class Updates:
         """
         for group, (params, optimizer) in zip(groups, self._parts, strict=True):
             if params.tensors:
-                optimizer.config = replace(optimizer.config, weight_decay=group["weight_decay"])
+                optimizer.config = optimizer.config.replace(weight_decay=group["weight_decay"])
                 own = [(step, grads, lr * group["lr_ratio"]) for step, grads, lr in records]
                 optimizer.apply_updates(params, own)
 

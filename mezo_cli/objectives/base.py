@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.schema import Config, Example, ObjectiveConfig
+from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
@@ -21,7 +21,7 @@ from mezo_cli.tasks import InputEncoder
 
 
 class Objective:
-    """Computes losses and evaluates rows. A subclass has its name in `OBJECTIVES`, or the group `mezo.objectives`.
+    """Computes losses and evaluates rows. The class of its settings names it.
 
     A subclass defines `outputs` and `row_losses` at least; where the loss is no mean over rows, `counts` and
     `from_counts` in place of `row_losses`. `Classification` and `Generation` are the built-in families. All methods see
@@ -30,7 +30,6 @@ class Objective:
     Class attributes:
         model_kind: the kind of model that is loaded.
         encoder_class: turns a task's rows into token ids.
-        settings: the class of the settings `objective.*`.
         measures_forgetting: whether each evaluation says how far the weights are from those of the start.
         prediction: what `predict` says of one row, as users get it.
         kept_records: of so many dev rows the records of every evaluation are kept, in completions.jsonl.
@@ -50,7 +49,6 @@ class Objective:
 
     model_kind: ClassVar[ModelKind]
     encoder_class: ClassVar[type[InputEncoder[Any]]]
-    settings: ClassVar[type[ObjectiveConfig]] = ObjectiveConfig
     prediction: ClassVar[type[Predicted]] = PredictedRecord
     kept_records: ClassVar[int] = 0
     measures_forgetting: ClassVar[bool] = False

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mezo_cli.config.objectives import ChoiceConfig
 from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.objectives.base import Objective
@@ -23,7 +24,6 @@ from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
 from mezo_cli.objectives.scoring import Evaluation, cross_entropy, mean_of
-from mezo_cli.objectives.settings import ChoiceConfig
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 
@@ -40,7 +40,6 @@ class Choice(Objective):
 
     model_kind = CAUSAL_LM
     encoder_class = ChoiceEncoder
-    settings = ChoiceConfig
     prediction = ChosenCandidate
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:

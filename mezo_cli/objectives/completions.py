@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from mezo_cli.config.objectives import GenerateConfig
+from mezo_cli.config.rewards import RewardSpec
 from mezo_cli.config.schema import Config
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.decoding import Completion, Decoder, Sampling
-from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 from mezo_cli.rewards.scoring import Reward
-from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 REWARD = "reward"

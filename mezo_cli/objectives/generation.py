@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mezo_cli.config.objectives import GenerateConfig
+from mezo_cli.config.rewards import NO_REWARD, RewardSpec, parse, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
@@ -32,9 +34,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.completions import REWARD, Completer, figures
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.scoring import Evaluation, mean_of
-from mezo_cli.objectives.settings import NO_REWARD, GenerateConfig, reward_spec
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
-from mezo_cli.rewards.spec import RewardSpec, parse
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 log = logging.getLogger("mezo")
@@ -69,7 +69,6 @@ class Generation(Objective):
 
     model_kind = CAUSAL_LM
     encoder_class = GenerateEncoder
-    settings = GenerateConfig
     prediction = CompletedPrompt
     kept_records = 8
     measures_forgetting = True

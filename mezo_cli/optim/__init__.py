@@ -5,7 +5,7 @@ Nothing here imports torch: the command line reads what the classes declare befo
 
 from typing import Any
 
-from mezo_cli.config.registry import OPTIMIZERS, settings_class
+from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.config.schema import OptimizerConfig
 from mezo_cli.optim.base import (
     LossFn,
@@ -32,11 +32,11 @@ __all__ = [
 
 
 def optimizer_class(config: OptimizerConfig) -> type[Optimizer]:
-    """Return the class of the chosen optimizer; its class attributes say what it needs."""
-    kind: type[Optimizer] = OPTIMIZERS.load(config.name)
+    """Return the class of the chosen optimizer."""
+    kind: type[Optimizer] = OPTIMIZERS.implementation(config.name)
     return kind
 
 
 def make_config(name: str, **values: Any) -> Any:
     """Return the settings of an optimizer: the defaults of its class, changed by `values`. Nothing is checked."""
-    return settings_class(OptimizerConfig, name)(name=name, **values)
+    return OPTIMIZERS.load(name).model_construct(name=name, **values)

@@ -13,16 +13,13 @@ nothing is stored. The trajectory is that of MeZO.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
+from mezo_cli.config.optimizers import AdaMezoConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Scratch
-from mezo_cli.optim.settings import MomentDecay, PositiveNumber, SlowMomentDecay, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -31,30 +28,10 @@ if TYPE_CHECKING:
 Terms = list[tuple[Direction, float]]  # of G of a step
 
 
-@dataclass(frozen=True)
-class AdaMezoConfig(ZerothOrderConfig):
-    """Settings of AdaMeZO.
-
-    Attributes:
-        window: h, the steps that the moments are sums over.
-        beta1: decay of Adam's first moment.
-        beta2: decay of Adam's second moment.
-        adam_eps: added to the root of Adam's second moment.
-    """
-
-    window: Annotated[Positive, Field(le=1000)] = 10
-    beta1: MomentDecay = 0.7
-    beta2: SlowMomentDecay = 0.9
-    adam_eps: PositiveNumber = 1e-5
-
-
 class AdaMezo(Mezo):
     """AdaMeZO. The weights follow from (seed, step, g, lr) of every step."""
 
-    title = "AdaMeZO"
-    settings: ClassVar[type[OptimizerConfig]] = AdaMezoConfig
     config: AdaMezoConfig
-    has_engine: ClassVar[bool] = False
 
     def __init__(self, config: AdaMezoConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)

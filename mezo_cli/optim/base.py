@@ -14,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mezo_cli.optim.settings import FirstOrderConfig, PerturbationConfig
+    from mezo_cli.config.optimizers import FirstOrderConfig, PerturbationConfig
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
 
@@ -64,28 +63,17 @@ class BaseOptimizer(Protocol):
     """Updates the trainable parameters, one step at a time.
 
     Class attributes:
-        title: the name in tables; empty: the name of the choice.
-        settings: the class of the settings that it reads, a frozen dataclass; `config` is one of it.
         replayable: whether it is a `ReplayableOptimizer`.
-        needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
         scalar: the name of the scalars that a step records, as in summary.json.
         symbol: their letter in formulas.
-        has_engine: whether an engine may compute the forwards.
     """
 
-    title: ClassVar[str] = ""
-    settings: ClassVar[type[OptimizerConfig]] = OptimizerConfig
-    needs_backward: ClassVar[bool] = False
     scalar: ClassVar[str] = "projected_grad"
     symbol: ClassVar[str] = "g"
-    has_engine: ClassVar[bool] = True
+    config: OptimizerConfig
+    steps: int
 
     def __init__(self, config: Any, seed: int, steps: int) -> None: ...
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Reject settings that are individually valid but incompatible."""
-        return None
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Reject settings that exclude the trained tensors.
@@ -95,29 +83,18 @@ class BaseOptimizer(Protocol):
         """
         return None
 
-    @classmethod
-    def depends_on_total_steps(cls, config: Any) -> list[str]:
-        """Return the settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
-        read = {"schedule", "sample_schedule"} & {*type_hints(cls.settings)}
-        values = {name: getattr(config, name) for name in sorted(read)}
-        return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
-
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
         """Take step number `step` (from 0). A loss that is not finite leaves the weights as they are."""
 
     def count_forwards(self, steps: int) -> dict[str, int]:
         """Return the number of `forwards` and `backwards` of a batch that the first `steps` steps take."""
+        return self.config.count_forwards(steps, self.steps)
 
 
 class ReplayableOptimizer(BaseOptimizer, Protocol):
     """An optimizer whose steps are replayed from the trajectory."""
 
     replayable: ClassVar[Literal[True]] = True
-
-    @classmethod
-    def adds_directions(cls, config: Any) -> bool:
-        """Return whether an update is `Params.update` and nothing else, a sum of c z: what an engine computes too."""
-        return False
 
     def samples(self, step: int) -> int:
         """Return the number of scalars that step `step` records: at most `directions` of the settings."""

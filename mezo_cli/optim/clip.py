@@ -10,29 +10,6 @@ replay compute the same.
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
-
-from mezo_cli.config.values import SHOWN
-
-
-def _bound(value: Any) -> str:
-    """Return a bound as it is stored: `0.5`, or `q0.99`."""
-    text = str(value)
-    quantile = text.startswith("q")
-    try:
-        number = math.nan if isinstance(value, bool) else float(text.removeprefix("q"))
-    except ValueError:
-        number = math.nan
-    if not (0 < number < math.inf and (number <= 1 or not quantile)):
-        why = f"={text}: allowed are a number above 0, and a quantile of |g| from above q0 to q1, e.g. q0.99"
-        raise PydanticCustomError(SHOWN, "{why}", {"why": why})
-    return f"q{number:g}" if quantile else repr(number)
-
-
-ClipBound = Annotated[str, BeforeValidator(_bound)]
 
 
 class Clip:

@@ -43,18 +43,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
-from mezo_cli.config.values import Entry, Flag, Number, Text, Whole
+from mezo_cli.config.optimizers import EsConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, RowLossFn, to_float32
 from mezo_cli.optim.mezo import DirectionalOptimizer
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import PerturbationConfig, Schedule
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -67,36 +64,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mezo")
 
 STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
-
-
-@dataclass(frozen=True)
-class EsConfig(PerturbationConfig):
-    """Settings of evolution strategies.
-
-    Attributes:
-        members: N, the size of the population: forwards per step.
-        antithetic: whether members are pairs of both signs of one direction.
-        shaping: what a member's reward becomes before it weights its direction.
-        shaping_std: what `shaping` divides by: the standard deviation over the members, or over all members' rows.
-        baseline: what is subtracted from the rewards: their mean, or the reward of the weights themselves.
-        anchor: decay towards the weights at the start, `{l2: LAMBDA}` or `{l1: LAMBDA}`; null: none.
-        noise: distribution of z; torch: for comparison with the published code only.
-        schedule: learning rate schedule.
-    """
-
-    members: Annotated[Whole, Field(ge=2, le=10_000)] = 30
-    antithetic: Flag = False
-    shaping: Literal["zscore", "std", "centered_rank", "sign", "none"] = "zscore"
-    shaping_std: Literal["members", "rows"] = "members"
-    baseline: Literal["mean", "theta"] = "mean"
-    anchor: dict[Entry, Number] | None = None
-    noise: Text = "gaussian"
-    schedule: Schedule = "constant"
-
-    @property
-    def directions(self) -> int:
-        """Number of directions of a step."""
-        return self.members // 2 if self.antithetic else self.members
 
 
 @dataclass(frozen=True)
@@ -144,10 +111,8 @@ class EsResult:
 class Es(DirectionalOptimizer):
     """The population step. The weights follow from (seed, step, c, lr) of every step and, with an anchor, theta0."""
 
-    title = "Evolution strategies"
     scalar = "coefficient"
     symbol = "c"
-    settings: ClassVar[type[OptimizerConfig]] = EsConfig
     config: EsConfig
 
     def __init__(self, config: EsConfig, seed: int, steps: int) -> None:
@@ -158,37 +123,9 @@ class Es(DirectionalOptimizer):
         self._step = Scratch()
         self._said = False  # whether a step without a signal was logged
 
-    @classmethod
-    def check(cls, config: EsConfig) -> None:
-        """Reject settings without effect beside others, an odd number of pairs, and an anchor but l1 and l2."""
-        chosen = f"optimizer.shaping={config.shaping}"
-        if config.antithetic and config.members % 2:
-            _refuse("members", config, "with optimizer.antithetic=true members are pairs: give an even number")
-        if config.shaping_std == "rows" and config.shaping not in ("zscore", "std"):
-            _refuse("shaping_std", config, f"{chosen} divides by no standard deviation, only zscore and std do")
-        if config.baseline == "theta" and config.shaping in ("zscore", "centered_rank"):
-            _refuse("baseline", config, f"it has no effect with {chosen}, only with std, sign and none")
-        if config.baseline == "theta" and config.antithetic and config.shaping != "sign":
-            why = f"it cancels in the pairs of optimizer.antithetic=true, unless optimizer.shaping=sign (now {chosen})"
-            _refuse("baseline", config, why.replace("now optimizer.shaping=", "now "))
-        if config.anchor is not None:
-            if len(config.anchor) != 1 or not {*config.anchor} <= {"l1", "l2"} or min(config.anchor.values()) <= 0:
-                _refuse("anchor", config, "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0")
-            if config.lr * config.anchor.get("l2", 0.0) >= 1:
-                _refuse("anchor", config, f"times optimizer.lr={config.lr:g} it is 1 or more: give less")
-
-    @classmethod
-    def adds_directions(cls, config: Any) -> bool:
-        """Return whether there is no anchor, which needs the weights of the start."""
-        return bool(config.anchor is None)
-
     def samples(self, step: int) -> int:
         """Return the number of directions."""
         return self.config.directions
-
-    def count_forwards(self, steps: int) -> dict[str, int]:
-        """Return one forward per member, and one at theta where it is the baseline."""
-        return {"forwards": steps * (self.config.members + (self.config.baseline == "theta")), "backwards": 0}
 
     # --- a step ---
 
@@ -350,14 +287,3 @@ def _rows_of(loss_fn: LossFn) -> "Tensor":
             "optimizer.shaping_std=rows: this loss has no losses of single rows; use optimizer.shaping_std=members"
         )
     return loss_fn.rows()
-
-
-def _refuse(name: str, config: EsConfig, why: str) -> None:
-    value = getattr(config, name)
-    raise SettingError(f"optimizer.{name}", f"optimizer.{name}={value}: {why}")
-
-
-class Fzoo(Es):
-    """FZOO: the population step with the settings of its paper."""
-
-    title = "FZOO"

@@ -18,11 +18,10 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from mezo_cli.config.schema import OptimizerConfig
+from mezo_cli.config.optimizers import AdamWConfig, FirstOrderConfig, SgdConfig
 from mezo_cli.optim.base import LossFn, StatefulOptimizer, learning_rate
-from mezo_cli.optim.settings import FirstOrderConfig, MomentDecay, PositiveNumber, SlowMomentDecay
 
 if TYPE_CHECKING:
     import torch
@@ -30,32 +29,6 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
-
-
-@dataclass(frozen=True)
-class AdamWConfig(FirstOrderConfig):
-    """Settings of AdamW.
-
-    Attributes:
-        beta1: decay of Adam's first moment.
-        beta2: decay of Adam's second moment.
-        adam_eps: added to the root of Adam's second moment.
-    """
-
-    beta1: MomentDecay = 0.9
-    beta2: SlowMomentDecay = 0.999
-    adam_eps: PositiveNumber = 1e-8
-
-
-@dataclass(frozen=True)
-class SgdConfig(FirstOrderConfig):
-    """Settings of SGD.
-
-    Attributes:
-        momentum: decay of the momentum buffer.
-    """
-
-    momentum: MomentDecay = 0.9
 
 
 @dataclass(frozen=True)
@@ -79,9 +52,7 @@ class GradientResult:
 class FirstOrder(StatefulOptimizer):
     """An optimizer of torch.optim, given the gradient of the loss."""
 
-    settings: ClassVar[type[OptimizerConfig]] = FirstOrderConfig
     config: FirstOrderConfig
-    needs_backward = True
 
     def __init__(self, config: FirstOrderConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
@@ -92,10 +63,6 @@ class FirstOrder(StatefulOptimizer):
     @abstractmethod
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's optimizer over the trainable tensors."""
-
-    def count_forwards(self, steps: int) -> dict[str, int]:
-        """Return one forward and one backward per step."""
-        return {"forwards": steps, "backwards": steps}
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> GradientResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch, with its graph."""
@@ -154,8 +121,6 @@ class FirstOrder(StatefulOptimizer):
 class AdamW(FirstOrder):
     """Adam with decoupled weight decay: the paper's FT, with weight decay 0."""
 
-    title = "FT"
-    settings = AdamWConfig
     config: AdamWConfig
 
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
@@ -171,8 +136,6 @@ class AdamW(FirstOrder):
 class Sgd(FirstOrder):
     """Stochastic gradient descent, with heavy-ball momentum if `momentum` is above 0."""
 
-    title = "FT-SGD"
-    settings = SgdConfig
     config: SgdConfig
 
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":

@@ -16,17 +16,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pydantic import Field
-
-from mezo_cli.config.schema import OptimizerConfig, StepRecord
-from mezo_cli.config.values import Number
+from mezo_cli.config.optimizers import HizooConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import LossFn, to_float32
 from mezo_cli.optim.mezo import MezoResult, losses_at
 from mezo_cli.optim.mezo_momentum import Update, WithMoment
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -35,22 +32,6 @@ if TYPE_CHECKING:
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.noise.spans import Span
     from mezo_cli.perturb.params import Params
-
-
-@dataclass(frozen=True)
-class HizooConfig(ZerothOrderConfig):
-    """Settings of HiZOO.
-
-    Attributes:
-        alpha: weight of a step's curvature in the estimate of the Hessian.
-    """
-
-    alpha: Annotated[Number, Field(ge=0.0, lt=1.0)] = 1e-6
-
-    @property
-    def directions(self) -> int:
-        """Two scalars per sample: g and the curvature."""
-        return 2 * self.samples
 
 
 @dataclass(frozen=True)
@@ -92,10 +73,7 @@ class CurvedUpdate(Update):
 class Hizoo(WithMoment):
     """HiZOO with the diagonal. Weights and H follow from (seed, step, g, k, lr) of every step."""
 
-    title = "HiZOO"
-    settings: ClassVar[type[OptimizerConfig]] = HizooConfig
     config: HizooConfig
-    has_engine: ClassVar[bool] = False
     moments: ClassVar[tuple[str, ...]] = ("_excess",)
 
     def __init__(self, config: HizooConfig, seed: int, steps: int) -> None:
@@ -110,10 +88,6 @@ class Hizoo(WithMoment):
     def shown(self, step: int) -> int:
         """Return n_t: so many of them are g."""
         return super().samples(step)
-
-    def count_forwards(self, steps: int) -> dict[str, int]:
-        """Return two forwards per sample and one at theta per step."""
-        return {"forwards": super().count_forwards(steps)["forwards"] + steps, "backwards": 0}
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> HizooResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""

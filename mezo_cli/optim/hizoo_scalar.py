@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 class HizooScalar(Hizoo):
     """HiZOO with a scalar. The weights and h follow from (seed, step, g, k, lr) of every step."""
 
-    title = "HiZOO (scalar)"
     moments = ()
     scalars = ("_next", "_h")
 

@@ -15,17 +15,14 @@ A step costs two forwards. There is no state: V follows from (seed, step // inte
 sum of r products in their order (perturb/noise/low_rank.py), so a replay is bitwise identical.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import Field
-
-from mezo_cli.config.schema import OptimizerConfig, Positive, SettingError, StepRecord
+from mezo_cli.config.optimizers import LozoConfig
+from mezo_cli.config.schema import SettingError, StepRecord
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Scratch
-from mezo_cli.optim.settings import ZerothOrderConfig
-from mezo_cli.perturb.noise import Direction, Noise
+from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,32 +31,10 @@ if TYPE_CHECKING:
     from mezo_cli.perturb.params import Params
 
 
-@dataclass(frozen=True)
-class LozoConfig(ZerothOrderConfig):
-    """Settings of LOZO.
-
-    Attributes:
-        rank: r of z = U V^T.
-        interval: steps with the same V.
-    """
-
-    rank: Annotated[Positive, Field(le=10_000)] = 4
-    interval: Positive = 50
-
-    def make_noise(self) -> Noise:
-        """Return noise of low rank on matrices."""
-        from mezo_cli.perturb.noise.low_rank import LowRankNoise
-
-        return LowRankNoise(super().make_noise(), self.rank, self.interval)
-
-
 class Lozo(Mezo):
     """MeZO with low-rank z. The weights follow from (seed, step, g, lr) of every step."""
 
-    title = "LOZO"
-    settings: ClassVar[type[OptimizerConfig]] = LozoConfig
     config: LozoConfig
-    has_engine: ClassVar[bool] = False
 
     def __init__(self, config: LozoConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)

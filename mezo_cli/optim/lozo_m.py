@@ -12,13 +12,12 @@ the checkpoint `last`. `beta: 0` is LOZO, bit for bit. The products with V are s
 """
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from mezo_cli.config.schema import OptimizerConfig, StepRecord
+from mezo_cli.config.optimizers import LozoMConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import StoredState, to_float32
-from mezo_cli.optim.lozo import Lozo, LozoConfig, low_rank_noise
-from mezo_cli.optim.settings import MomentDecay
+from mezo_cli.optim.lozo import Lozo, low_rank_noise
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -29,22 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mezo")
 
 
-@dataclass(frozen=True)
-class LozoMConfig(LozoConfig):
-    """Settings of LOZO-M.
-
-    Attributes:
-        beta: decay of the momentum.
-    """
-
-    beta: MomentDecay = 0.9
-
-
 class LozoM(StoredState, Lozo):
     """LOZO with momentum. `rebuild_state` and `apply_updates` need every step of a run once, in order."""
 
-    title = "LOZO-M"
-    settings: ClassVar[type[OptimizerConfig]] = LozoMConfig
     config: LozoMConfig
 
     def __init__(self, config: LozoMConfig, seed: int, steps: int) -> None:

@@ -24,13 +24,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from mezo_cli.config.schema import OptimizerConfig, StepRecord
+from mezo_cli.config.optimizers import PerturbationConfig, ZerothOrderConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
 from mezo_cli.optim.clip import Clip
-from mezo_cli.optim.settings import PerturbationConfig, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
@@ -108,11 +108,6 @@ class DirectionalOptimizer(ReplayableOptimizer):
     def __init__(self, config: PerturbationConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
 
-    @classmethod
-    def adds_directions(cls, config: Any) -> bool:
-        """Return whether the update is the one of this class."""
-        return cls.apply_updates is DirectionalOptimizer.apply_updates
-
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step` (from 0)."""
         return learning_rate(self.config, step, self.steps)
@@ -137,29 +132,15 @@ class DirectionalOptimizer(ReplayableOptimizer):
 class Mezo(DirectionalOptimizer):
     """The zeroth-order step. The weights follow from (seed, step, g, lr) of every step."""
 
-    title = "MeZO"
-    settings: ClassVar[type[OptimizerConfig]] = ZerothOrderConfig
     config: ZerothOrderConfig
 
     def __init__(self, config: ZerothOrderConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
         self.clip = Clip(config.clip_g, config.clip_window)
 
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Reject a window without a quantile."""
-        config.check_clip()
-
     def samples(self, step: int) -> int:
         """Return n_t, the number of directions that step `step` draws."""
-        n = self.config.samples
-        return n if self.config.sample_schedule == "constant" else min(n, 1 + n * step // self.steps)
-
-    def count_forwards(self, steps: int) -> dict[str, int]:
-        """Return two forwards per sample and no backward."""
-        if self.config.sample_schedule == "constant":  # runs that generate ask after every step
-            return {"forwards": 2 * self.config.samples * steps, "backwards": 0}
-        return {"forwards": 2 * sum(self.shown(step) for step in range(steps)), "backwards": 0}
+        return self.config.samples_at(step, self.steps)
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""

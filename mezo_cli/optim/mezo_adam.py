@@ -17,40 +17,20 @@ A step draws z once per sample, or W times with `window: W`.
 """
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mezo_cli.config.schema import Positive, SettingError, StepRecord
+from mezo_cli.config.optimizers import MezoAdamConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.mezo_momentum import Update, WithMoment
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import MomentDecay, PositiveNumber, SlowMomentDecay, ZerothOrderConfig
 
 if TYPE_CHECKING:
     from mezo_cli.perturb.params import Params
 
 
-@dataclass(frozen=True)
-class MezoAdamConfig(ZerothOrderConfig):
-    """Settings of MeZO-Adam.
-
-    Attributes:
-        beta1: decay of Adam's first moment.
-        beta2: decay of Adam's second moment.
-        adam_eps: added to the root of Adam's second moment.
-        window: steps of the moment that are redrawn; null: all steps, kept in a buffer.
-    """
-
-    beta1: MomentDecay = 0.9
-    beta2: SlowMomentDecay = 0.999
-    adam_eps: PositiveNumber = 1e-8
-    window: Positive | None = None
-
-
 class MezoAdam(WithMoment):
     """MeZO-Adam. The second moment is one number where all its elements are equal."""
 
-    title = "MeZO-Adam"
-    settings = MezoAdamConfig
     config: MezoAdamConfig
     moments = ("_m", "_v")
     scalars = ("_next", "_scalar_v", "_power1", "_power2")
@@ -61,25 +41,13 @@ class MezoAdam(WithMoment):
         self._v, self._estimate = Moment(), Scratch()  # elsewhere
         self._power1 = self._power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
 
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Reject a window where the second moment differs per element, and what MeZO rejects."""
-        config.check_clip()
-        if config.window is not None and not second_moment_is_scalar(config):
-            raise SettingError(
-                "optimizer.window",
-                f"optimizer.window={config.window}: optimizer={config.name} has one number for its second moment only "
-                "with optimizer.noise=rademacher and optimizer.samples=1; otherwise its moments are stored: use "
-                "optimizer.window=null",
-            )
-
     def plan_update(self, record: StepRecord) -> Update:
         """Return the update of a step. Where v is a buffer, `rate` is lr with the correction of m alone."""
         grads, lr = self.gradients(record), record[2]
         b2 = self.config.beta2
         self._power1, self._power2 = self._power1 * self.beta, self._power2 * b2
         rate, decay = lr / (1 - self._power1), 1.0 - lr * self.config.weight_decay
-        if second_moment_is_scalar(self.config):
+        if self.config.second_moment_is_scalar:
             self._scalar_v = b2 * self._scalar_v + (1 - b2) * grads[0] * grads[0]
             rate /= math.sqrt(self._scalar_v / (1 - self._power2)) + self.config.adam_eps
             return Update(self.estimate(record, 1 - self.beta), rate, decay)
@@ -89,7 +57,7 @@ class MezoAdam(WithMoment):
         """Update m, v and, with `write`, theta by each update in order."""
         import torch
 
-        if second_moment_is_scalar(self.config):
+        if self.config.second_moment_is_scalar:
             super().step_params(params, updates, write)
             return
         b1, b2, eps = self.beta, self.config.beta2, self.config.adam_eps
@@ -106,8 +74,3 @@ class MezoAdam(WithMoment):
                     params.round_(span, theta, update.terms[0][0])
             if write:
                 params.store(span, theta)
-
-
-def second_moment_is_scalar(config: ZerothOrderConfig) -> bool:
-    """Return whether all elements of v are equal: z^2 = 1, and G has one term."""
-    return config.noise == "rademacher" and config.samples == 1

@@ -18,30 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from mezo_cli.config.schema import OptimizerConfig, Positive, StepRecord
+from mezo_cli.config.optimizers import MezoMomentumConfig, ZerothOrderConfig
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import StoredState, to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.settings import MomentDecay, ZerothOrderConfig
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mezo_cli.perturb.params import Params
-
-
-@dataclass(frozen=True)
-class MezoMomentumConfig(ZerothOrderConfig):
-    """Settings of MeZO with momentum.
-
-    Attributes:
-        momentum: decay of the momentum buffer.
-        window: steps of the moment that are redrawn; null: all steps, kept in a buffer.
-    """
-
-    momentum: MomentDecay = 0.9
-    window: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -184,8 +171,6 @@ class WithMoment(StoredState, Mezo):
 class MezoMomentum(WithMoment):
     """MeZO with momentum."""
 
-    title = "MeZO-momentum"
-    settings: ClassVar[type[OptimizerConfig]] = MezoMomentumConfig
     config: MezoMomentumConfig
 
     def __init__(self, config: MezoMomentumConfig, seed: int, steps: int) -> None:

@@ -8,7 +8,6 @@ trajectory holds g without s. lr 1e-6, eps 1e-3.
 """
 
 from hashlib import blake2b
-from typing import ClassVar
 
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.mezo import Mezo
@@ -16,9 +15,6 @@ from mezo_cli.optim.mezo import Mezo
 
 class NullSigns(Mezo):
     """MeZO with random signs."""
-
-    title = "null (random signs)"
-    has_engine: ClassVar[bool] = False
 
     def gradients(self, record: StepRecord) -> list[float]:
         """Return s g of each of a step's directions, g clipped."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.schema import data_dir
 from mezo_cli.data.texts import read_columns
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
-from mezo_cli.optim.settings import PerturbationConfig
 from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import method_name

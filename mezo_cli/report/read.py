@@ -11,7 +11,6 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
-from mezo_cli.optim import optimizer_class
 from mezo_cli.report.settings import (
     GRID,
     IN_OTHER_COLUMNS,
@@ -154,7 +153,7 @@ def _read(run: Run) -> Entry:
     path = run.path
     config, status = read_config(path / "config.yaml", text), run.status(info)
     summary = run.read_summary() if status == "finished" else {}
-    if status == "finished" and optimizer_class(config.optimizer).replayable:
+    if status == "finished" and config.optimizer.replayable:
         trajectory.check_length(run.trajectory, summary.get("steps", config.steps))
     steps = [summary.get("steps", 0)]
     if status != "finished":

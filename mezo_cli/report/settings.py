@@ -10,20 +10,17 @@ Every setting has one of three parts:
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 import yaml
 
-from mezo_cli.adapters.base import find_method
 from mezo_cli.config.choices import conf_dir, find_choices
-from mezo_cli.config.keys import all_keys, groups, type_hints
+from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.validation import class_defaults, defaults
+from mezo_cli.config.validation import defaults
 from mezo_cli.objectives import LOSSES, METRICS, OBJECTIVES
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.picked import MARK
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
@@ -49,12 +46,12 @@ OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without eff
 
 def method_name(config: Config) -> str:
     """Return the paper's name of the method: MeZO, MeZO LoRA, LP, FT, zero-shot, ICL, LP then MeZO."""
-    name = optimizer_class(config.optimizer).title or config.optimizer.name
+    name = config.optimizer.title or config.optimizer.name
     if config.steps == 0:
         name = "ICL" if config.task.demonstrations else "zero-shot" if is_zero_shot(config) else "LP"
     elif config.init == "linear_probe":
         name = f"LP then {name}"
-    adapter = "" if config.peft.name == "none" else f" {find_method(config.peft).title or config.peft.name}"
+    adapter = "" if config.peft.name == "none" else f" {config.peft.title or config.peft.name}"
     return name + adapter
 
 
@@ -122,8 +119,8 @@ def default_settings(config: Config) -> dict[str, Any]:
     expected = flatten_values(defaults())
     for group, usual in _usual_choices().items():
         part = getattr(config, group)
-        if type_hints(Config)[group] in CHOICES:
-            expected |= flatten_values(class_defaults(type(part)), f"{group}.")
+        if group in CHOICES:
+            expected |= flatten_values(type(part)().model_dump(), f"{group}.")
         values = choice_values(group, getattr(part, "name", usual)) or choice_values(group, usual)
         expected |= {**flatten_values(values, f"{group}."), f"{group}.name": usual}
     if config.data.seed == config.seed:  # as composing sets it
@@ -150,7 +147,7 @@ def _unset(config: Config) -> dict[str, Any]:
     for group, usual in _usual_choices().items():
         part = getattr(config, group)
         if not choice_values(group, getattr(part, "name", usual)):
-            unset |= flatten_values(asdict(type(part)()), f"{group}.")
+            unset |= flatten_values(type(part)().model_dump(), f"{group}.")
     return unset
 
 
@@ -174,7 +171,7 @@ def _usual_choices() -> Mapping[str, str]:
     """Return the choice of each group in conf/config.yaml."""
     entries = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     choices = {name: choice for entry in entries if isinstance(entry, dict) for name, choice in entry.items()}
-    return {name: choice for name, choice in choices.items() if name in groups() and choice}
+    return {name: choice for name, choice in choices.items() if name in GROUPS and choice}
 
 
 @cache

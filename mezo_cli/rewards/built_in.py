@@ -10,12 +10,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from mezo_cli.config.base import Number, Text
 from mezo_cli.config.schema import SettingError, Settings
-from mezo_cli.config.values import Number, Text
 
 Texts = Sequence[str]
 Rows = Sequence[Mapping[str, Any]]
@@ -59,7 +58,6 @@ def number(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
     return _best(equal, completions, golds)
 
 
-@dataclass(frozen=True)
 class Format(Settings):
     """1 where a regular expression is found in the completion as it was decoded, else 0.
 
@@ -69,7 +67,8 @@ class Format(Settings):
 
     pattern: Text
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context: Any) -> None:
+        """Check the expression."""
         try:
             re.compile(self.pattern)
         except re.error as error:
@@ -81,7 +80,6 @@ class Format(Settings):
         return [float(re.search(self.pattern, text) is not None) for text in completions]
 
 
-@dataclass(frozen=True)
 class Length(Settings):
     """Minus the difference in characters between the completion and a reference (Qiu et al. 2025, conciseness).
 
@@ -103,7 +101,6 @@ class Length(Settings):
         return scores
 
 
-@dataclass(frozen=True)
 class Countdown(Settings):
     """1 where the answer is an expression that uses each number of the row once and has the target as its value.
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mezo_cli.config.rewards import KEY, RewardSpec
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import worker
-from mezo_cli.rewards.spec import KEY, RewardSpec
 from mezo_cli.rewards.worker import REWARD, RewardError, Scores, Worker
 
 Rows = Sequence[Mapping[str, Any]]

@@ -6,7 +6,7 @@ Its text is in card.md.jinja. Names and labels in it are somebody else's: none i
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
 from mezo_cli.objectives import METRICS
 from mezo_cli.objectives.scoring import find_metric
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs.metrics_log import metrics_of
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
@@ -66,7 +65,7 @@ def write_card(card: Card, use: str = "", encoder: InputEncoder[Any] | None = No
         use: how to use it, in Markdown.
         encoder: of the model's rows, whose prompt and label words are told.
     """
-    prompt, settings = "", asdict(card.config.optimizer).items()
+    prompt, settings = "", card.config.optimizer.model_dump().items()
     if isinstance(encoder, ClassificationEncoder):
         columns = tuple(f"[{column}]" for column in encoder.task.columns)
         prompt = encoder.decode(encoder.encode(Example(columns, 0)))
@@ -76,7 +75,7 @@ def write_card(card: Card, use: str = "", encoder: InputEncoder[Any] | None = No
         card=card,
         config=card.config,
         task=card.config.task,
-        optimizer=optimizer_class(card.config.optimizer),
+        optimizer=card.config.optimizer,
         settings=", ".join(f"{name} {value}" for name, value in settings if name != "name"),
         use=use,
         encoder=encoder,

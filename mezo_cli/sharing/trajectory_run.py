@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.config.schema import Config, LoggerConfig, without_dir
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.checksums import add_checksum
 from mezo_cli.runs.files import write_atomically
@@ -34,7 +33,7 @@ PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as",
 
 def check_rebuildable(config: Config, name: str) -> None:
     """Refuse a run whose weights do not follow from its trajectory on every machine."""
-    if not optimizer_class(config.optimizer).replayable:
+    if not config.optimizer.replayable:
         raise UserError(
             f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
             "them without --trajectory"
@@ -94,13 +93,10 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
     if base_id is None and not config.model.is_embedded:
         path = f"./{path}"  # never the name of another model on the hub
     if config.data.name == "hub":
-        task = dataclasses.replace(
-            task, hub=dataclasses.replace(task.hub, revision=run.info().get("data_revision") or task.hub.revision)
-        )
-    return dataclasses.replace(
-        config,
+        task = task.replace(hub=task.hub.replace(revision=run.info().get("data_revision") or task.hub.revision))
+    return config.replace(
         task=task,
-        model=dataclasses.replace(config.model, path=path, revision=revision if base_id else None, device="auto"),
+        model=config.model.replace(path=path, revision=revision if base_id else None, device="auto"),
         data=without_dir(config.data),
         logger=LoggerConfig(),
     )

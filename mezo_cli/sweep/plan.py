@@ -11,10 +11,9 @@ from typing import Any
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
-from mezo_cli.config.keys import type_hints
 from mezo_cli.config.overrides import Override, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
-from mezo_cli.config.registry import classes
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.errors import UserError
 from mezo_cli.runs.files import is_below
 from mezo_cli.runs.sweep_record import SweepRecord
@@ -155,11 +154,10 @@ def describe_job(jobs: Sequence[Sequence[str]], number: int) -> str:
 def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
     """Return the keys that one of the choices of a sweep reads: jobs of the others leave them out."""
     read: set[str] = set()
-    for group, base in compose.choice_groups().items():
-        chosen = {str(override.value) for override in parsed if override.name == group}
+    for group, table in CHOICES.items():
+        chosen = {str(override.value) for override in parsed if override.name == group} & {*table.names}
         if len(chosen) > 1:
-            settings_types = classes(base)
-            read |= {f"{group}.{key}" for name in chosen for key in type_hints(settings_types[name])}
+            read |= {f"{group}.{key}" for name in chosen for key in table.load(name).model_fields}
     return read & {override.name for override in parsed}
 
 
@@ -192,8 +190,7 @@ def _compose_jobs(
                     compose.copy_times(first[0], node)
                 overrides = [parsed[text] for text in job]
                 with compose.locating(node, overrides, choices):
-                    config = compose.config_of(node)
-                    compose.check_read(config, overrides, tolerated)
+                    config = compose.config_of(node, overrides, tolerated)
                     folder, directory = compose.sweep_directories(node, number)
                 first = first or (node, folder)
                 if folder != first[1]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.config.keys import allowed_values, check_key
+from mezo_cli.config.explain import key_schema
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 
@@ -65,9 +65,8 @@ def _parse_range(text: str) -> Range:
     parts = ends.split(":")
     if not key or len(parts) != 2:
         raise UserError(shape)
-    check_key(key)
-    value_type: Any = allowed_values(key).value_type
-    if value_type not in (int, float) or key == "max_seconds":
+    value_type: Any = {"integer": int, "number": float}.get(key_schema(key).get("type", ""))
+    if value_type is None or key == "max_seconds":
         raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
     try:
         low, high = (value_type(part) for part in parts)

@@ -98,7 +98,7 @@ class Conformance:
 
     def test_it_declares_its_model_and_its_encoder(self) -> None:
         """Its class attributes name a kind of transformers model and an input encoder."""
-        objective = OBJECTIVES.load(self.name)
+        objective = OBJECTIVES.implementation(self.name)
         assert issubclass(objective, Objective)
         assert isinstance(objective.model_kind, models.ModelKind)
         assert hasattr(transformers, objective.model_kind.auto_class)

@@ -10,7 +10,6 @@ They need pytest, no model and no network: the problem is a linear regression.
 """
 
 import importlib
-import inspect
 import itertools
 import math
 import os
@@ -19,8 +18,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,14 +29,13 @@ from torch import Tensor, nn
 
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.keys import type_hints
+from mezo_cli.config.explain import takes
+from mezo_cli.config.optimizers import PerturbationConfig, zeroth_order
 from mezo_cli.config.schema import OptimizerConfig, SettingError, StepRecord
-from mezo_cli.config.validation import build_group, class_defaults
-from mezo_cli.config.values import allowed
+from mezo_cli.config.validation import choose
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.optim.base import to_float32
-from mezo_cli.optim.settings import PerturbationConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import NOISES, Noise
 from mezo_cli.perturb.params import Params
@@ -180,11 +178,10 @@ class Conformance:
         assert build_config([f"optimizer={self.name}"], self.config_dir).optimizer.name == self.name
 
     def test_its_defaults_are_valid_and_its_settings_have_a_meaning(self) -> None:
-        """Defaults are in range, and each setting is under `Attributes` in the docstring of its class or of a base."""
-        values = {**class_defaults(self.optimizer_class.settings), "name": self.name}
-        assert type(build_group(OptimizerConfig, values, "optimizer")) is self.optimizer_class.settings
-        documented = " ".join(inspect.getdoc(settings) or "" for settings in self.optimizer_class.settings.__mro__)
-        assert [name for name in values if f"    {name}: " not in documented] == []
+        """Defaults are in range, and each setting has a description."""
+        values = {**self.settings_class().model_dump(), "name": self.name}
+        assert type(choose("optimizer", values)) is self.settings_class
+        assert [name for name, field in self.settings_class.model_fields.items() if not field.description] == []
 
     def test_it_reads_every_setting_that_it_declares_and_no_other(self) -> None:
         """A setting that has no effect would mislead; an undeclared one would be refused on the command line."""
@@ -196,8 +193,8 @@ class Conformance:
 
             def __getattr__(self, key: str) -> Any:
                 derived = getattr(type(self._config), key, None)
-                if isinstance(derived, property):
-                    return derived.fget(self)  # type: ignore[misc]  # it reads settings
+                if isinstance(derived, (property, FunctionType)):
+                    return derived.__get__(self)  # it reads settings
                 read.add(key)
                 return getattr(self._config, key)
 
@@ -206,7 +203,7 @@ class Conformance:
             trial.optimizer = self.optimizer_class(Recorder(config), 1, STEPS)
             trial.keep_start()
             trial.train(0, 2)
-        assert read | READ_ELSEWHERE == {*type_hints(self.optimizer_class.settings)} | READ_ELSEWHERE
+        assert read | READ_ELSEWHERE == {*self.settings_class.model_fields} | READ_ELSEWHERE
 
     def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
         """Another value of a setting leads to other weights, alone or with more samples or another noise.
@@ -214,25 +211,24 @@ class Conformance:
         A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
         Settings may need another value of one that has named choices.
         """
-        base, declared = self.few_members(), {*type_hints(self.optimizer_class.settings)} - {"name"}
+        base, declared = self.few_members(), {*self.settings_class.model_fields} - {"name"}
         ends: dict[str, list[Tensor]] = {}
         contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
         if "clip_g" in declared:  # with several directions it acts on a sign too
             contexts.append(CLIPPED | ({"samples": 3} if "samples" in declared else {}))
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
-        hints = type_hints(self.optimizer_class.settings)
-        contexts += [{key: value} for key in declared for value in allowed(hints[key]).choices]
+        contexts += [{key: value} for key in declared for value in takes(self.settings_class, key).get("enum", ())]
         of_variants = {key: [variant[key] for variant in self.variants if key in variant] for key in declared}
 
         def weights(**values: Any) -> list[Tensor]:
             key = repr(sorted(values.items()))
             if key not in ends:
-                ends[key] = trained(replace(base, **values))
+                ends[key] = trained(base.replace(**values))
             return ends[key]
 
         def trained(config: OptimizerConfig) -> list[Tensor]:
             try:
-                self.optimizer_class.check(config)
+                config.check()
             except SettingError:
                 return []
             trial = self.trial(config, ACTS_AFTER)
@@ -339,9 +335,9 @@ class Conformance:
         The same records with weight decay and without lead to weights that differ by it alone, up to rounding. Some
         steps have no gradient.
         """
-        gaussian: dict[str, Any] = {"noise": "gaussian"} if "noise" in type_hints(self.optimizer_class.settings) else {}
+        gaussian: dict[str, Any] = {"noise": "gaussian"} if "noise" in self.settings_class.model_fields else {}
         # Where z is -1 or 1, c z is rounded alike in all elements of one exponent.
-        base = zeroth_order(replace(self.few_members(), **gaussian))
+        base = zeroth_order(self.few_members().replace(**gaussian))
         lr, start = to_float32(base.lr), 0.02 * torch.randn(side, side, generator=torch.Generator().manual_seed(0))
         decay, draw, size = SWALLOWED / lr, random.Random(0), min(1.0, USUAL_LR / lr)
         grads = [0.0 if step % 20 == 7 else draw.choice((-size, size)) * draw.uniform(1, 20) for step in range(steps)]
@@ -350,7 +346,7 @@ class Conformance:
             monkeypatch.delenv("MEZO_EAGER")
         ends = []
         for weight_decay in (0.0, decay):
-            optimizer = self.optimizer_class(replace(base, weight_decay=weight_decay), 1, steps)
+            optimizer = self.optimizer_class(base.replace(weight_decay=weight_decay), 1, steps)
             if not optimizer.replayable:
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
@@ -394,7 +390,7 @@ class Conformance:
         for config in self.configs():
             trial = self.trial(config)
             trial.train(0, STEPS)
-            backwards = STEPS if trial.optimizer.needs_backward else 0
+            backwards = STEPS if trial.config.needs_backward else 0
             assert trial.optimizer.count_forwards(STEPS) == {"forwards": trial.problem.calls, "backwards": backwards}
 
     def test_no_global_generator_is_used(self) -> None:
@@ -418,7 +414,7 @@ class Conformance:
         is the same at every step. It is for comparing steps with the published code, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            own = {"noise": noise} if "noise" in type_hints(self.optimizer_class.settings) else {}
+            own = {"noise": noise} if "noise" in self.settings_class.model_fields else {}
             own |= {**self.members(), **self.learning}
             trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
             before = trial.problem().item()
@@ -434,16 +430,21 @@ class Conformance:
 
     def few_members(self) -> OptimizerConfig:
         """Return the config that `optimizer=NAME` gives, with few members if it has a population."""
-        return replace(self.default_config(), **self.members())
+        return self.default_config().replace(**self.members())
 
     def members(self) -> dict[str, Any]:
         """Return the setting by which a population is small; nothing for an optimizer without one."""
-        return {"members": MEMBERS} if "members" in type_hints(self.optimizer_class.settings) else {}
+        return {"members": MEMBERS} if "members" in self.settings_class.model_fields else {}
+
+    @property
+    def settings_class(self) -> type[OptimizerConfig]:
+        """The class of its settings."""
+        return OPTIMIZERS.load(self.name)
 
     @property
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""
-        return OPTIMIZERS.load(self.name)
+        return OPTIMIZERS.implementation(self.name)
 
     def trial(self, config: OptimizerConfig, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Trial:
         """Return a run of the optimizer on the regression, before its first step."""
@@ -451,11 +452,11 @@ class Conformance:
 
     def noises(self) -> list[str]:
         """Return the noises that the optimizer can be given."""
-        return NOISES.names if "noise" in type_hints(self.optimizer_class.settings) else NOISES.names[:1]
+        return NOISES.names if "noise" in self.settings_class.model_fields else NOISES.names[:1]
 
     def configs(self) -> Iterator[OptimizerConfig]:
         """Return configs to try: every noise; a growing number of samples, a bound and the variants with one noise."""
-        declared, base, noises = type_hints(self.optimizer_class.settings), self.few_members(), self.noises()
+        declared, base, noises = self.settings_class.model_fields, self.few_members(), self.noises()
         samples = [{"samples": 3, "sample_schedule": "linear"}] if "sample_schedule" in declared else []
         clipped = [CLIPPED] if "clip_g" in declared else []
         others = [noise for noise in noises if noise != "torch"] or noises  # in half precision torch's is refused
@@ -469,18 +470,18 @@ class Conformance:
     def _changed(self, base: OptimizerConfig, changes: dict[str, Any]) -> OptimizerConfig:
         """Return a config with those of the changes that the optimizer reads."""
         values = {"lr": self.lr, "weight_decay": 0.1, "schedule": "linear", **changes}
-        return replace(base, **{key: value for key, value in values.items() if key in type_hints(type(base))})
+        return base.replace(**{key: value for key, value in values.items() if key in type(base).model_fields})
 
     def _is_allowed(self, config: OptimizerConfig) -> bool:
         with suppress(SettingError):
-            self.optimizer_class.check(config)
+            config.check()
             return True
         return False
 
 
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:
     """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
-    value, choices = getattr(base, name), allowed(type_hints(type(base))[name]).choices
+    value, choices = getattr(base, name), takes(type(base), name).get("enum")
     candidates: list[Any]
     if name == "noise" or choices:
         candidates = list(choices or NOISES.names)
@@ -494,7 +495,7 @@ def other_values(base: OptimizerConfig, name: str) -> list[Any]:
     for other in [*candidates, None]:
         with suppress(UserError):
             if other != value:
-                valid.append(getattr(build_group(OptimizerConfig, {**asdict(base), name: other}, "optimizer"), name))
+                valid.append(getattr(choose("optimizer", {**base.model_dump(), name: other}), name))
     return valid
 
 

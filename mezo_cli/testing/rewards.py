@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import pytest
 
 from mezo_cli.config.registry import REWARDS
+from mezo_cli.config.rewards import parse
 from mezo_cli.errors import UserError
 from mezo_cli.rewards.scoring import Reward, RewardBatch
-from mezo_cli.rewards.spec import parse
 
 UNUSUAL = (
     "",

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.optim import optimizer_class
 from mezo_cli.system import describe_device_error, is_device_error, is_out_of_memory
 
 
@@ -38,7 +37,7 @@ def smaller_model(config: Config) -> str:
 def smaller_batches(config: Config) -> str:
     """Return the advice for batches that do not fit."""
     advice = f"a lower batch_size (now {config.batch_size}) or eval_batch_size (now {config.eval_batch_size})"
-    if optimizer_class(config.optimizer).needs_backward:
+    if config.optimizer.needs_backward:
         return advice
     now = "null" if config.micro_batch_size is None else config.micro_batch_size
     return f"{advice}, or a lower micro_batch_size (now {now}), which leaves the loss as it is"

@@ -6,7 +6,6 @@ each of their tokens, float32 in main memory too; files that would take more tha
 """
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
     file = config.data.keep
     if file is None:
         return []
-    settings = replace(config.task.generate, prompt="{prompt}", answer="{answer}", gold=None)
-    task = replace(config.task, labels=[], columns=[], rename={}, generate=settings)
+    settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
+    task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
     try:
         table = task_rows(read_table([Path(file)], task), task)
         rows = GenerateEncoder(task, tokenizer).encode_all([table.example(i) for i in range(len(table))])

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import torch
 
 from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
+from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.data.batch_sampler import BatchSampler
@@ -21,7 +22,6 @@ from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import Optimizer, optimizer_class
 from mezo_cli.optim.dropout import set_rate
-from mezo_cli.optim.settings import FirstOrderConfig, zeroth_order
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import Run
@@ -79,9 +79,9 @@ def load_session(
     full = config.peft.name == "none"
     source = config.model
     if checkpoint is not None and full:
-        source = replace(source, path=str(checkpoint), revision=None)
+        source = source.replace(path=str(checkpoint), revision=None)
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
-        objective_class = OBJECTIVES.load(config.objective.name)
+        objective_class = OBJECTIVES.implementation(config.objective.name)
         model_kind = objective_class.model_kind
         loaded = models.load(source, model_kind, config.task.labels, config.seed)
         if loaded.new_head and checkpoint is None and not restores:
@@ -114,8 +114,8 @@ def _build_session(
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
     params.nonnegative = list(row_factors(loaded.model))
-    objective_class = OBJECTIVES.load(config.objective.name)
-    perturbed = trains and config.steps > 0 and not optimizer.needs_backward
+    objective_class = OBJECTIVES.implementation(config.objective.name)
+    perturbed = trains and config.steps > 0 and not config.optimizer.needs_backward
     check = PlainCheck(objective_class, loaded, encoder, params, perturbed, model)
     forward = PerturbedForward(loaded.model, params)
     if config.model.paired_tokens is not None:

@@ -8,7 +8,6 @@ import torch
 from rich.console import Console
 
 from mezo_cli import data, system
-from mezo_cli.config.budget import batch_number
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
@@ -92,7 +91,7 @@ def train(config: Config, run: Run, console: Console) -> TrainingRun:
             state.score_untrained(session, evaluated, console)
             stop_reason = state.find_stop_reason()
             while state.step < config.steps and stop_reason is None:
-                numbers = sampler.batch(batch_number(config, state.step))
+                numbers = sampler.batch(config.batch_number(state.step))
                 batch, weights = [rows.train[i] for i in numbers], sampler.weights(numbers)
                 result = session.step(batch, state.step, weights)
                 figures = session.objective.step_scalars(session.optimizer.count_forwards)

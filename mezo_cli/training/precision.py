@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.session import Session
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, join
-from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, trajectory
 
 log = logging.getLogger("mezo")
@@ -26,7 +25,7 @@ def find_resume_step(config: Config, run: Run) -> int | None:
     """
     lines, bad_line = run.read_valid_metrics()
     run.completions()  # refuses damage
-    has_trajectory = optimizer_class(config.optimizer).replayable
+    has_trajectory = config.optimizer.replayable
     begun = bool(lines) or bad_line is not None
     lost = [] if bad_line is None else [bad_line]
     steps = _recorded_steps(run, begun, lost) if has_trajectory else run.checkpoint_step("last")

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from mezo_cli import models
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import ProgressLog
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
-from mezo_cli.optim.settings import zeroth_order
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
@@ -66,7 +66,7 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
         for_resume: also rebuild the state of the method (its moments), so that training can continue.
     """
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
-    if not optimizer_class(config.optimizer).replayable and step in saved.values():
+    if not config.optimizer.replayable and step in saved.values():
         return load_verified(config, run, next(name for name, at in saved.items() if at == step))
     past = _read_trajectory(config, run, step, for_resume)
     usable = [(at, name) for name, at in saved.items() if at is not None and at <= step]
@@ -98,7 +98,7 @@ def rebuild(session: Session, run: Run, step: int) -> None:
 
 def load_for_resume(config: Config, run: Run, step: int) -> Session:
     """Return a session at the weights and the optimizer state of `step`: training continues as if never stopped."""
-    if optimizer_class(config.optimizer).replayable:
+    if config.optimizer.replayable:
         return load_step(config, run, step, for_resume=True)
     session = load_verified(config, run, "last")
     if not session.optimizer.replayable:
@@ -226,7 +226,7 @@ def _read_trajectory(config: Config, run: Run, step: int, for_resume: bool = Fal
 
 
 def _require_trajectory(config: Config, run: Run, what: str) -> None:
-    if not optimizer_class(config.optimizer).replayable:
+    if not config.optimizer.replayable:
         steps = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
         checkpoints_held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
         raise UserError(

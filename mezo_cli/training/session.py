@@ -63,7 +63,7 @@ class Session:
     def step(self, rows: Sequence[Any], step: int, weights: Sequence[float] | None = None) -> StepResult:
         """Do step number `step` (from 0) on a batch of rows, whose losses have these weights (None for 1)."""
         # MeZO runs without dropout (paper, section 2); the model is in eval mode.
-        uses_dropout = self.optimizer.needs_backward
+        uses_dropout = self.config.optimizer.needs_backward
         self.objective.begin_step(step)
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
             return self.optimizer.step(self.forward, self.loss_of(rows, weights), step)

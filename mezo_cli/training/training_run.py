@@ -11,14 +11,13 @@ from rich.console import Console
 from torch import Tensor
 
 from mezo_cli import models
-from mezo_cli.config.keys import type_hints
+from mezo_cli.config.optimizers import CLIP_SETTINGS, PerturbationConfig, zeroth_order
 from mezo_cli.config.schema import Config
 from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
-from mezo_cli.optim import StepResult, not_finite, optimizer_class
-from mezo_cli.optim.settings import CLIP_SETTINGS, PerturbationConfig, zeroth_order
+from mezo_cli.optim import StepResult, not_finite
 from mezo_cli.perturb.noise import Noise
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import agreement
@@ -63,7 +62,7 @@ class TrainingRun:
         has_test: bool = True,
     ) -> None:
         self.config, self.run, self.ranks, self._has_test = config, run, ranks, has_test
-        self._replayable = optimizer_class(config.optimizer).replayable
+        self._replayable = config.optimizer.replayable
         self.step = self._first_step = 0  # the first of this process
         self.log, self.best, self.divergence = RunLog(config, run), BestStep(config), Divergence()
         self.untrained: dict[str, Tensor] = {}
@@ -321,7 +320,7 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
     """Return the header of the trajectory that starts from the session's weights."""
     config, optimizer, params = session.config, session.optimizer, session.params
     drawn = zeroth_order(config.optimizer)
-    names = [name for name in type_hints(type(config.optimizer)) if name not in ("name", *CLIP_SETTINGS)]
+    names = [name for name in type(config.optimizer).model_fields if name not in ("name", *CLIP_SETTINGS)]
     return trajectory.Header(
         fingerprint=fingerprint,
         optimizer=config.optimizer.name,

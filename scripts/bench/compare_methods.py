@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mezo_cli.config.budget import calls
 from mezo_cli.console import format_duration, make_console
 from mezo_cli.report.aggregate import Group, format_points, group_runs
 from mezo_cli.report.details import RunDetails
@@ -124,7 +123,7 @@ class Method:
         """Return for each test seed the calls after which its gain on dev is first this one; None if it never is."""
         steps = {seed: values.index[values >= gain] for seed, values in self.gains.items()}
         configs = {seed: run.config for seed, run in self.tests.items()}
-        return [calls(configs[seed], min(reached)) if len(reached) else None for seed, reached in steps.items()]
+        return [configs[seed].calls(min(reached)) if len(reached) else None for seed, reached in steps.items()]
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def _record(bench: Bench, method: Method) -> dict[str, Any]:
         "lr": method.lr,
         "at_end_of_grid": method.at_end,
         "trials": len(method.tuning),
-        "tuning_calls": sum(calls(entry.config, entry.steps_done) for entry in method.tuning),
+        "tuning_calls": sum(entry.config.calls(entry.steps_done) for entry in method.tuning),
         "seeds": list(method.tests),
         **{name: _mean(scores[name]) for name in SCORES},
         "gain_at_last_half": half_width(list(scores["gain_at_last"])),
@@ -294,7 +293,7 @@ def _run_record(bench: Bench, method: Method, entry: Entry, point: int) -> dict[
         "seed": entry.data_seed,
         "point": format_points(method.group.grid)[point],
         "status": entry.status,
-        "calls": calls(entry.config, entry.steps_done),
+        "calls": entry.config.calls(entry.steps_done),
         "best_step": (entry.summary.get("best") or {}).get("step"),
         "dev_best": shown_value(metric, entry.score("dev")),
         "dev_last": shown_value(metric, last[0][metric] if last else None),

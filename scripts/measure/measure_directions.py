@@ -15,7 +15,6 @@ steps), and that of their sum. It tells better directions from better step sizes
 """
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +46,8 @@ def gradient(session: Session, rows: Sequence[Any], weights: Sequence[float] | N
 
 def noise(session: Session, rows: Sequence[Any], size: int, kind: Any) -> tuple[float, float, float]:
     """Return G, N and the standard deviation of a batch's loss times the square root of its rows."""
-    data = dataclasses.replace(session.config.data, batches=kind)
-    sampler = make_sampler(dataclasses.replace(session.config, data=data, batch_size=size), rows)
+    data = session.config.data.replace(batches=kind)
+    sampler = make_sampler(session.config.replace(data=data, batch_size=size), rows)
     total, squares, losses = torch.zeros(1, dtype=torch.float64), [], []
     count = len(rows) // size
     for step in range(count):
@@ -96,8 +95,8 @@ def cosines(base: Session, config: Config, rows: Sequence[Any], target: Tensor, 
 
 def in_float32(config: Config) -> Config:
     """Return the config with forwards in float32, none of which are kept between steps."""
-    model = dataclasses.replace(config.model, compute_dtype="float32", cache_frozen="off")
-    return dataclasses.replace(config, model=model)
+    model = config.model.replace(compute_dtype="float32", cache_frozen="off")
+    return config.replace(model=model)
 
 
 def show_noise(overrides: Sequence[str], size: int, count: int) -> None:

@@ -2,29 +2,28 @@
 
     python scripts/reference/make_reference.py
 
-The meaning of a key is written once: under `Attributes` in the docstring of its class (mezo_cli/config/schema.py, or
-the module of an optimizer). The help of a command is its function's docstring in mezo_cli/cli.py.
+The meaning of a key is written once: in the description of its field (mezo_cli/config/). The help of a command is its
+function's docstring in mezo_cli/cli.py.
 """
 
 import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 import yaml
 
 from mezo_cli.cli import app
+from mezo_cli.config.base import MISSING, Settings
 from mezo_cli.config.choices import conf_dir
-from mezo_cli.config.keys import children, groups, is_group, type_hints
+from mezo_cli.config.explain import GROUPS, is_group, takes
 from mezo_cli.config.overrides import HYDRA_CHOICES
-from mezo_cli.config.registry import CHOICES, NAMES, classes
-from mezo_cli.config.schema import MISSING, Config
-from mezo_cli.config.validation import default_of
-from mezo_cli.config.values import Allowed, allowed, plain_type
+from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -34,11 +33,10 @@ MADE = f"<!-- made by `{COMMAND}`: change mezo_cli/ and run it again -->"
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One row of the page: a config key, its type and range, its default and its meaning."""
+    """One row of the page: a config key, what it takes, its default and its meaning."""
 
     name: str
-    type: str
-    allowed: str
+    takes: str
     default: str
     meaning: str
 
@@ -46,47 +44,26 @@ class Key:
 # --- the keys ---
 
 
-def attributes(kind: type) -> dict[str, str]:
-    """Return the meaning of each field of a class of settings, from `Attributes:` in its docstring or a base's."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        rows = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.M)
-        found |= {name: " ".join(text.split()) for name, text in rows}
-    return found
-
-
-def keys_of(kind: type, prefix: str = "") -> list[Key]:
-    """Return the keys of a class of settings that take a value; those of a group inside it follow.
-
-    Raises:
-        KeyError: for a field without a meaning.
-    """
-    if kind in CHOICES:
-        return _keys_of_choices(kind, prefix)
-    own, inner, meanings = [], [], attributes(kind)
-    for name, hint in type_hints(kind).items():
-        if is_group(plain_type(hint)):
-            inner += [] if prefix == "" else keys_of(plain_type(hint), f"{prefix}{name}.")
+def keys_of(kind: type[Settings], prefix: str = "") -> list[Key]:
+    """Return the keys of a class of settings that take a value; those of a group inside it follow."""
+    own, inner = [], []
+    for name, field in kind.model_fields.items():
+        if is_group(field.annotation):
+            inner += [] if prefix == "" else keys_of(cast("type[Settings]", field.annotation), f"{prefix}{name}.")
         else:
-            own.append(_key(f"{prefix}{name}", hint, _default(default_of(kind, name), prefix), meanings[name]))
+            own.append(_key(f"{prefix}{name}", kind, name, _default(field.default, prefix)))
     return own + inner
 
 
-def _keys_of_choices(base: type, prefix: str) -> list[Key]:
+def keys_of_choices(group: str) -> list[Key]:
     """Return the keys of a group whose settings depend on the choice, with the choices that have each."""
-    kinds = {name: kind for name, kind in classes(base).items() if name in CHOICES[base].built_in}
-    found = []
-    for name in children(base):
-        having = {choice: kind for choice, kind in kinds.items() if name in type_hints(kind)}
-        if not having:  # of a plug-in
-            continue
+    kinds, found = dict(CHOICES[group].all(plug_ins=False)), []
+    for name in dict.fromkeys(name for kind in kinds.values() for name in kind.model_fields):
+        having = {choice: kind for choice, kind in kinds.items() if name in kind.model_fields}
+        defaults = {_default(kind.model_fields[name].default, f"{group}.") for kind in having.values()}
+        where = () if len(having) == len(kinds) else tuple(having)
         kind = next(iter(having.values()))
-        defaults = {_default(default_of(one, name), prefix) for one in having.values()}
-        shared = len(having) == len(kinds)
-        where = "" if shared else f" Only with `{prefix[:-1]}=` {_names(having)}."
-        meaning = attributes(kind)[name].rstrip(".") + "."
-        found.append(_key(f"{prefix}{name}", type_hints(kind)[name], "; ".join(sorted(defaults)), meaning + where))
+        found.append(_key(f"{group}.{name}", kind, name, "; ".join(sorted(defaults)), where))
     return found
 
 
@@ -94,26 +71,32 @@ def _default(value: Any, prefix: str) -> str:
     return f"`{prefix[:-1]}=`" if value == MISSING else _value(value)
 
 
-def _key(name: str, hint: Any, default: str, meaning: str) -> Key:
-    takes = allowed(hint)
-    choices = NAMES[name].built_in if name in NAMES else takes.choices
-    return Key(name, _type(takes), _allowed(takes, choices), default, meaning)
+def _key(key: str, kind: type[Settings], name: str, default: str, having: Sequence[str] = ()) -> Key:
+    allowed, meaning = takes(kind, name), kind.model_fields[name].description
+    assert meaning, f"{key}: say what it means, in its description"
+    choices = CHOICES[key[:-5]].built_in if key.endswith(".name") and key[:-5] in CHOICES else allowed.get("enum", ())
+    values = _names(choices) or _range(allowed) or TYPES[allowed["type"]]
+    null = " or null" if allowed["null"] and default != "`null`" else ""
+    return Key(key, values + null, default, _brief(meaning) + (f" ({_names(having)})" if having else ""))
 
 
-def _type(takes: Allowed) -> str:
-    base = {str: "text", bool: "true or false", int: "whole number", float: "number"}
-    base |= {list: "list of texts", dict: "texts by name", Any: "text, pairs or null"}
-    return base[takes.value_type] + (" or null" if takes.optional else "")
+TYPES = {
+    "string": "text",
+    "boolean": "true or false",
+    "array": "list of texts",
+    "object": "texts by name",
+    "any": "text, pairs or null",
+}
 
 
-def _allowed(takes: Allowed, choices: Iterable[str]) -> str:
-    """Return the choices, or the range in interval notation."""
-    if choices:
-        return _names(choices)
-    if takes.value_type not in (int, float):
+def _range(allowed: Mapping[str, Any]) -> str:
+    """Return a range in interval notation; empty for what is no number."""
+    if allowed["type"] not in ("integer", "number"):
         return ""
-    low = f"({takes.above:g}" if takes.above is not None else f"[{_number(takes.low)}"
-    return f"{low}, {_number(takes.high)}" + ("]" if takes.high is not None else ")")
+    low = (
+        f"({allowed['exclusiveMinimum']:g}" if "exclusiveMinimum" in allowed else f"[{_number(allowed.get('minimum'))}"
+    )
+    return f"{low}, {_number(allowed.get('maximum'))}" + ("]" if "maximum" in allowed else ")")
 
 
 def _number(value: float | None) -> str:
@@ -161,8 +144,8 @@ def config_page() -> str:
         *_paragraph(
             "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
             " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. An unknown"
-            " key, a wrong type and a value out of range end in one line and exit status 2. The docstrings of"
-            " mezo_cli/config/schema.py say more about each."
+            " key, a wrong type and a value out of range end in one line and exit status 2. The descriptions in"
+            " mezo_cli/config/ say more about each."
         ),
         "A range `[1, )` begins at 1 and has no end; `(0, )` leaves 0 out. nan and inf are outside every range.",
         "",
@@ -174,16 +157,17 @@ def config_page() -> str:
         *_table(("choice", "default", "values"), _choice_rows()),
         "",
     ]
-    hints = type_hints(Config)
     lines += ["## The run", *_keys(keys_of(Config)), ""]
-    for name, kind in hints.items():
-        if is_group(kind):
-            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys_of(kind, f"{name}.")), ""]
+    for name, field in Config.model_fields.items():
+        if is_group(field.annotation):
+            kind = cast("type[Settings]", field.annotation)
+            keys = keys_of_choices(name) if name in CHOICES else keys_of(kind, f"{name}.")
+            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys), ""]
     return "\n".join([*lines, *_hydra()]).rstrip() + "\n"
 
 
 def _choice_rows() -> Iterator[Sequence[str]]:
-    for group in groups():
+    for group in GROUPS:
         chosen = default_choices()[group]
         yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(choices_of(group))
 
@@ -194,23 +178,15 @@ def _summary(kind: type) -> str:
 
 
 def _keys(keys: Iterable[Key]) -> list[str]:
-    rows = [(f"`{key.name}`", _takes(key), key.default, _brief(key.meaning)) for key in keys]
+    rows = [(f"`{key.name}`", key.takes, key.default, key.meaning) for key in keys]
     return _table(("key", "takes", "default", "meaning"), rows)
 
 
-def _takes(key: Key) -> str:
-    """Return what a key takes: its choices or its range, else its type; null is in the default, or said."""
-    null = " or null" if key.type.endswith("or null") and key.default != "`null`" else ""
-    return f"{key.allowed}{null}" if key.allowed else key.type.removesuffix(" or null") + null
-
-
 def _brief(meaning: str) -> str:
-    """Return the first clause of a meaning, and which choices have the key; the docstring says the rest."""
-    meaning, _, having = meaning.partition(" Only with ")
+    """Return the first clause of a meaning; the description says the rest."""
     first = re.split(r"(?<!e\.g)[.;] ", re.sub(r" \(docs/[^)]*\)", "", meaning).rstrip("."))[0]
     head, _, _ = first.partition(": ")
-    first = head if len(head.split()) >= 6 else first
-    return f"{first} ({having.partition('=` ')[2].rstrip('.')})" if having else first
+    return head if len(head.split()) >= 6 else first
 
 
 def _hydra() -> list[str]:

@@ -35,7 +35,7 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
     reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     assert "score" not in Path("run/config.yaml").read_text()
     assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("resume", "run"))
@@ -75,7 +75,7 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
 
 def test_another_function_goes_on_with_new_reward(reward: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     before = Run(Path("run")).info()["reward"]["sha256"]
     Path("mine.py").write_text(CODE.replace("len(text)", "-len(text)"))

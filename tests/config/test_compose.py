@@ -19,7 +19,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import CHOICES, readers, settings_class
 from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.validation import build, check, class_defaults
-from mezo_cli.config.values import Allowed, allowed, plain_type
+from mezo_cli.config.base import Allowed, allowed, plain_type
 from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
 

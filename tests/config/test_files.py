@@ -106,7 +106,7 @@ def test_launchers_and_sweepers_are_chosen_by_name(word: str, part: str, monkeyp
 
 def test_a_launcher_is_for_a_sweep(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="add -m"):
-        compose.compose_run([*SHORT, "hydra/launcher=basic"])
+        compose.load([*SHORT, "hydra/launcher=basic"])
     plan = plan_sweep([*SHORT, "hydra/launcher=basic", "seed=1,2", f"hydra.sweep.dir={tmp_path}"])
     assert (plan.launcher, len(plan.jobs)) == ("basic", 2)
 

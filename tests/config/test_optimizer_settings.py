@@ -13,11 +13,11 @@ from mezo_cli.config.keys import all_keys
 from mezo_cli.config.schema import to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
-from mezo_cli.config.values import Number
+from mezo_cli.config.base import Number
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.settings import ZerothOrderConfig
+from mezo_cli.config.optimizers import ZerothOrderConfig
 from mezo_cli.sweep.plan import plan_sweep
 
 MEZO = ["name", "lr", "eps", "weight_decay", "samples", "sample_schedule", "noise", "schedule", "clip_g", "clip_window"]

@@ -84,7 +84,7 @@ def test_a_sentence_that_is_cut_is_a_doubt_and_what_was_not_looked_at_is_unknown
     roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = build_config([f"model.path={roberta}", "data=demo", "task.first_limit=4"])
-    encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.load("mlm").model_kind))
+    encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.implementation("mlm").model_kind))
 
     def cut(examples: list[Example], seconds: float = 9.0) -> tuple[str, dict[str, Any]]:
         encoded = {"train": encoder.encode_all(examples)}

@@ -32,11 +32,11 @@ def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_pat
     sampler = BatchSampler(len(rows), config.batch_size, config.seed)
     runner.exclude_unreachable(rows[0])
 
-    loaded = models.load(config.model, OBJECTIVES.load("mlm").model_kind, config.task.labels, config.seed)
+    loaded = models.load(config.model, OBJECTIVES.implementation("mlm").model_kind, config.task.labels, config.seed)
     model, encoder = loaded.model, runner.encoder
     optimizer = MezoOptimizer(model, lr=1e-2, eps=config.optimizer.eps, seed=config.seed)
     if own:
-        objective = OBJECTIVES.load("mlm")(config, loaded, optimizer.forward, encoder)
+        objective = OBJECTIVES.implementation("mlm")(config, loaded, optimizer.forward, encoder)
         session = Session(config, loaded, optimizer.forward, objective, runner.optimizer, encoder)
     for step in range(STEPS):
         chosen = [rows[i] for i in sampler.batch(step)]

@@ -212,7 +212,7 @@ def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Pa
     given = run_words(home, data, *RUNS[name])
     assert mezo("train", *given, f"hydra.run.dir={whole}").code == 0
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load(name.split(",")[0]), "step", 4)
+        interrupt_at(patch, OPTIMIZERS.implementation(name.split(",")[0]), "step", 4)
         assert mezo("train", *given, f"hydra.run.dir={run}").code == 130
     assert mezo("resume", run).code == 0
     assert weights(run / last) == weights(whole / last)

@@ -55,7 +55,7 @@ def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_p
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert mezo("train", *words(name), f"hydra.run.dir={whole}").code == 0
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load("es" if "es" in name.split(",") else "mezo"), "step", 4)
+        interrupt_at(patch, OPTIMIZERS.implementation("es" if "es" in name.split(",") else "mezo"), "step", 4)
         assert mezo("train", *words(name), f"hydra.run.dir={run}").code == 130
     assert mezo("resume", run).code == 0
     last = Path("checkpoints") / "last"

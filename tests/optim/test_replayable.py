@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.keys import type_hints
 from mezo_cli.config.schema import StepRecord, to_dict
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
@@ -36,7 +35,7 @@ COMMON = ["optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.schedule
 
 def cases() -> Iterator[Any]:
     """Every method with every noise, with one and with more samples, with a window and without."""
-    found = {name: OPTIMIZERS.load(name) for name in OPTIMIZERS.built_in if name != "linear_probe"}
+    found = {name: OPTIMIZERS.implementation(name) for name in OPTIMIZERS.built_in if name != "linear_probe"}
     methods = [name for name, kind in found.items() if kind.replayable]
     defaults = to_dict(build_config([]))
     for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):

@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.config.validation import build_group, check
 from mezo_cli.errors import RunFailed
-from mezo_cli.optim.settings import zeroth_order
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.read import Entry
 from mezo_cli.runs import Run

@@ -16,7 +16,7 @@ import pytest
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import worker
 from mezo_cli.rewards.scoring import Reward, RewardBatch
-from mezo_cli.rewards.spec import parse
+from mezo_cli.config.rewards import parse
 from tests.command_line import environment
 
 Write = Callable[..., str]
@@ -243,7 +243,7 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
 PARENT = """
 import sys
 from mezo_cli.rewards.scoring import Reward
-from mezo_cli.rewards.spec import parse
+from mezo_cli.config.rewards import parse
 with Reward(parse(sys.argv[1]), timeout=60) as reward:
     reward.score(["a"], [{}], [[]], [0], ["row"])
 """

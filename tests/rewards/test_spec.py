@@ -9,7 +9,7 @@ import pytest
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import SettingError
 from mezo_cli.rewards.scoring import Reward
-from mezo_cli.rewards.spec import describe_change, parse
+from mezo_cli.config.rewards import describe_change, parse
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ PLUGIN = """
 from dataclasses import dataclass
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Settings
-from mezo_cli.config.values import Number
+from mezo_cli.config.base import Number
 
 @dataclass(frozen=True)
 class Scaled(Settings):

@@ -83,7 +83,7 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(
         with pytest.raises(UserError, match=f"^here: {said}"):
             check_rebuildable(build_config(words), "here")
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
         assert mezo("train", *small(roberta, movies, tmp_path / "cut")).code == 130
     line = error_line(mezo("export", tmp_path / "cut", "--trajectory", "--out", tmp_path / "out"))
     assert "is interrupted: only the trajectory of a finished run" in line

@@ -69,7 +69,7 @@ def config_of(opt: Path, folder: Path, *words: str) -> Config:
 
 def encoder_of(config: Config) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    return OBJECTIVES.load(config.objective.name).encoder_class(config.task, tokenizer)
+    return OBJECTIVES.implementation(config.objective.name).encoder_class(config.task, tokenizer)
 
 
 def test_the_text_is_the_papers(opt: Path, folder: Path) -> None:

@@ -41,7 +41,7 @@ def words(case: str, opt: Path) -> list[str]:
 def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.load("mezo"), "step", 3)
+        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
         assert mezo("train", "model=opt-125m", *words(case, opt), f"hydra.run.dir={run}").code == 130
     done = mezo("resume", run)
     assert done.code == 0, done.err

@@ -51,7 +51,7 @@ def test_a_run_has_diverged_when_its_losses_rise_far_above_the_lowest(values: li
 def test_the_verdict_is_the_side_of_zero_on_which_the_interval_lies(
     metric: str, rows: int, interval: Any, repeatable: bool, expected: str, said: str
 ) -> None:
-    config = compose.compose_run([f"metric={metric}", "data.dir=x", "data=files"], None).config
+    config = compose.load([f"metric={metric}", "data.dir=x", "data=files"], None).config
     difference = {metric: 0.1, "intervals": {} if interval is None else {metric: list(interval)}}
     found = judge_difference(config, Compared("test", 4, rows, 0.5, 0.6, difference), repeatable)
     assert (found[0], said in found[1]) == (expected, True), found

@@ -42,7 +42,7 @@ class WandbLogger:
                 tags=run.tags,
                 resume="allow",
                 mode=mode,  # type: ignore[arg-type]  # W&B names what it allows
-                settings=wandb.Settings(**known),  # type: ignore[arg-type]  # of several types
+                settings=wandb.Settings(**known),
             )
 
         try:

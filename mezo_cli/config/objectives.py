@@ -1,42 +1,61 @@
-"""The settings of the built-in objectives that have more than a name and a loss. Nothing here imports torch."""
+"""The settings of the built-in objectives, and what implements each. Nothing here imports torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from mezo_cli.config.base import NotNegativeNumber, Number, Positive, SettingError
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.config.schema import ObjectiveConfig, Positive, SettingError, TaskConfig
-from mezo_cli.config.values import Number
-from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.rewards.spec import RewardSpec, describe_change, parse
+from mezo_cli.config.rewards import parse
+from mezo_cli.config.schema import ObjectiveConfig, TaskConfig
+from mezo_cli.errors import did_you_mean, join
 
 if TYPE_CHECKING:
     from mezo_cli.config.schema import Config
 
-NO_REWARD = (
-    "no reward is given: add objective.reward=NAME, or a function of your own by objective.reward=FILE.py:function or "
-    "MEZO_REWARD (a run does not store it)"
-)
-NotNegativeNumber = Annotated[Number, Field(ge=0.0)]
+
+class MlmConfig(ObjectiveConfig):
+    """Settings of objective mlm."""
+
+    implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
+
+    def check_task(self, task: TaskConfig) -> None:
+        """Reject a task without a template, too."""
+        if task.template is None:
+            raise SettingError("task.template", f"task.template is not set: give task.template=...{task.offered}")
+        super().check_task(task)
 
 
-@dataclass(frozen=True)
+class ClsConfig(ObjectiveConfig):
+    """Settings of objective cls."""
+
+    implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Cls"
+    has_head: ClassVar[bool] = True
+
+
+class LmConfig(ObjectiveConfig):
+    """Settings of objective lm."""
+
+    implementation: ClassVar[str] = "mezo_cli.objectives.lm:Lm"
+    demonstrates: ClassVar[bool] = True
+
+
 class ChoiceConfig(ObjectiveConfig):
-    """Settings of objective choice.
+    """Settings of objective choice."""
 
-    Attributes:
-        loss: cross_entropy: over the scores of a row's candidates; lm: cross-entropy of the tokens of the right
-            candidates, averaged over all of them in the batch; accuracy: 1 - accuracy, which has no gradient.
-        normalize: the score of a candidate is the mean of its tokens' log-probabilities, or their sum.
-    """
-
+    implementation: ClassVar[str] = "mezo_cli.objectives.choice:Choice"
     needs_labels: ClassVar[bool] = False
+    demonstrates: ClassVar[bool] = True
 
-    loss: Literal["cross_entropy", "lm", "accuracy"] = "cross_entropy"
-    normalize: Literal["mean", "sum"] = "mean"
+    loss: Literal["cross_entropy", "lm", "accuracy"] = Field(
+        "cross_entropy",
+        description="cross_entropy: over the scores of a row's candidates; lm: cross-entropy of the tokens of the "
+        "right candidates, averaged over all of them in the batch; accuracy: 1 - accuracy, which has no gradient",
+    )
+    normalize: Literal["mean", "sum"] = Field(
+        "mean", description="the score of a candidate is the mean of its tokens' log-probabilities, or their sum"
+    )
 
     @property
     def metric_names(self) -> list[str]:
@@ -50,7 +69,7 @@ class ChoiceConfig(ObjectiveConfig):
 
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
-        return task if task.choice.each is None else replace(task, labels=[])
+        return task if task.choice.each is None else task.replace(labels=[])
 
     def check_task(self, task: TaskConfig) -> None:
         """Reject a task without candidates, and labels that do not number them."""
@@ -72,44 +91,40 @@ class ChoiceConfig(ObjectiveConfig):
             why = f"{name}: {count} task.choice.candidates for {len(task.labels)} labels ({join(task.labels)})"
             raise SettingError("task.choice.candidates", f"{why}; give one for each, in the same order, two or more")
 
-    def check(self, config: "Config") -> None:
-        """Reject rows whose loss only text that is generated can measure."""
-        if config.data.keep is not None:
-            why = "objective=choice does not read it, only objective=generate"
-            raise SettingError("data.keep", f"data.keep={config.data.keep}: {why}")
 
-
-@dataclass(frozen=True)
 class GenerateConfig(ObjectiveConfig):
-    """Settings of objective generate.
+    """Settings of objective generate."""
 
-    Attributes:
-        loss: reward: minus the mean reward of the completions; lm: cross-entropy of the answers' tokens.
-        reward: a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own (docs/how-to/rewards.md); null:
-            none.
-        reward_timeout: seconds for the rewards of a batch.
-        reward_errors: what a row counts whose reward fails: stop ends the run, zero counts 0.
-        max_new_tokens: the most tokens of a completion.
-        temperature: 0 for greedy completions, else they are drawn from softmax(logits / temperature).
-        samples: completions per prompt and member.
-        reduce: what a row's reward is of those of its completions; max: pass@k.
-        eval_temperature: the temperature of evaluations.
-        eval_samples: completions per prompt of evaluations.
-    """
-
+    implementation: ClassVar[str] = "mezo_cli.objectives.generation:Generation"
     needs_labels: ClassVar[bool] = False
+    demonstrates: ClassVar[bool] = True
     differentiable_loss: ClassVar[str] = "lm"
 
-    loss: Literal["reward", "lm"] = "reward"
-    reward: Any = None
-    reward_timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = 10.0
-    reward_errors: Literal["stop", "zero"] = "stop"
-    max_new_tokens: Positive = 50
-    temperature: NotNegativeNumber = 0.0
-    samples: Positive = 1
-    reduce: Literal["mean", "max"] = "mean"
-    eval_temperature: NotNegativeNumber = 0.0
-    eval_samples: Positive = 1
+    loss: Literal["reward", "lm"] = Field(
+        "reward",
+        description="reward: minus the mean reward of the completions; lm: cross-entropy of the answers' tokens",
+    )
+    reward: Any = Field(
+        None,
+        description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own (docs/how-to/rewards.md); "
+        "null: none",
+    )
+    reward_timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = Field(
+        10.0, description="seconds for the rewards of a batch"
+    )
+    reward_errors: Literal["stop", "zero"] = Field(
+        "stop", description="what a row counts whose reward fails: stop ends the run, zero counts 0"
+    )
+    max_new_tokens: Positive = Field(50, description="the most tokens of a completion")
+    temperature: NotNegativeNumber = Field(
+        0.0, description="0 for greedy completions, else they are drawn from softmax(logits / temperature)"
+    )
+    samples: Positive = Field(1, description="completions per prompt and member")
+    reduce: Literal["mean", "max"] = Field(
+        "mean", description="what a row's reward is of those of its completions; max: pass@k"
+    )
+    eval_temperature: NotNegativeNumber = Field(0.0, description="the temperature of evaluations")
+    eval_samples: Positive = Field(1, description="completions per prompt of evaluations")
 
     @property
     def default_metric(self) -> str:
@@ -157,24 +172,3 @@ class GenerateConfig(ObjectiveConfig):
         if config.distributed.split == "rows" and self.loss == "reward":
             why = "ranks share the members of a step with rewards"
             raise SettingError("distributed.split", f"distributed.split=rows: {why}; use directions")
-
-    def check_new_run(self, config: "Config") -> None:
-        """Open the reward, which checks its file and its arguments."""
-        from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
-
-        reward = reward_spec(config)
-        if reward is not None:
-            Reward(reward).close()
-        elif self.loss == "reward":
-            raise UserError(f"objective.loss=reward: {NO_REWARD}")
-
-    def describe_change(self, config: "Config", info: Mapping[str, Any]) -> str:
-        """Return how the reward's code differs from that which the run was trained on."""
-        reward, recorded = reward_spec(config), info.get("reward")  # nothing is recorded before the first step
-        return "" if reward is None or recorded is None else describe_change(reward, recorded["sha256"])
-
-
-def reward_spec(config: "Config") -> RewardSpec | None:
-    """Return the reward of a run; None if it has none."""
-    reward = reward_of(config)
-    return None if reward is None else parse(reward)

@@ -1,6 +1,5 @@
 """What `objective.reward` says: built-in rewards with their weights and settings, or one function of the user's own."""
 
-import dataclasses
 import hashlib
 import inspect
 import re
@@ -10,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.own_code import SHUFFLED, names_code
+from mezo_cli.config.base import Number, SettingError, Settings, show
+from mezo_cli.config.explain import validate
+from mezo_cli.config.own_code import SHUFFLED, names_code, reward_of
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.config.schema import SettingError, Settings
-from mezo_cli.config.validation import check
-from mezo_cli.config.values import Number, show
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
 
 KEY = REWARDS.key
+NO_REWARD = (
+    "no reward is given: add objective.reward=NAME, or a function of your own by objective.reward=FILE.py:function or "
+    "MEZO_REWARD (a run does not store it)"
+)
 FORMS = "a name, {NAME: WEIGHT}, shuffled:NAME, FILE.py:function or package.module:function"
 
 
@@ -68,9 +71,14 @@ class RewardSpec:
         return {"name": self.describe(), "sha256": self.sha256, "in_process": self.in_process}
 
 
-@dataclass(frozen=True)
 class _Weight(Settings):
     weight: Number = 1.0
+
+
+def reward_spec(config: Config) -> RewardSpec | None:
+    """Return the reward of a run; None if it has none."""
+    reward = reward_of(config)
+    return None if reward is None else parse(reward)
 
 
 def parse(setting: Any) -> RewardSpec:
@@ -95,11 +103,12 @@ def parse(setting: Any) -> RewardSpec:
     return RewardSpec((part,), name != setting, sha256)
 
 
-def describe_change(spec: RewardSpec, recorded: str | None) -> str:
-    """Return how the code of a reward differs from that whose sha256 is in `run.json`; "" if it does not."""
-    if spec.sha256 == recorded:
+def describe_change(config: Config, info: Mapping[str, Any]) -> str:
+    """Return how the code of a run's reward differs from that which run.json says it was trained on; "" if not."""
+    spec, recorded = reward_spec(config), info.get("reward")  # nothing is recorded before the first step
+    if spec is None or recorded is None or spec.sha256 == recorded["sha256"]:
         return ""
-    was, now = (value[:12] if value else "none" for value in (recorded, spec.sha256))
+    was, now = (value[:12] if value else "none" for value in (recorded["sha256"], spec.sha256))
     return f"{KEY}={spec.describe()}: its code is not what the run was trained on (sha256 {was}, now {now})"
 
 
@@ -117,19 +126,11 @@ def _registered(name: str, value: Any) -> Part:
         raise SettingError(KEY, str(error)) from error
     parent = f"{KEY}.{name}."
     settings = dict(value) if isinstance(value, Mapping) else {"weight": value}
-    weight = check(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
-    fields = {item.name: item for item in dataclasses.fields(target)} if dataclasses.is_dataclass(target) else {}
-    for key in settings:
-        if key not in fields:
-            near, allowed = did_you_mean(str(key), fields), join(["weight", *fields])
-            raise SettingError(f"{parent}{key}", f"unknown key '{parent}{key}'{near}; known: {allowed}")
-    for key, item in fields.items():
-        if key not in settings and item.default is item.default_factory is dataclasses.MISSING:
-            raise SettingError(KEY, f"{parent}{key} is not set: give {KEY}={{{name}: {{{key}: ...}}}}")
-    if not dataclasses.is_dataclass(target):
-        return Part(name, REWARDS.targets[name], weight)
-    checked: Any = check(target, settings, parent)  # type: ignore[arg-type]
-    return Part(name, REWARDS.targets[name], weight, dataclasses.asdict(checked))
+    weight = validate(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
+    is_class = isinstance(target, type) and issubclass(target, Settings)
+    if is_class or settings:
+        settings = validate(target if is_class else Settings, settings, parent).model_dump()
+    return Part(name, REWARDS.targets[name], weight, settings if is_class else None)
 
 
 # --- functions of the user's own ---

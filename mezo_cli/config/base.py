@@ -1,0 +1,105 @@
+"""What every class of settings is made of: pydantic's model, and types without conversions that hide mistakes.
+
+A text is no number, `Yes` without quotes is no text, 1.0 is no whole number, and nan and inf are outside every range.
+A number may be given as a text, because `${oc.env:...}` gives texts.
+"""
+
+import math
+from numbers import Integral, Real
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
+
+from mezo_cli.errors import UserError
+
+MISSING = "???"  # as in OmegaConf: a value has to be given
+SHOWN = "shown"  # the type of an error whose text needs only the key before it
+
+
+class Settings(BaseModel):
+    """The base of every class of settings: frozen, and without keys that the class does not have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def replace(self, **values: Any) -> Self:
+        """Return a copy with other values, which are not checked."""
+        return self.model_copy(update=values)
+
+
+class SettingError(UserError):
+    """A setting that is not valid.
+
+    Attributes:
+        key: its dotted name.
+    """
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def show(value: Any) -> str:
+    """Return a value for an error line."""
+    return "null" if value is None else str(value)
+
+
+def refused(why: str) -> PydanticCustomError:
+    """Return the error of a validator whose text follows the key in the error line: `=5: allowed is ...`."""
+    return PydanticCustomError(SHOWN, "{why}", {"why": why})
+
+
+def _text(value: Any) -> str:
+    if value == "":
+        raise refused(" is empty: give a value, or leave it out")
+    return _entry(value)
+
+
+def _entry(value: Any) -> str:
+    """Return a text of a list or of pairs; what may not be empty there is checked where it is used."""
+    if value == MISSING:
+        raise refused(" is not set: give it a value")
+    if isinstance(value, bool):
+        raise refused(f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word")
+    if isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
+        raise refused(f" holds the number {value}: expected a text, so quote it")
+    if not isinstance(value, (str, int)):
+        raise refused(f" holds {show(value)}: expected a text")
+    return str(value)
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number. One that is not finite is left to the check of the range."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    infinite = isinstance(value, Real) and not math.isfinite(value)
+    raise PydanticCustomError("range" if infinite else "number", "not a whole number")
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (Real, str)):
+        raise PydanticCustomError("number", "not a number")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError) as error:
+        raise PydanticCustomError("number", "not a number") from error
+    if not math.isfinite(number):
+        raise PydanticCustomError("range", "not finite")
+    return number
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Entry = Annotated[str, BeforeValidator(_entry)]  # of a list or of pairs: it may be empty
+Flag = Annotated[bool, Strict()]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Positive = Annotated[Whole, Field(ge=1)]
+NotNegative = Annotated[Whole, Field(ge=0)]
+Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
+Number = Annotated[float, BeforeValidator(_number)]
+PositiveNumber = Annotated[Number, Field(gt=0.0)]
+NotNegativeNumber = Annotated[Number, Field(ge=0.0)]

@@ -1,0 +1,186 @@
+"""The keys of a config, what each takes, and the one line that says why a value, or a key, is not valid.
+
+Pydantic checks values, wherever they come from: the command line, a YAML file, a run's own config.yaml. What a key
+takes is its JSON schema, which pydantic makes of the field's annotation.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from mezo_cli.config.base import MISSING, SHOWN, SettingError, Settings, show
+from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import did_you_mean, join
+
+T = TypeVar("T", bound=Settings)
+GROUPS = ("task", "objective", "optimizer", "model", "peft", "data", "logger", "engine", "experiment")  # choose a file
+ELSEWHERE = {  # the names of other programs -> the key
+    "learning_rate": "optimizer.lr",
+    "epsilon": "optimizer.eps",
+    "epochs": "steps (of batch_size rows each)",
+    "num_epochs": "steps (of batch_size rows each)",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "bs": "batch_size",
+    "model_name": "model (a name) or model.path (a hub id or a folder)",
+}
+
+LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def validate(kind: type[T], values: Mapping[str, Any], parent: str = "") -> T:
+    """Return settings made of plain values; groups that are made already are taken as they are.
+
+    Args:
+        kind: their class.
+        values: its fields by name.
+        parent: what stands before a field's name in error lines: `optimizer.`.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, kind, parent) from error
+
+
+def explain(error: ValidationError, kind: type[BaseModel], parent: str = "") -> SettingError:
+    """Return the first of pydantic's errors as a line that names the key, what was given and what is allowed."""
+    errors = error.errors(include_url=False)
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])  # it may explain others
+    node: Any = kind
+    owner, path = kind, list[str]()
+    for part in map(str, first["loc"]):  # down to the field; what follows is the place in a list or a mapping
+        if not is_group(node):
+            break
+        path.append(part)
+        owner, node = node, node.model_fields[part].annotation if part in node.model_fields else None
+    key, value, error_type = f"{parent}{'.'.join(path)}", first["input"], first["type"]
+    if error_type == "extra_forbidden":
+        return unknown_key(key, [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in owner.model_fields])
+    if error_type == "missing" or value == MISSING:
+        return SettingError(key, f"{key} is not set: give {key}=...")
+    if error_type == SHOWN:
+        return SettingError(key, f"{key}{first['ctx']['why']}")
+    if is_group(node):
+        return SettingError(key, f"{key}={show(value)}: expected a group of keys")
+    return SettingError(key, f"{key}{_reason(takes(owner, path[-1]), error_type, value, key)}")
+
+
+def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -> str:
+    """Return what follows the key in the line about a value that its JSON schema does not allow."""
+    shown, null = f"={show(value)}", ", null" if allowed["null"] else ""
+    if "enum" in allowed:
+        if isinstance(value, bool):
+            return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
+        return f"{shown}: not one of {join(allowed['enum'])}{did_you_mean(str(value), allowed['enum'])}"
+    if allowed["type"] == "boolean":
+        return f"{shown}: allowed are true, false{null}"
+    if allowed["type"] == "array":
+        return f"{shown}: expected a list, e.g. {key}=[one,two]"
+    if allowed["type"] == "object":
+        return f"{shown}: expected pairs, e.g. {key}={{one: two}}"
+    outside = "" if error_type == "number" else "out of range, "
+    bounds = zip(LIMITS.values(), ("at least", "above", "at most", "below"), strict=True)
+    words = [f"{word} {_number(allowed[name])}" for name, word in bounds if name in allowed]
+    of = "whole" if allowed["type"] == "integer" else "finite"
+    return f"{shown}: {outside}allowed is a {of} number {' and '.join(words)}".rstrip()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+# --- keys ---
+
+
+def is_group(node: Any) -> bool:
+    """Return whether what a field holds is a group of keys."""
+    return isinstance(node, type) and issubclass(node, Settings)
+
+
+@cache
+def takes(kind: type[BaseModel], name: str) -> dict[str, Any]:
+    """Return the JSON schema of what a field takes, without null; `null` says whether that is allowed too."""
+    schema = kind.model_json_schema()["properties"][name]
+    options = schema.get("anyOf", [schema])
+    (plain, *_) = [option for option in options if option.get("type") != "null"]
+    if "const" in plain:
+        plain = {"enum": [plain["const"]]}
+    bounds = {LIMITS.get(word, word): value for word, value in plain.items()}  # of a type with a validator: as given
+    return {"type": "any", **bounds, "null": len(options) > 1}
+
+
+def key_owners(kind: type[Settings] = Config, parent: str = "", plug_ins: bool = False) -> dict[str, type[Settings]]:
+    """Return every dotted key that takes a value, with the first class that has it.
+
+    Args:
+        kind, parent: of the group that is looked at.
+        plug_ins: also the keys of choices that are not built in; it imports them.
+    """
+    owners: dict[str, type[Settings]] = {}
+    for name, field in kind.model_fields.items():
+        inner: list[Any] = [field.annotation]
+        if kind is Config and name in CHOICES:
+            inner = list(dict(CHOICES[name].all(plug_ins)).values())
+        if not is_group(inner[0]):
+            owners[f"{parent}{name}"] = kind
+            continue
+        for one in inner:
+            owners = key_owners(one, f"{parent}{name}.") | owners
+    return owners
+
+
+@cache
+def _built_in_owners() -> dict[str, type[Settings]]:
+    return key_owners()
+
+
+def all_keys() -> list[str]:
+    """Return every dotted key that takes a value, without those of plug-ins."""
+    return list(_built_in_owners())
+
+
+def readers(group: str, name: str) -> list[str]:
+    """Return the choices of a group that have a setting; those of plug-ins are looked at where no other has it."""
+    for plug_ins in (False, True):
+        found = [choice for choice, kind in CHOICES[group].all(plug_ins) if name in kind.model_fields]
+        if found:
+            return found
+    return []
+
+
+def key_schema(key: str) -> dict[str, Any]:
+    """Return `takes` of a known key, or of the pairs that it is an entry of; empty for a group."""
+    owners = _built_in_owners()
+    if key not in owners:
+        owners = key_owners(plug_ins=True)
+    for known in (key, key.rpartition(".")[0]):
+        if known in owners and (known == key or takes(owners[known], known.rpartition(".")[2])["type"] == "object"):
+            return takes(owners[known], known.rpartition(".")[2])
+    if key in GROUPS or any(known.startswith(f"{key}.") for known in owners):
+        return {}
+    raise unknown_key(key, _beside(key, owners))
+
+
+def _beside(key: str, owners: Iterable[str]) -> list[str]:
+    """Return the keys under the group that a key is in, as far as there is one; at the top also groups."""
+    parent = key.rpartition(".")[0]
+    while parent and not any(known.startswith(f"{parent}.") for known in owners):
+        parent = parent.rpartition(".")[0]
+    start = f"{parent}." if parent else ""
+    return list(
+        dict.fromkeys(start + known.removeprefix(start).split(".")[0] for known in owners if known.startswith(start))
+    )
+
+
+def unknown_key(key: str, known: Iterable[str]) -> SettingError:
+    """Return the error for a key that does not exist; `known` are those that could stand in its place."""
+    name = key.removeprefix("optimizer.")
+    if name in ELSEWHERE:
+        return SettingError(key, f"unknown key '{key}': here it is {ELSEWHERE[name]}")
+    known, parent = list(known), key.rpartition(".")[0]
+    alike = [other for other in all_keys() if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
+    near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, known) or did_you_mean(key, all_keys())
+    return SettingError(key, f"unknown key '{key}'{near}; known{f' under {parent}' if parent else ''}: {join(known)}")

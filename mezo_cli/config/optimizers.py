@@ -1,0 +1,355 @@
+"""The settings of the built-in optimizers: what each takes and needs, and its implementation. Nothing imports torch."""
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from mezo_cli.config.base import (
+    Entry,
+    Flag,
+    NotNegativeNumber,
+    Number,
+    Positive,
+    PositiveNumber,
+    SettingError,
+    Text,
+    Whole,
+    refused,
+)
+from mezo_cli.config.registry import NOISES
+from mezo_cli.config.schema import OptimizerConfig
+
+if TYPE_CHECKING:
+    from mezo_cli.perturb.noise import Noise
+
+Schedule = Literal["constant", "linear", "cosine"]
+SampleSchedule = Literal["constant", "linear"]
+MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
+SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
+Samples = Annotated[Positive, Field(le=10_000)]
+CLIP_WINDOW = 100
+CLIP_SETTINGS = ("clip_g", "clip_window")  # the header of a trajectory has them apart
+
+
+def _bound(value: Any) -> str:
+    """Return a bound as it is stored: `0.5`, or `q0.99`."""
+    text = str(value)
+    quantile = text.startswith("q")
+    try:
+        number = math.nan if isinstance(value, bool) else float(text.removeprefix("q"))
+    except ValueError:
+        number = math.nan
+    if not (0 < number < math.inf and (number <= 1 or not quantile)):
+        raise refused(f"={text}: allowed are a number above 0, and a quantile of |g| from above q0 to q1, e.g. q0.99")
+    return f"q{number:g}" if quantile else repr(number)
+
+
+NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.built_in]})]
+ClipBound = Annotated[str, BeforeValidator(_bound)]
+
+
+class PerturbationConfig(OptimizerConfig):
+    """Settings of an optimizer whose updates are sums of c z over directions."""
+
+    eps: PositiveNumber = Field(1e-3, description="scale of the perturbation")
+    weight_decay: NotNegativeNumber = Field(0.0, description="weight decay, of every tensor")
+    noise: NoiseName = Field(
+        "gaussian", description="distribution of z; torch: for comparison with the published code only"
+    )
+    schedule: Schedule = Field("constant", description="learning rate schedule")
+
+    @property
+    def directions(self) -> int:
+        """The most directions of a step: a record of the trajectory has a scalar for each."""
+        raise NotImplementedError
+
+    def make_noise(self) -> "Noise":
+        """Return a new noise, from which forwards and updates get z."""
+        from mezo_cli.perturb.noise import make_noise
+
+        return make_noise(self.noise)
+
+    @property
+    def clip_settings(self) -> dict[str, Any] | None:
+        """The settings by which g is clipped, as the header of a trajectory has them; None: it is not."""
+        return None
+
+
+class ZerothOrderConfig(PerturbationConfig):
+    """Settings of an optimizer whose gradient estimates are g z."""
+
+    samples: Samples = Field(1, description="n of n-SPSA: directions per step")
+    sample_schedule: SampleSchedule = Field("constant", description="linear: from 1 to `samples` over the run")
+    clip_g: ClipBound | None = Field(
+        None, description="bound on the size of g: a number, or a running quantile of these sizes, e.g. `q0.99`"
+    )
+    clip_window: Annotated[Positive, Field(le=100_000)] = Field(
+        CLIP_WINDOW, description="the number of sizes of g of which the quantile is taken"
+    )
+
+    @property
+    def directions(self) -> int:
+        """`samples`."""
+        return self.samples
+
+    @property
+    def clip_settings(self) -> dict[str, Any] | None:
+        """`clip_g` and `clip_window`."""
+        return None if self.clip_g is None else {name: getattr(self, name) for name in CLIP_SETTINGS}
+
+    def samples_at(self, step: int, total: int) -> int:
+        """Return n_t, the number of directions that step `step` (from 0) of `total` draws."""
+        n = self.samples
+        return n if self.sample_schedule == "constant" else min(n, 1 + n * step // total)
+
+    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
+        """Return two forwards per sample, and no backward."""
+        n = self.samples
+        drawn = n * steps
+        if self.sample_schedule == "linear":  # n_t > k from step ceil(k total / n) on
+            drawn = steps + sum(max(0, steps + (-k * total) // n) for k in range(1, n))
+        return {"forwards": 2 * drawn, "backwards": 0}
+
+    def check(self) -> None:
+        """Reject a window where no quantile is taken."""
+        if self.clip_window != CLIP_WINDOW and not (self.clip_g or "").startswith("q"):
+            why = f"it is read with a quantile only, e.g. optimizer.clip_g=q0.99 (now {self.clip_g or 'null'})"
+            raise SettingError("optimizer.clip_window", f"optimizer.clip_window={self.clip_window}: {why}")
+
+
+class MezoConfig(ZerothOrderConfig):
+    """Settings of MeZO."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:Mezo"
+    title: ClassVar[str] = "MeZO"
+
+    @property
+    def adds_directions(self) -> bool:
+        """It is the step itself."""
+        return True
+
+
+class NullSignsConfig(MezoConfig):
+    """Settings of MeZO with random signs."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.null_signs:NullSigns"
+    title: ClassVar[str] = "null (random signs)"
+    has_engine: ClassVar[bool] = False
+
+
+class MezoMomentumConfig(ZerothOrderConfig):
+    """Settings of MeZO with momentum."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo_momentum:MezoMomentum"
+    title: ClassVar[str] = "MeZO-momentum"
+    momentum: MomentDecay = Field(0.9, description="decay of the momentum buffer")
+    window: Positive | None = Field(
+        None, description="steps of the moment that are redrawn; null: all steps, kept in a buffer"
+    )
+
+
+class AdamMoments(OptimizerConfig):
+    """The settings of Adam's moments."""
+
+    beta1: MomentDecay = Field(0.9, description="decay of Adam's first moment")
+    beta2: SlowMomentDecay = Field(0.999, description="decay of Adam's second moment")
+    adam_eps: PositiveNumber = Field(1e-8, description="added to the root of Adam's second moment")
+
+
+class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
+    """Settings of MeZO-Adam."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo_adam:MezoAdam"
+    title: ClassVar[str] = "MeZO-Adam"
+    window: Positive | None = Field(
+        None, description="steps of the moment that are redrawn; null: all steps, kept in a buffer"
+    )
+
+    @property
+    def second_moment_is_scalar(self) -> bool:
+        """Whether all elements of v are equal: z^2 = 1, and G has one term."""
+        return self.noise == "rademacher" and self.samples == 1
+
+    def check(self) -> None:
+        """Reject a window where the second moment differs per element, and what MeZO rejects."""
+        super().check()
+        if self.window is not None and not self.second_moment_is_scalar:
+            raise SettingError(
+                "optimizer.window",
+                f"optimizer.window={self.window}: optimizer={self.name} has one number for its second moment only "
+                "with optimizer.noise=rademacher and optimizer.samples=1; otherwise its moments are stored: use "
+                "optimizer.window=null",
+            )
+
+
+class AdaMezoConfig(ZerothOrderConfig):
+    """Settings of AdaMeZO."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.adamezo:AdaMezo"
+    title: ClassVar[str] = "AdaMeZO"
+    has_engine: ClassVar[bool] = False
+    window: Annotated[Positive, Field(le=1000)] = Field(10, description="h, the steps that the moments are sums over")
+    beta1: MomentDecay = Field(0.7, description="decay of Adam's first moment")
+    beta2: SlowMomentDecay = Field(0.9, description="decay of Adam's second moment")
+    adam_eps: PositiveNumber = Field(1e-5, description="added to the root of Adam's second moment")
+
+
+class LozoConfig(ZerothOrderConfig):
+    """Settings of LOZO."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.lozo:Lozo"
+    title: ClassVar[str] = "LOZO"
+    has_engine: ClassVar[bool] = False
+    rank: Annotated[Positive, Field(le=10_000)] = Field(4, description="r of z = U V^T")
+    interval: Positive = Field(50, description="steps with the same V")
+
+    def make_noise(self) -> "Noise":
+        """Return noise of low rank on matrices."""
+        from mezo_cli.perturb.noise.low_rank import LowRankNoise
+
+        return LowRankNoise(super().make_noise(), self.rank, self.interval)
+
+
+class LozoMConfig(LozoConfig):
+    """Settings of LOZO-M."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.lozo_m:LozoM"
+    title: ClassVar[str] = "LOZO-M"
+    beta: MomentDecay = Field(0.9, description="decay of the momentum")
+
+
+class HizooConfig(ZerothOrderConfig):
+    """Settings of HiZOO."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.hizoo:Hizoo"
+    title: ClassVar[str] = "HiZOO"
+    has_engine: ClassVar[bool] = False
+    alpha: Annotated[Number, Field(ge=0.0, lt=1.0)] = Field(
+        1e-6, description="weight of a step's curvature in the estimate of the Hessian"
+    )
+
+    @property
+    def directions(self) -> int:
+        """Two scalars per sample: g and the curvature."""
+        return 2 * self.samples
+
+    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
+        """Return those of MeZO, and one at theta."""
+        return {"forwards": super().count_forwards(steps, total)["forwards"] + steps, "backwards": 0}
+
+
+class HizooScalarConfig(HizooConfig):
+    """Settings of HiZOO with a scalar."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.hizoo_scalar:HizooScalar"
+    title: ClassVar[str] = "HiZOO (scalar)"
+
+
+class EsConfig(PerturbationConfig):
+    """Settings of evolution strategies."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.es:Es"
+    title: ClassVar[str] = "Evolution strategies"
+    members: Annotated[Whole, Field(ge=2, le=10_000)] = Field(
+        30, description="N, the size of the population: forwards per step"
+    )
+    antithetic: Flag = Field(False, description="whether members are pairs of both signs of one direction")
+    shaping: Literal["zscore", "std", "centered_rank", "sign", "none"] = Field(
+        "zscore", description="what a member's reward becomes before it weights its direction"
+    )
+    shaping_std: Literal["members", "rows"] = Field(
+        "members",
+        description="what `shaping` divides by: the standard deviation over the members, or over all members' rows",
+    )
+    baseline: Literal["mean", "theta"] = Field(
+        "mean", description="what is subtracted from the rewards: their mean, or the reward of the weights themselves"
+    )
+    anchor: dict[Entry, Number] | None = Field(
+        None, description="decay towards the weights at the start, `{l2: LAMBDA}` or `{l1: LAMBDA}`; null: none"
+    )
+
+    @property
+    def directions(self) -> int:
+        """The directions of a step."""
+        return self.members // 2 if self.antithetic else self.members
+
+    @property
+    def adds_directions(self) -> bool:
+        """Whether there is no anchor, which needs the weights of the start."""
+        return self.anchor is None
+
+    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
+        """Return one forward per member, and one at theta where it is the baseline."""
+        return {"forwards": steps * (self.members + (self.baseline == "theta")), "backwards": 0}
+
+    def check(self) -> None:
+        """Reject settings without effect beside others, an odd number of pairs, and an anchor but l1 and l2."""
+        chosen = f"optimizer.shaping={self.shaping}"
+        if self.antithetic and self.members % 2:
+            self._refuse("members", "with optimizer.antithetic=true members are pairs: give an even number")
+        if self.shaping_std == "rows" and self.shaping not in ("zscore", "std"):
+            self._refuse("shaping_std", f"{chosen} divides by no standard deviation, only zscore and std do")
+        if self.baseline == "theta" and self.shaping in ("zscore", "centered_rank"):
+            self._refuse("baseline", f"it has no effect with {chosen}, only with std, sign and none")
+        if self.baseline == "theta" and self.antithetic and self.shaping != "sign":
+            why = "it cancels in the pairs of optimizer.antithetic=true, unless optimizer.shaping=sign"
+            self._refuse("baseline", f"{why} (now {self.shaping})")
+        if self.anchor is not None:
+            if len(self.anchor) != 1 or not {*self.anchor} <= {"l1", "l2"} or min(self.anchor.values()) <= 0:
+                self._refuse("anchor", "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0")
+            if self.lr * self.anchor.get("l2", 0.0) >= 1:
+                self._refuse("anchor", f"times optimizer.lr={self.lr:g} it is 1 or more: give less")
+
+    def _refuse(self, name: str, why: str) -> None:
+        raise SettingError(f"optimizer.{name}", f"optimizer.{name}={getattr(self, name)}: {why}")
+
+
+class FzooConfig(EsConfig):
+    """Settings of FZOO: the population step with those of its paper, which are in its file."""
+
+    title: ClassVar[str] = "FZOO"
+
+
+class FirstOrderConfig(OptimizerConfig):
+    """Settings of an optimizer by backpropagation."""
+
+    replayable: ClassVar[bool] = False
+    needs_backward: ClassVar[bool] = True
+    weight_decay: NotNegativeNumber = Field(0.0, description="weight decay, of every tensor")
+    schedule: Schedule = Field("constant", description="learning rate schedule")
+    max_grad_norm: PositiveNumber | None = Field(1.0, description="clip the gradient's norm to this; null: never")
+    dropout: Annotated[Number, Field(ge=0.0, le=0.9)] | None = Field(
+        None, description="dropout rate in training; null: the model's own"
+    )
+
+    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
+        """Return one forward and one backward per step."""
+        return {"forwards": steps, "backwards": steps}
+
+
+class AdamWConfig(AdamMoments, FirstOrderConfig):
+    """Settings of AdamW."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.first_order:AdamW"
+    title: ClassVar[str] = "FT"
+
+
+class SgdConfig(FirstOrderConfig):
+    """Settings of SGD."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.first_order:Sgd"
+    title: ClassVar[str] = "FT-SGD"
+    momentum: MomentDecay = Field(0.9, description="decay of the momentum buffer")
+
+
+class LinearProbeConfig(OptimizerConfig):
+    """Settings of a run of no steps, whose model `init=linear_probe` has fitted."""
+
+    implementation: ClassVar[str] = "mezo_cli.optim.linear_probe:LinearProbe"
+    title: ClassVar[str] = "LP"
+
+
+def zeroth_order(config: OptimizerConfig) -> PerturbationConfig:
+    """Return the settings of an optimizer that draws z; the defaults for one that draws none."""
+    return config if isinstance(config, PerturbationConfig) else ZerothOrderConfig()
