@@ -15,7 +15,6 @@ from omegaconf import OmegaConf, open_dict, read_write
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, config_dirs, find_choices
 from mezo_cli.config.overrides import Override
-from mezo_cli.config.validation import defaults
 from mezo_cli.sweep import plan as sweep_plan
 
 whole, parse_all = compose.compose_node, compose.parse
@@ -42,19 +41,6 @@ def parsing_once() -> Callable[..., list[Override]]:
     return parse
 
 
-def storing_once(store: Callable[..., None]) -> Callable[..., None]:
-    """Return what can stand in the place of a `ConfigStore.store`: equal defaults need not be stored again."""
-    last: list[Any] = [None]
-
-    def store_changed(name: str, node: Any, **place: Any) -> None:
-        if name != "mezo_schema" or last[0] != node:
-            store(name=name, node=node, **place)
-        if name == "mezo_schema":
-            last[0] = node
-
-    return store_changed
-
-
 def composing_once() -> Callable[..., Any]:
     """Return what can stand in the place of `compose.compose_node`."""
     made: dict[Any, Any] = {}
@@ -68,7 +54,7 @@ def composing_once() -> Callable[..., Any]:
         settable = sweep_plan.plain_values(own, choices)
         plain = [override for override in parsed if override.text in settable or override.name in DIRECTORIES]
         files = [override.text for override in parsed if override not in plain]
-        key = (*files, *config_dirs(), repr(defaults()))
+        key = (*files, *config_dirs())
         if key not in made:
             made[key] = whole(files, None)
         node = compose.with_values(made[key], [override for override in plain if override.name not in DIRECTORIES])

@@ -92,8 +92,6 @@ def composing_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose_node", compositions.composing_once())
         patch.setattr(compose, "parse", compositions.parsing_once())
-        store = compose.ConfigStore.instance()
-        patch.setattr(store, "store", compositions.storing_once(store.store))
         yield
 
 

@@ -6,7 +6,6 @@ the device and what it copied to it. Reading values returns made-up numbers; che
 """
 
 import contextlib
-import dataclasses
 import json
 import sys
 import traceback
@@ -125,7 +124,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
 
     def load(config: Any, *more: Any, **options: Any) -> Any:
         with unset_fake_temporarily():
-            loaded = original(dataclasses.replace(config, device="cpu"), *more, **options)
+            loaded = original(config.replace(device="cpu"), *more, **options)
         to_fake(loaded.model)
         loaded.device = DEVICE
         return loaded

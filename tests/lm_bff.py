@@ -2,7 +2,6 @@
 
 import re
 import string
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mezo_cli.config.explain import validate
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
-from mezo_cli.config.validation import check
 
 ROOT = Path(__file__).resolve().parents[1]
 YES_NO = "*cls**sent-_0*?*mask*,*+sentl_1**sep+*"
@@ -50,9 +49,9 @@ ODD_TEXTS = [
 
 def load_task(name: str, **changes: Any) -> TaskConfig:
     values: dict[str, object] = yaml.safe_load((ROOT / f"conf/task/{name}.yaml").read_text(encoding="utf-8"))
-    task = check(TaskConfig, values, "task.")
-    nested = {key: replace(getattr(task, key), **value) for key, value in changes.items() if isinstance(value, dict)}
-    return replace(task, **{**changes, **nested})
+    task = validate(TaskConfig, values, "task.")
+    nested = {key: getattr(task, key).replace(**value) for key, value in changes.items() if isinstance(value, dict)}
+    return task.replace(**{**changes, **nested})
 
 
 ALL_WORDS = sorted({word for name in LM_BFF for word in load_task(name).label_words})

@@ -1,11 +1,11 @@
 """The perplexity of a text, by a decoder: an objective that neither scores labels nor generates."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
 from mezo_cli.config.schema import ObjectiveConfig, Positive
 from mezo_cli.models import CAUSAL_LM
@@ -14,14 +14,10 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.tasks import GenerateEncoder, PromptRow
 
 
-@dataclass(frozen=True)
 class PerplexityConfig(ObjectiveConfig):
-    """Settings of objective perplexity.
+    """Settings of objective perplexity."""
 
-    Attributes:
-        context: tokens at the start of a text that are read only.
-    """
-
+    implementation: ClassVar[str] = "mezo_parts.perplexity:Perplexity"
     needs_labels: ClassVar[bool] = False
     default_metric: ClassVar[str] = "perplexity"
     metric_names: ClassVar[list[str]] = ["perplexity"]
@@ -29,7 +25,7 @@ class PerplexityConfig(ObjectiveConfig):
     is_differentiable: ClassVar[bool] = True
 
     loss: Literal["nll"] = "nll"
-    context: Positive = 1
+    context: Positive = Field(1, description="tokens at the start of a text that are read only")
 
 
 class Perplexity(Objective):
@@ -37,7 +33,6 @@ class Perplexity(Objective):
 
     model_kind = CAUSAL_LM
     encoder_class = GenerateEncoder
-    settings = PerplexityConfig
 
     def collate(self, rows):
         """Return rows, token ids and mask, padded on the right."""

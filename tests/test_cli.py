@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from mezo_cli import cli
-from mezo_cli.config.keys import all_keys
+from mezo_cli.config.explain import all_keys
 from mezo_cli.console import training_output
 from mezo_cli.errors import UserError
 from tests.command_line import environment, error_line, mezo, process
@@ -73,7 +73,7 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["train", "demo"], "(did you mean model=demo or data=demo or experiment=demo?)"),
         (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=VALUE"),
         (["train", "--lr", "1e-3"], "Settings are given without dashes: optimizer.lr=VALUE"),
-        (["train", "--path"], "task.hub.path=VALUE or model.path=VALUE"),
+        (["train", "--path"], "model.path=VALUE or task.hub.path=VALUE"),
         (["runs"], "there is no folder outputs/ here"),
         (["train", "nosuch=1"], "unknown key 'nosuch'"),
         (["train", f"model.path={'x' * 10_000}"], "x [...] x"),

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from mezo_cli.cli import app
-from mezo_cli.config.compose import compose_run
+from mezo_cli.config.compose import load
 from mezo_cli.config.overrides import HYDRA_CHOICES, is_installed
 from mezo_cli.sweep.plan import plan_sweep
 from tests import doc_blocks
@@ -51,7 +51,7 @@ def check_command(command: str, composes: bool) -> None:
             assert words[1] in COMMANDS, f"no such command: {words[1]}"
             params = COMMANDS[words[1]].make_context(words[1], words[2:]).params
             if composes and words[1] in COMPOSING:
-                compose = plan_sweep if params.get("multirun") else compose_run
+                compose = plan_sweep if params.get("multirun") else load
                 compose(params["overrides"] or [], params.get("config_dir"))
 
 

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "tests" / "perplexity.py", parts)
     (parts / "conf" / "objective" / "perplexity.yaml").write_text("name: perplexity\nloss: nll\n")
     points = folder / PACKAGE / "pyproject.toml"
-    more = '[project.entry-points."mezo.objectives"]\nperplexity = "mezo_parts.perplexity:Perplexity"'
+    more = '[project.entry-points."mezo.objectives"]\nperplexity = "mezo_parts.perplexity:PerplexityConfig"'
     points.write_text(points.read_text().replace('[project.entry-points."mezo.objectives"]', more))
     return folder
 

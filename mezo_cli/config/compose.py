@@ -278,6 +278,9 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
         node = compose(config_name=MAIN, overrides=[*path, *words], return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
         raise UserError(next(files.problems(choices), None) or _explain_composition(error)) from error
+    with read_write(node.hydra):  # as they were given
+        node.hydra.overrides.task = [text for text in overrides if not text.startswith("hydra")]
+        node.hydra.job.override_dirname = node.hydra.job.override_dirname.replace("++", "")
     return node
 
 

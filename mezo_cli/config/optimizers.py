@@ -1,7 +1,7 @@
 """The settings of the built-in optimizers: what each takes and needs, and its implementation. Nothing imports torch."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -19,9 +19,6 @@ from mezo_cli.config.base import (
 )
 from mezo_cli.config.registry import NOISES
 from mezo_cli.config.schema import OptimizerConfig
-
-if TYPE_CHECKING:
-    from mezo_cli.perturb.noise import Noise
 
 Schedule = Literal["constant", "linear", "cosine"]
 SampleSchedule = Literal["constant", "linear"]
@@ -64,11 +61,10 @@ class PerturbationConfig(OptimizerConfig):
         """The most directions of a step: a record of the trajectory has a scalar for each."""
         raise NotImplementedError
 
-    def make_noise(self) -> "Noise":
-        """Return a new noise, from which forwards and updates get z."""
-        from mezo_cli.perturb.noise import make_noise
-
-        return make_noise(self.noise)
+    @property
+    def low_rank(self) -> tuple[int, int] | None:
+        """Rank and interval of z on matrices; None: z is dense."""
+        return None
 
     @property
     def clip_settings(self) -> dict[str, Any] | None:
@@ -204,11 +200,10 @@ class LozoConfig(ZerothOrderConfig):
     rank: Annotated[Positive, Field(le=10_000)] = Field(4, description="r of z = U V^T")
     interval: Positive = Field(50, description="steps with the same V")
 
-    def make_noise(self) -> "Noise":
-        """Return noise of low rank on matrices."""
-        from mezo_cli.perturb.noise.low_rank import LowRankNoise
-
-        return LowRankNoise(super().make_noise(), self.rank, self.interval)
+    @property
+    def low_rank(self) -> tuple[int, int]:
+        """`rank` and `interval`."""
+        return self.rank, self.interval
 
 
 class LozoMConfig(LozoConfig):

@@ -125,12 +125,10 @@ def _registered(name: str, value: Any) -> Part:
     except UserError as error:
         raise SettingError(KEY, str(error)) from error
     parent = f"{KEY}.{name}."
-    settings = dict(value) if isinstance(value, Mapping) else {"weight": value}
-    weight = validate(_Weight, {"weight": settings.pop("weight", 1.0)}, parent).weight
-    is_class = isinstance(target, type) and issubclass(target, Settings)
-    if is_class or settings:
-        settings = validate(target if is_class else Settings, settings, parent).model_dump()
-    return Part(name, REWARDS.targets[name], weight, settings if is_class else None)
+    settings, made = dict(value) if isinstance(value, Mapping) else {"weight": value}, None
+    if isinstance(target, type) and issubclass(target, Settings):
+        made = validate(target, {key: settings.pop(key) for key in [*settings] if key != "weight"}, parent).model_dump()
+    return Part(name, REWARDS.targets[name], validate(_Weight, settings, parent).weight, made)
 
 
 # --- functions of the user's own ---

@@ -197,7 +197,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
         for name in ("noise", *METHOD):
-            value, other = getattr(self.settings, name), state_dict.get(name, getattr(StepSettings, name))
+            value, other = getattr(self.settings, name), state_dict.get(name, StepSettings.model_fields[name].default)
             if (tuple(other) if isinstance(other, list) else other) != value:
                 raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
         saved, own = (

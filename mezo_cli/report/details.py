@@ -327,7 +327,7 @@ class RunDetails:
             and status == "finished"
             and config.steps
             and self.config.forwards is None
-            and not optimizer.depends_on_total_steps(config.optimizer)
+            and not config.optimizer.depends_on_total_steps
         ):
             commands.append(("Train longer", command("resume", f"steps={2 * config.steps}")))
         if optimizer.replayable and config.steps and self.best is not None:

@@ -37,7 +37,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.optim.base import to_float32
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import NOISES, Noise
+from mezo_cli.perturb.noise import NOISES, Noise, noise_of
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
@@ -108,7 +108,7 @@ class Trial:
         dtype: torch.dtype = torch.float32,
         outputs: int = 1,
     ) -> None:
-        noise = zeroth_order(config).make_noise()
+        noise = noise_of(zeroth_order(config))
         self.config, self.problem = config, Regression(noise, device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         self.keep_start()
@@ -351,7 +351,7 @@ class Conformance:
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             model = nn.utils.skip_init(nn.Linear, side, side, bias=False, device=self.device)
             model.weight.data.copy_(start)
-            optimizer.apply_updates(Params(model, base.make_noise()), records)
+            optimizer.apply_updates(Params(model, noise_of(base)), records)
             ends.append(model.weight.detach().cpu().double())
         arrived = float(((ends[0] - ends[1]) * start).sum() / start.double().square().sum())
         assert arrived == pytest.approx(1 - (1 - lr * decay) ** steps, rel=self.decay_error)

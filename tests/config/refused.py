@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.config.compose import compose_run
+from mezo_cli.config.compose import load
 from mezo_cli.errors import UserError
 
 
-def error_of(*words: str, config_dir: Path | None = None, compose: Callable[..., Any] = compose_run) -> str:
+def error_of(*words: str, config_dir: Path | None = None, compose: Callable[..., Any] = load) -> str:
     """Return the line that refuses the overrides."""
     with pytest.raises(UserError) as error:
         compose(words, None if config_dir is None else str(config_dir))

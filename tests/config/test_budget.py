@@ -2,7 +2,6 @@
 
 import pytest
 
-from mezo_cli.config.budget import batch_number, calls
 from mezo_cli.config.compose import build_config
 from tests.config.refused import error_of
 
@@ -23,9 +22,9 @@ FZOO = "optimizer=fzoo"
 def test_the_most_steps_within_the_budget_are_taken(words: list[str], steps: int) -> None:
     config = build_config([*words, "forwards=100"])
     assert config.steps == steps
-    assert calls(config, steps) <= 100
+    assert config.calls(steps) <= 100
     more = build_config([*words, f"steps={steps + 1}"])
-    assert calls(more, steps + 1) > 100
+    assert more.calls(steps + 1) > 100
 
 
 def test_dev_is_evaluated_after_the_first_step_at_or_past_a_number() -> None:
@@ -35,9 +34,9 @@ def test_dev_is_evaluated_after_the_first_step_at_or_past_a_number() -> None:
 
 def test_at_equal_forwards_every_method_stands_at_the_same_batch() -> None:
     mezo, fzoo = (build_config([*words, "forwards=100"]) for words in ([], [FZOO]))
-    assert [batch_number(mezo, step) for step in range(4)] == [0, 1, 2, 3]
-    assert [batch_number(fzoo, step) for step in range(4)] == [0, 4, 9, 13]
-    assert batch_number(build_config([FZOO, "steps=11"]), 3) == 3
+    assert [mezo.batch_number(step) for step in range(4)] == [0, 1, 2, 3]
+    assert [fzoo.batch_number(step) for step in range(4)] == [0, 4, 9, 13]
+    assert build_config([FZOO, "steps=11"]).batch_number(3) == 3
 
 
 @pytest.mark.parametrize(

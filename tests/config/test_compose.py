@@ -1,6 +1,7 @@
 """Overrides and YAML files are composed into a validated config."""
 
 import copy
+import functools
 import math
 import re
 from pathlib import Path
@@ -12,14 +13,12 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
-from mezo_cli.adapters.bias import BiasConfig
-from mezo_cli.adapters.lora import LoraConfig
-from mezo_cli.config import keys
+from mezo_cli.config.adapters import BiasConfig, LoraConfig
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.registry import CHOICES, readers, settings_class
+from mezo_cli.config.explain import all_keys, is_group, key_owners, key_schema, readers, takes, validate
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, data_dir, to_dict
-from mezo_cli.config.validation import build, check, class_defaults
-from mezo_cli.config.base import Allowed, allowed, plain_type
+from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
 
@@ -74,77 +73,54 @@ BASE = to_dict(build_config(["data=demo"]))
 NAMED = {"name": "mezo", "template": "x", "path": "x"}
 
 
-def numbers(kind: Any = Config, prefix: str = "") -> list[tuple[str, Allowed, str]]:
-    """Every number of the schema: key, what it takes, and a choice of its group that has it."""
-    found = []
-    for name, hint in keys.children(kind).items():
-        inner = plain_type(hint)
-        if keys.is_group(inner):
-            found += numbers(inner, f"{prefix}{name}.")
-        elif allowed(hint).value_type in (int, float):
-            having = readers(kind, name)[0] if kind in CHOICES else ""
-            found.append((f"{prefix}{name}", allowed(hint), having))
-    return found
-
-
-@pytest.mark.parametrize(("key", "takes", "choice"), numbers())
-def test_every_number_has_a_range_that_is_kept(key: str, takes: Allowed, choice: str) -> None:
-    low, above, high = takes.low, takes.above, takes.high
+@pytest.mark.parametrize(
+    "key", [key for key in all_keys() if key_schema(key)["type"] in ("integer", "number") and "eval_at" not in key]
+)
+def test_every_number_has_a_range_that_is_kept(key: str) -> None:
+    takes, (group, _, name) = key_schema(key), key.rpartition(".")
+    low, above, high = (takes.get(bound) for bound in ("minimum", "exclusiveMinimum", "maximum"))
     assert low is not None or above is not None
     outside = [math.nan, math.inf, -math.inf]
     outside += [low - 1] if low is not None else [above]
     outside += [high * 2] if high is not None else []
     given = copy.deepcopy(BASE)
-    *groups, name = key.split(".")
-    node = given
-    for group in groups:
-        node = node[group]
-    if choice:
-        node["name"] = choice
+    node = functools.reduce(dict.__getitem__, group.split("."), given) if group else given
+    if group in CHOICES:
+        node["name"] = readers(group, name)[0]
         node.pop("loss", None)
     for value in outside:
-        node[name] = value
         with pytest.raises(UserError, match=f"^{key}=.*out of range, allowed is"):
-            build(given)
-    kind = schema_class(groups, choice)
-    named = {key: value for key, value in NAMED.items() if key in keys.type_hints(kind)}
+            build(given | {name: value} if node is given else node.update({name: value}) or given)
+    kind = key_owners()[key]
+    named = {key: value for key, value in NAMED.items() if key in kind.model_fields}
     for value in (low, high):
         if value is not None:
-            assert getattr(check(kind, {**class_defaults(kind), **named, name: takes.value_type(value)}), name) == value
-
-
-def schema_class(groups: list[str], choice: str) -> Any:
-    kind: Any = Config
-    for group in groups:
-        kind = plain_type(keys.type_hints(kind)[group])
-    return settings_class(kind, choice) if choice else kind
+            assert getattr(validate(kind, {**named, name: value}), name) == value
 
 
 def overrides_of(kind: Any, prefix: str = "") -> list[str]:
     """Return an override of each plain key of a class of settings."""
-    values, words = {int: "8", float: "0.5", bool: "false"}, []
-    for name, hint in keys.type_hints(kind).items():
-        takes = allowed(hint)
-        if keys.is_group(takes.value_type) or takes.value_type in (list, dict) or name in ("name", "loss"):
+    values, words = {"integer": "8", "number": "0.5", "boolean": "false"}, []
+    for name, field in kind.model_fields.items():
+        if is_group(field.annotation) or name in ("name", "loss"):
             continue
-        word = takes.choices[0] if takes.choices else values.get(takes.value_type, "word")
-        value = "null" if takes.optional else word
-        known = {"noise": "gaussian", "reward": "exact", "clip_g": "q0.9"}
-        words.append(f"{prefix}{name}={known.get(name, value)}")
+        allowed = takes(kind, name)
+        if allowed["type"] not in ("array", "object"):
+            word = allowed["enum"][0] if "enum" in allowed else values.get(allowed["type"], "word")
+            known = {"noise": "gaussian", "reward": "exact", "clip_g": "q0.9"}
+            words.append(f"{prefix}{name}={known.get(name, 'null' if allowed['null'] else word)}")
     return words
 
 
 def test_every_key_can_be_overridden() -> None:
-    """A key that the schema has but Hydra's nodes lack would be refused as unknown; choices of all groups at once."""
+    """Choices of all groups at once."""
     rows: list[list[str]] = []
-    for base, registry in CHOICES.items():
-        choices = [
-            choice for choice in registry.built_in if choice not in ("linear_probe", "vllm", "openai", "scales")
-        ]  # they have rules
-        for number, choice in enumerate(choices):
+    for group, table in CHOICES.items():
+        with_rules = ("linear_probe", "vllm", "openai", "scales")
+        for number, choice in enumerate(choice for choice in table.built_in if choice not in with_rules):
             rows += [overrides_of(Config)] if len(rows) == number else []
-            rows[number].append(f"{registry.key}={choice}")
-            rows[number] += overrides_of(settings_class(base, choice), f"{registry.key}.")
+            rows[number].append(f"{group}={choice}")
+            rows[number] += overrides_of(table.load(choice), f"{group}.")
             rows[number] += ["task=demo-arithmetic"] if choice == "generate" else []
             rows[number] += ["task.choice.prompt=x", "task.choice.candidates=[a,b]"] if choice == "choice" else []
     for words in rows:
@@ -167,8 +143,8 @@ def test_every_key_can_be_overridden() -> None:
 def test_a_setting_belongs_to_its_choice(words: list[str], part: str) -> None:
     with pytest.raises(UserError, match=re.escape(part)):
         build_config(words)
-    assert build_config(["peft=lora"]).peft == LoraConfig("lora", r=8)
-    assert build_config(["peft=bias", "peft.layers=2"]).peft == BiasConfig("bias", layers=2)
+    assert build_config(["peft=lora"]).peft == LoraConfig(name="lora", r=8)
+    assert build_config(["peft=bias", "peft.layers=2"]).peft == BiasConfig(name="bias", layers=2)
 
 
 def test_local_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,14 +41,14 @@ def test_what_a_file_can_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
-        ("task/e.yaml", "name: a\nrename: [a]\n", "{}:2: task.rename: expected a mapping, e.g. {one: two}, not a list"),
         (
             "task/e.yaml",
-            "name: a\ncolumns: {a: b}\n",
-            "{}:2: task.columns: expected a list, e.g. [one, two], not a map",
+            "name: a\nrename: [a]\n",
+            "task.rename=['a']: expected pairs, e.g. task.rename={one: two} ({}:2)",
         ),
-        ("task/e.yaml", "- a\n- b\n", "{}: expected a mapping of keys to values, not a list"),
-        ("task/e.yaml", "lm: [a]\n", "{}:1: task.lm: expected a mapping of keys to values, not a list"),
+        ("task/e.yaml", "name: a\ncolumns: {a: b}\n", "task.columns={'a': 'b'}: expected a list, e.g. "),
+        ("task/e.yaml", "- a\n- b\n", "task=['a', 'b']: expected a group of keys"),
+        ("task/e.yaml", "name: a\nlm: [a]\n", "task.lm=['a']: expected a group of keys ({}:2)"),
         ("task/e.yaml", "name: a\ntemplate: caf\xe9\n", "{}:2: the file is not UTF-8; save it as UTF-8"),
         ("task/e.yaml", "name: [\n", "{}:2: not YAML"),
         ("task/e.yaml", "name: a\ntemplat: x\n", "unknown key 'task.templat' (did you mean 'task.template'?)"),

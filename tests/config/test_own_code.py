@@ -2,8 +2,8 @@
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -58,20 +58,16 @@ def test_what_a_sweeps_record_cannot_say(word: str, tmp_path: Path) -> None:
     assert f"sweep.json: '{word}' is not taken from a file" in str(caught.value)
 
 
-@dataclass(frozen=True)
 class Rewarded(ObjectiveConfig):
+    implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
     reward: str | None = None
-
-
-class RewardedObjective:
-    settings = Rewarded
 
 
 @pytest.fixture
 def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an objective that has a reward, which a plug-in defines."""
     monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
-    monkeypatch.setitem(OBJECTIVES.targets, "rewarded", f"{__name__}:RewardedObjective")
+    monkeypatch.setitem(OBJECTIVES.targets, "rewarded", f"{__name__}:Rewarded")
     (tmp_path / "objective").mkdir()
     (tmp_path / "objective" / "rewarded.yaml").write_text("name: rewarded\nloss: cross_entropy\n")
     return tmp_path

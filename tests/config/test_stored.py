@@ -1,6 +1,5 @@
 """A run's config.yaml: what is written is read back, and damage is named."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ BASE = build_config([])
 @settings(max_examples=20, deadline=None)
 @given(st.one_of(words, odd), st.lists(st.one_of(words, odd), min_size=1, max_size=3))
 def test_config_yaml_reads_back_as_it_was(tmp_path_factory: Any, text: str, several: list[str]) -> None:
-    task = dataclasses.replace(BASE.task, name=text, label_words=several, rename={several[0]: "sentence"})
+    task = BASE.task.replace(name=text, label_words=several, rename={several[0]: "sentence"})
     path = tmp_path_factory.mktemp("c") / "config.yaml"
-    wanted = dataclasses.replace(BASE, task=task, model=dataclasses.replace(BASE.model, path=text))
+    wanted = BASE.replace(task=task, model=BASE.model.replace(path=text))
     path.write_text(to_yaml(wanted), encoding="utf-8")
     assert read_config(path) == wanted
 
@@ -50,4 +49,4 @@ def test_a_job_whose_files_say_something_else_is_not_the_same_run() -> None:
     stored = from_yaml(to_yaml(BASE))
     assert is_same_run(stored, BASE)
     for change in ({"test_at_start": False}, {"log_every": 3}, {"steps": 7}):
-        assert not is_same_run(stored, dataclasses.replace(BASE, **change))
+        assert not is_same_run(stored, BASE.replace(**change))

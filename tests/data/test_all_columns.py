@@ -1,7 +1,6 @@
 """Rows of a task without labels: every column is kept, from files and from the hub, and mistakes are one line."""
 
 import json
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -69,12 +68,12 @@ def test_every_source_keeps_every_column(tmp_path: Path, monkeypatch: pytest.Mon
     assert columns(QA, files_config(tmp_path / "all.parquet")) == wanted
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
-    task = replace(QA, hub=replace(QA.hub, path=str(tmp_path / "hub")))
+    task = QA.replace(hub=QA.hub.replace(path=str(tmp_path / "hub")))
     assert columns(task, DataConfig(name="hub")) == wanted
 
 
 def test_fields_of_csv_and_tsv_are_texts(tmp_path: Path) -> None:
-    task = replace(QA, generate=GeneratePrompt(prompt="{question}", gold="sum"))
+    task = QA.replace(generate=GeneratePrompt(prompt="{question}", gold="sum"))
     wanted = [{"question": f"what is {i} + 1", "sum": str(i + 1)} for i in range(4)]
     for suffix, mark in ((".csv", ","), (".tsv", "\t")):
         lines = [mark.join(["question", "sum"]), *(mark.join(row.values()) for row in wanted)]
@@ -83,7 +82,7 @@ def test_fields_of_csv_and_tsv_are_texts(tmp_path: Path) -> None:
 
 
 def test_texts_that_look_like_another_type_arrive_as_written(tmp_path: Path) -> None:
-    task = replace(QA, generate=GeneratePrompt(prompt="{question}"), rename={})
+    task = QA.replace(generate=GeneratePrompt(prompt="{question}"), rename={})
     rows = [{"question": text} for text in ("NA", "null", "007", "2020-01-01")]
     (tmp_path / "all.csv").write_text("\n".join(["question", *(row["question"] for row in rows)]) + "\n")
     write_jsonl(tmp_path / "all.jsonl", rows)
@@ -95,7 +94,7 @@ def test_texts_that_look_like_another_type_arrive_as_written(tmp_path: Path) -> 
 
 
 def test_a_key_that_a_row_lacks_is_no_column_of_it_and_a_date_is_its_text(tmp_path: Path) -> None:
-    task = replace(QA, generate=GeneratePrompt(prompt="{question}"), rename={})
+    task = QA.replace(generate=GeneratePrompt(prompt="{question}"), rename={})
     rows = [{"question": "what is 0", "extra": [1]}, {"question": "what is 1"}]
     assert columns(task, files_config(write_jsonl(tmp_path / "all.jsonl", rows))) == rows
     dated = [{"question": "what is 0", "day": date(2026, 1, 2)}, {"question": "what is 1", "day": None}]
@@ -134,10 +133,10 @@ def test_the_fingerprint_is_over_all_columns(tmp_path: Path) -> None:
 
 
 def test_a_task_with_labels_is_read_without_them_too(tmp_path: Path) -> None:
-    task = replace(SST2, generate=GeneratePrompt(prompt="{sentence} It was", gold="label"))
+    task = SST2.replace(generate=GeneratePrompt(prompt="{sentence} It was", gold="label"))
     rows = sst2_rows(20, "train")
     path = write_tsv(tmp_path / "all.tsv", HEADER, rows)
-    labelled, unlabelled = load(task, files_config(path), 1), load(replace(task, labels=[]), files_config(path), 1)
+    labelled, unlabelled = load(task, files_config(path), 1), load(task.replace(labels=[]), files_config(path), 1)
     assert labelled.fingerprint == load(SST2, files_config(path), 1).fingerprint != unlabelled.fingerprint
     assert all(row.columns is None for row in labelled.train)
     assert set(unlabelled.train[0].columns or {}) == {"sentence", "label"}
@@ -177,7 +176,7 @@ def test_a_test_file_without_the_answers_is_no_test_set(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(settings: dict[str, Any], data: dict[str, Any], said: str, tmp_path: Path) -> None:
-    task = replace(QA, generate=replace(QA.generate, **settings))
+    task = QA.replace(generate=QA.generate.replace(**settings))
     with pytest.raises(UserError) as caught:
         load(task, files_config(write_jsonl(tmp_path / "all.jsonl", qa_rows(9)), **data), 1)
     assert said in str(caught.value)
@@ -188,4 +187,4 @@ def test_a_damaged_text_is_refused_in_any_column(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text('{"question": "a", "x": ["\\ud800"]}\n' * 4)
     with pytest.raises(UserError, match=r"all.jsonl:\d: a text contains an unpaired surrogate"):
-        load(replace(QA, rename={}, generate=GeneratePrompt(prompt="{question}")), files_config(path), 1)
+        load(QA.replace(rename={}, generate=GeneratePrompt(prompt="{question}")), files_config(path), 1)

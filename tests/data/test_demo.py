@@ -1,6 +1,5 @@
 """The embedded demo data."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ DECODER = Path(mezo_cli.__file__).parent / "demo" / "decoder"
 
 def test_the_demo_fits_tasks_of_its_labels_whatever_their_column() -> None:
     splits = load(SST2, DataConfig(name="demo"), 42)
-    mr = replace(SST2, name="mr", columns=["text"])
+    mr = SST2.replace(name="mr", columns=["text"])
     assert load(mr, DataConfig(name="demo"), 42).fingerprint == splits.fingerprint
     assert len(load(SST2, DataConfig(name="demo", shots=4), 42).train) == 8
 

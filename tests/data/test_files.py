@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +157,7 @@ def test_cola_without_header_and_mrpc_with_a_byte_order_mark(tmp_path: Path) -> 
 
 def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "0"], ["b", "-"], ["c", "1"], ["d", "0"]])
-    loaded = load(replace(SST2, skip_labels=["-", "-1"]), files_config(path), 1)
+    loaded = load(SST2.replace(skip_labels=["-", "-1"]), files_config(path), 1)
     assert [e.where for e in all_rows(loaded)] == ["a.tsv:2", "a.tsv:4", "a.tsv:5"]
     assert "a.tsv: 1 rows left out" in loaded.notes[0]
     error_line(SST2, path, "a.tsv:3", "'-'")
@@ -221,7 +220,7 @@ def test_errors_in_other_formats(suffix: str, train: str, parts: list[str], tmp_
 
 
 def test_a_label_with_two_meanings_is_refused(tmp_path: Path) -> None:
-    task = replace(SST2, hub=replace(SST2.hub, labels=["1", "0"]))
+    task = SST2.replace(hub=SST2.hub.replace(labels=["1", "0"]))
     path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": 0}, {"sentence": "b", "label": 1}])
     error_line(task, path, "label '1' means 'positive' in one", "'negative' in another")
     named = write_jsonl(
@@ -243,11 +242,11 @@ def test_the_spelling_of_files_wins_in_a_glue_folder(tmp_path: Path) -> None:
 
 def test_labels_in_another_order_are_refused_if_numbers_would_change_their_meaning(tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "a.tsv", HEADER, sst2_rows(4))
-    error_line(replace(SST2, labels=["positive", "negative"]), path, "task.hub.labels", "'negative'", "same order")
+    error_line(SST2.replace(labels=["positive", "negative"]), path, "task.hub.labels", "'negative'", "same order")
 
 
 def test_other_label_lists_are_ignored_if_the_user_gives_labels(tmp_path: Path) -> None:
-    task = replace(SST2, labels=["bad", "so so", "good"])
+    task = SST2.replace(labels=["bad", "so so", "good"])
     path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "good"], ["b", "so so"], ["c", "bad"]])
     assert [e.label for e in all_rows(load(task, files_config(path), 1))] == [2, 1, 0]
     write_tsv(path, HEADER, [["a", "good"], ["b", "1"]])

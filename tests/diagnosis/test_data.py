@@ -1,6 +1,5 @@
 """Balance, cut prompts, repeated and shared rows, empty texts: each doubt, and the sound case beside it."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def test_balance() -> None:
 )
 def test_a_label_in_the_prompt(columns: list[str], texts: list[str], verdict: str) -> None:
     named = {"train": [Example(tuple(texts), 0)] * 20, "dev": [Example(tuple(texts), 0)]}
-    found = judged(data.judge_leak, named, dataclasses.replace(TASK, columns=columns))
+    found = judged(data.judge_leak, named, TASK.replace(columns=columns))
     assert found.verdict == verdict
     leaked = columns[0] if texts[0] == "negative" else columns[1]
     assert found.figures["column"] == (leaked if verdict == DOUBT else None)

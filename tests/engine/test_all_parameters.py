@@ -1,6 +1,5 @@
 """Parts of an engine that perturbs all parameters itself, which no command starts in this version."""
 
-import dataclasses
 import os
 import shutil
 import tempfile
@@ -51,7 +50,7 @@ class Held:
 @pytest.mark.usefixtures("eager")
 def test_an_engine_follows_every_update_and_a_missed_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "_open", lambda settings: Held())
-    config = dataclasses.replace(build_config([*WORDS, "optimizer.weight_decay=0.1"]), engine=VllmConfig("vllm"))
+    config = build_config([*WORDS, "optimizer.weight_decay=0.1"]).replace(engine=VllmConfig(name="vllm"))
     session = load_session(config)
     rows = session.encoder.encode_all(data.load(config.data_task, config.data, config.data_seed).train)
     engine = engine_module.Engine(config, 200)

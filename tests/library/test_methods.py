@@ -1,7 +1,6 @@
 """Weights in half precision, momentum, Adam and schedules of samples: by the runner's classes, to the same bits."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def bits(model: nn.Module) -> list[bytes]:
 def test_a_step_is_the_runners(name: str, dtype: torch.dtype) -> None:
     ours, theirs = make().to(dtype), make().to(dtype).eval()
     values, config = METHODS[name]
-    config = replace(config, lr=0.01, weight_decay=0.1)
+    config = config.replace(lr=0.01, weight_decay=0.1)
     optimizer = MezoOptimizer(ours, lr=0.01, weight_decay=0.1, seed=3, **values)
     forward = PerturbedForward(theirs, Params(theirs, make_noise(config.noise)))
     forward.compute_dtype = dtype

@@ -30,7 +30,10 @@ WEIGHTS = "model.safetensors"
 
 def load(folder: Path, objective: str = "mlm", labels: list[str] = LABELS, seed: int = 0) -> models.LoadedModel:
     return models.load(
-        ModelConfig(name="tiny", path=str(folder), device="cpu"), OBJECTIVES.implementation(objective).model_kind, labels, seed
+        ModelConfig(name="tiny", path=str(folder), device="cpu"),
+        OBJECTIVES.implementation(objective).model_kind,
+        labels,
+        seed,
     )
 
 

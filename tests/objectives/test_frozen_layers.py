@@ -159,7 +159,7 @@ def test_a_split_that_does_not_fit_is_not_kept(lora: tuple[Session, list[Any]]) 
     size, config = session.objective.frozen.bytes_of(rows), session.config
 
     def bounded(most: int) -> Session:
-        return replace(session, config=replace(config, model=replace(config.model, cache_bytes=most)))
+        return replace(session, config=config.replace(model=config.model.replace(cache_bytes=most)))
 
     with mock.patch.object(session.objective.frozen, "keep") as keep:
         assert bounded(size - 1).keep_states(rows) == 0

@@ -182,8 +182,7 @@ def test_the_scalars_of_a_step() -> None:
         ("anchor={l1:1,l2:1}", "give {l2: LAMBDA} or {l1: LAMBDA}"),
         ("anchor={l2:-1}", "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0"),
         ("anchor={l2:2000}", "times optimizer.lr=0.0005 it is 1 or more"),
-        ("anchor=5", "'optimizer.anchor=5': expected null or pairs, e.g. optimizer.anchor={NAME: VALUE}"),
-        ("anchor.l2=5", "'optimizer.anchor.l2=5': pairs are given whole: optimizer.anchor={NAME: VALUE}"),
+        ("anchor=5", "optimizer.anchor=5: expected pairs, e.g. "),
         ("samples=2", "'optimizer.samples=2': optimizer=es does not read it, only optimizer=mezo"),
     ],
 )

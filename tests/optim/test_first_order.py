@@ -16,7 +16,7 @@ from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, full_logits, ready
 
-METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.implementation(name).needs_backward]
+METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.load(name).needs_backward]
 
 
 def tuned(model: Path, *words: str) -> Session:

@@ -11,7 +11,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.optim import make_config, optimizer_class
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, noise_of
 from mezo_cli.runs import trajectory
 from mezo_cli.testing.optimizers import Regression, Trial, same
 from tests.command_line import error_line, mezo, small
@@ -42,7 +42,7 @@ def test_what_a_new_v_leaves_of_the_momentum_is_logged_beside_its_formula(caplog
 
 def test_momentum_is_the_formula_in_float64_over_two_projections() -> None:
     config: Any = make_config("lozo_m", rank=2, interval=3, beta=0.7)
-    problem = Regression(config.make_noise(), outputs=5)
+    problem = Regression(noise_of(config), outputs=5)
     params, noise = problem.forward.params, problem.forward.params.noise
     want = {name: p.detach().double() for name, p in params.tensors.items()}
     n, m, old = (torch.zeros(*shape, dtype=torch.float64) for shape in ((5, 2), (5,), (6, 2)))

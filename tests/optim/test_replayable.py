@@ -24,7 +24,7 @@ from mezo_cli.optim.base import learning_rate
 from mezo_cli.optim.clip import Clip
 from mezo_cli.optim.null_signs import random_sign
 from mezo_cli.perturb import params
-from mezo_cli.perturb.noise import NOISES, Direction
+from mezo_cli.perturb.noise import NOISES, Direction, noise_of
 from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -39,7 +39,7 @@ def cases() -> Iterator[Any]:
     methods = [name for name, kind in found.items() if kind.replayable]
     defaults = to_dict(build_config([]))
     for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):
-        known = type_hints(found[name].settings)
+        known = OPTIMIZERS.load(name).model_fields
         if window is None or "window" in known:
             values = {"name": name, "noise": noise, **SAMPLES[samples]}
             values |= {"members": 4} if "members" in known else {}
@@ -84,7 +84,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
     put(session, start)
     config = build_config([f"model.path={model}", "data=demo", *COMMON, *words])
     selected = list(session.params.tensors)
-    session.forward.params = fresh = params.Params(session.loaded.model, config.optimizer.make_noise())
+    session.forward.params = fresh = params.Params(session.loaded.model, noise_of(config.optimizer))
     fresh.tensors = {name: fresh.tensors[name] for name in selected}
     if config.optimizer.noise != "torch":
         session.params.noise.block = block  # type: ignore[misc]

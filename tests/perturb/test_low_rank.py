@@ -8,7 +8,7 @@ from torch import nn
 
 from mezo_cli.optim import make_config
 from mezo_cli.optim.lozo import LozoConfig
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, noise_of
 from mezo_cli.perturb.noise.low_rank import LowRankNoise
 from mezo_cli.perturb.params import Params
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def low_rank(noise: str = "gaussian", rank: int = 4, interval: int = 3) -> LowRankNoise:
     config = cast(LozoConfig, make_config("lozo", noise=noise, rank=rank, interval=interval))
-    return cast(LowRankNoise, config.make_noise())
+    return cast(LowRankNoise, noise_of(config))
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ IDS = torch.tensor([[5, 17, 33, 21], [9, 8, 7, 6]])
 def patched(folder: Path, peft: str = "none", theta: str = "float32", compute: str = "float32") -> tuple[Any, Any]:
     """Return a model and its patched forwards."""
     config = build_config([f"model.path={folder}", "model.name=tiny", "data=demo", "objective=lm", f"peft={peft}"])
-    settings = ModelConfig("tiny", str(folder), dtype=theta, compute_dtype=compute, device="cpu")
+    settings = ModelConfig(name="tiny", path=str(folder), dtype=theta, compute_dtype=compute, device="cpu")
     loaded = load(settings, CAUSAL_LM, [], seed=1)
     attach(loaded, config.peft, settings, seed=1)
     forward = PerturbedForward(loaded.model, Params(loaded.model, make_noise("gaussian")))
@@ -80,7 +80,7 @@ def greedy(model: Any, prompt: list[int], new: int) -> list[int]:
 @pytest.mark.parametrize("peft", ["none", "lora", "prefix", "head"])
 def test_completions_of_a_member_are_those_of_patched_forwards(peft: str, folder: Path) -> None:
     model, forward = patched(folder, peft)
-    decoder = Decoder(model, load_tokenizer(ModelConfig("tiny", str(folder)), CAUSAL_LM))
+    decoder = Decoder(model, load_tokenizer(ModelConfig(name="tiny", path=str(folder)), CAUSAL_LM))
     prompts, settings = [[5, 17, 33, 21], [9, 8, 7], [40] * 20], Sampling(6, 0.0, (), False)
     model.generation_config.eos_token_id = [len(model.get_input_embeddings().weight)]  # never
     completions = []
@@ -102,7 +102,7 @@ def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperatu
     keys = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
     sampling = Sampling(12, temperature, (), False, seed=7)
     members = [Perturbation(Direction(1, 0, 0), 2.0, (1,)), Perturbation(Direction(1, 0, 0), 2.0, (-1,)), None]
-    tokenizer = load_tokenizer(ModelConfig("tiny", str(folder)), CAUSAL_LM)
+    tokenizer = load_tokenizer(ModelConfig(name="tiny", path=str(folder)), CAUSAL_LM)
     decoder = Decoder(model, tokenizer)
 
     def complete(member: Perturbation | None) -> list[list[int]]:

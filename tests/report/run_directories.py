@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.keys import is_group, type_hints
+from mezo_cli.config.explain import validate
+from mezo_cli.config.optimizers import zeroth_order
+from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import to_yaml
-from mezo_cli.config.validation import build_group, check
+from mezo_cli.config.validation import choose
 from mezo_cli.errors import RunFailed
-from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.report.aggregate import Group, group_runs
 from mezo_cli.report.read import Entry
 from mezo_cli.runs import Run
@@ -40,9 +41,8 @@ def make_config(settings: Mapping[str, Any]) -> Config:
         for group in groups:
             node = node[group]
         node[name] = value
-    kinds = {name: kind for name, kind in type_hints(Config).items() if is_group(kind)}
-    groups = {name: build_group(kind, values[name], name) for name, kind in kinds.items()}
-    return check(Config, {**values, **groups})  # without the rules: a test may combine what a run may not
+    groups = {name: choose(name, values[name]) for name in CHOICES}
+    return validate(Config, {**values, **groups})  # without the rules: a test may combine what a run may not
 
 
 def make_entry(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.keys import all_keys
+from mezo_cli.config.explain import all_keys
 from mezo_cli.report.settings import (
     IN_OTHER_COLUMNS,
     LIMIT,

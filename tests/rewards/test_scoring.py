@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from mezo_cli.config.rewards import parse
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import worker
 from mezo_cli.rewards.scoring import Reward, RewardBatch
-from mezo_cli.config.rewards import parse
 from tests.command_line import environment
 
 Write = Callable[..., str]

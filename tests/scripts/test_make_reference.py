@@ -1,7 +1,5 @@
 """docs/reference/ is what make_reference.py makes of the commands and the schema, and nothing is left out."""
 
-import dataclasses
-import inspect
 import re
 from pathlib import Path
 from types import ModuleType
@@ -10,8 +8,7 @@ import pytest
 import typer
 
 from mezo_cli.cli import app
-from mezo_cli.config import schema
-from mezo_cli.config.keys import all_keys
+from mezo_cli.config.explain import all_keys
 from tests.scripts.load import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,16 +40,7 @@ def test_every_key_has_a_row_with_its_type_default_and_meaning() -> None:
         kind, default, meaning = rows[f"`{key}`"]
         assert kind
         assert default
-        assert len(meaning) > 8, f"{key}: say what it means in the docstring of its dataclass, under Attributes"
-
-
-def test_no_meaning_is_written_for_a_field_that_does_not_exist(script: ModuleType) -> None:
-    kinds = [
-        kind for _, kind in inspect.getmembers(schema, inspect.isclass) if kind.__name__.endswith(("Config", "Source"))
-    ]
-    assert len(kinds) > 8
-    for kind in kinds:
-        assert set(script.attributes(kind)) <= {item.name for item in dataclasses.fields(kind)}, kind
+        assert len(meaning) > 8, f"{key}: say what it means in its description"
 
 
 def test_every_command_and_option_is_on_the_page() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import dataclasses
 import errno
 import io
 import json
@@ -273,8 +272,8 @@ def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
         else:
             (tmp_path / "README.md").unlink()
         assert read_terms(tmp_path) == licence
-    task = dataclasses.replace(config.task, name="<b>`x`", labels=["a\n# b", "<script>"])
-    odd = dataclasses.replace(config, task=task)
+    task = config.task.replace(name="<b>`x`", labels=["a\n# b", "<script>"])
+    odd = config.replace(task=task)
     text = write_card(Card("t\n# <i>", odd, 0, "demo", False, None, {}, [], {}))
     assert "\n# t \\# &lt;i&gt;\n" in text
     assert "the task `` <b>`x` `` (a \\# b, &lt;script&gt;)" in text

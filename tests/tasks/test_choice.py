@@ -21,7 +21,7 @@ def opt(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
 
 
 def of_list(tokenizer: PreTrainedTokenizerFast, **changed: Any) -> ChoiceEncoder:
-    return ChoiceEncoder(TaskConfig("names", choice=replace(LIST, **changed)), tokenizer)
+    return ChoiceEncoder(TaskConfig(name="names", choice=LIST.replace(**changed)), tokenizer)
 
 
 def row(**columns: Any) -> Example:
@@ -79,7 +79,7 @@ def test_an_empty_candidate_and_an_unknown_column(opt: PreTrainedTokenizerFast) 
         of_list(opt, candidates=["{candidate}"]).encode(row(names=["Human", " "], answers="Human"))
     words = ChoicePrompt(prompt="{sentense} It was", candidates=[" bad", " good"])
     with pytest.raises(UserError, match=r"unknown column 'sentense' \(did you mean 'sentence'\?\)"):
-        ChoiceEncoder(TaskConfig("two", labels=["a", "b"], columns=["sentence"], choice=words), opt)
+        ChoiceEncoder(TaskConfig(name="two", labels=["a", "b"], columns=["sentence"], choice=words), opt)
     with pytest.raises(UserError, match=r"no \{candidate\}: all would be the same"):
         of_list(opt, candidates=[" a"])
 

@@ -1,6 +1,5 @@
 """The tasks of the paper's OPT table: prompts and candidates character by character, and the first token."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,10 +103,10 @@ def test_a_tokenizer_that_begins_with_nothing_gets_a_first_token(tmp_path: Path)
     gpt2 = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, "gpt2"))
     task, example = load_task("cb"), Example(("It", "was"), 0)
     own = LmEncoder(task, gpt2).encode(example).input_ids
-    assert LmEncoder(replace(task, bos_token_id=7), gpt2).encode(example).input_ids == type(own)("i", [7, *own])
-    assert LmEncoder(replace(task, bos_token_id=7), gpt2).write_pipeline(["a", "b"]) is None
+    assert LmEncoder(task.replace(bos_token_id=7), gpt2).encode(example).input_ids == type(own)("i", [7, *own])
+    assert LmEncoder(task.replace(bos_token_id=7), gpt2).write_pipeline(["a", "b"]) is None
     with pytest.raises(UserError, match=rf"^task.bos_token_id=60000: the tokenizer .* has {len(gpt2)} tokens, from 0$"):
-        LmEncoder(replace(task, bos_token_id=60_000), gpt2)
+        LmEncoder(task.replace(bos_token_id=60_000), gpt2)
 
 
 def test_a_mistake_in_a_row_is_one_line_with_its_place(opt: PreTrainedTokenizerFast) -> None:

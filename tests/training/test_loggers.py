@@ -1,6 +1,5 @@
 """Loggers receive what metrics.jsonl has: TensorBoard, W&B and Trackio as they are installed, read back from disk."""
 
-import dataclasses
 import json
 import logging
 import signal
@@ -296,7 +295,7 @@ def test_a_plug_in_gets_the_scalars_and_is_dropped_with_one_warning_when_it_rais
     monkeypatch.setattr(Remembers, "fails_at", fails_at)
     monkeypatch.setattr(Remembers, "calls", [])
     run, config = a_run(tmp_path / "run", "tensorboard")
-    config = dataclasses.replace(config, logger=dataclasses.replace(config.logger, names=["remembers", "tensorboard"]))
+    config = config.replace(logger=config.logger.replace(names=["remembers", "tensorboard"]))
     log = logging.getLogger("mezo")
     with pytest.MonkeyPatch.context() as patch:
         warnings: list[str] = []
