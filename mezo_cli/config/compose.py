@@ -280,7 +280,8 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
         raise UserError(next(files.problems(choices), None) or _explain_composition(error)) from error
     with read_write(node.hydra):  # as they were given
         node.hydra.overrides.task = [text for text in overrides if not text.startswith("hydra")]
-        node.hydra.job.override_dirname = node.hydra.job.override_dirname.replace("++", "")
+        job: Any = OmegaConf.to_container(node.hydra.job, resolve=False)  # an override may contain an interpolation
+        node.hydra.job.override_dirname = job["override_dirname"].replace("++", "")
     return node
 
 

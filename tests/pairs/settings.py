@@ -30,6 +30,7 @@ VALUES = {
 }
 
 LABELS, GRADIENTS, HALF = "mlm cls lm", "adamw sgd", "bfloat16 float16"
+NOT_SCALES = f"mezo_momentum mezo_adam lozo lozo_m hizoo hizoo_scalar adamezo linear_probe {GRADIENTS}"
 # What may not meet, and why: words of the error line.
 REFUSED: list[tuple[Mapping[str, str], str]] = [
     ({"objective": LABELS, "objective.loss": "lm reward"}, "not one of cross_entropy, accuracy, f1"),
@@ -40,10 +41,7 @@ REFUSED: list[tuple[Mapping[str, str], str]] = [
     ({"objective": "generate", "metric": "accuracy f1"}, "not one of"),
     ({"objective": "choice generate", "data.batches": "balanced"}, "has no fixed set of labels"),
     ({"objective": "choice generate", "optimizer": "linear_probe"}, "scores no labels"),
-    (
-        {"objective": "mlm lm", "optimizer": "linear_probe", "peft": "lora prefix bias scales"},
-        "neither trains nor saves",
-    ),
+    ({"objective": "mlm lm", "optimizer": "linear_probe", "peft": "lora prefix bias"}, "neither trains nor saves"),
     ({"objective.loss": "accuracy f1 reward", "optimizer": GRADIENTS}, "has no gradient"),
     ({"optimizer": GRADIENTS, "checkpoint": "trajectory"}, "leaves no trajectory"),
     ({"optimizer": GRADIENTS, "model.dtype": HALF}, "most would be lost"),
@@ -53,10 +51,7 @@ REFUSED: list[tuple[Mapping[str, str], str]] = [
     ({"model.dtype": HALF, "model.quantize": "int8 nf4"}, "of a base that is not quantised"),
     ({"peft": "none", "model.quantize": "int8 nf4"}, "a quantised base is frozen"),
     ({"peft": "scales", "model.quantize": "none"}, "the scales of a quantised base"),
-    (
-        {"peft": "scales", "optimizer": f"mezo_momentum mezo_adam lozo lozo_m hizoo hizoo_scalar adamezo {GRADIENTS}"},
-        "becomes 0",
-    ),
+    ({"peft": "scales", "optimizer": NOT_SCALES}, "becomes 0"),
     ({"peft": "bias", "optimizer": "lozo lozo_m"}, "no matrix is trained"),
 ]
 
