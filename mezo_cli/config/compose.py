@@ -271,7 +271,7 @@ def search_path(config_dir: str | None) -> list[str]:
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
     path, choices = search_path(config_dir), find_choices(config_dir)
-    words = [f"++{text}" if _is_setting(text) else text for text in overrides]
+    words = with_new_keys(overrides)
     if config_dir is not None:
         files.check_folder(config_dirs(config_dir)[-1])
     try:
@@ -285,8 +285,12 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
     return node
 
 
+def with_new_keys(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides so that Hydra takes mezo's own keys, which no file need have set."""
+    return [f"++{text}" if _is_setting(text) else text for text in overrides]
+
+
 def _is_setting(text: str) -> bool:
-    """Return whether an override gives a value of one of mezo's own keys, which no file need have set."""
     name = text.partition("=")[0]
     return name[0] not in "+~" and name not in GROUPS and "@" not in name and not name.startswith("hydra")
 

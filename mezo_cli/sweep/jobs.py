@@ -189,7 +189,7 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
     own = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
     own += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
     path = compose.search_path(plan.config_dir)
-    overrides = [*path, *plan.common, *plan.jobs[0].overrides, *own]
+    overrides = [*path, *compose.with_new_keys([*plan.common, *plan.jobs[0].overrides]), *own]
     before = [job_status(job.directory) for job in plan.jobs]
     try:
         with compose.hydra_session() as hydra:
