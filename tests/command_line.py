@@ -78,16 +78,16 @@ def _start(command: list[str], cwd: Path, extra: Mapping[str, str]) -> subproces
 STOPPER = """
 import os, signal, sys
 from mezo_cli.__main__ import main
-from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.runs.jsonl import JsonLines
 
-folder, step, append = sys.argv.pop(1), int(sys.argv.pop(1)), MetricsLog.append
+folder, step, append = sys.argv.pop(1), int(sys.argv.pop(1)), JsonLines.append
 
 def stop(self, kind, at, **values):
     append(self, kind, at, **values)
     if kind == "train" and at == step and str(self.path.parent.resolve()) == folder:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-MetricsLog.append = stop
+JsonLines.append = stop
 main()
 """
 

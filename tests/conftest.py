@@ -156,10 +156,9 @@ def one_look_at_the_checkout() -> Iterator[None]:
     """Ask git and the installed packages once for what every run.json has: each question starts a process."""
     with pytest.MonkeyPatch.context() as patch:
         from mezo_cli import system
-        from mezo_cli.runs import run_json
 
-        facts = {name: functools.cache(getattr(system, name)) for name in ("versions", "git_commit", "git_dirty")}
-        patch.setattr(run_json, "system", SimpleNamespace(**facts))
+        for name in ("versions", "git_commit", "git_dirty"):
+            patch.setattr(system, name, functools.cache(getattr(system, name)))
         yield
 
 

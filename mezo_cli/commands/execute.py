@@ -19,10 +19,8 @@ from mezo_cli.console import format_duration, format_score, print_line, relative
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join
 from mezo_cli.report import untrained
-from mezo_cli.runs import Run
-from mezo_cli.runs.commands import run_command
-from mezo_cli.runs.picked import MARK, picked_start
-from mezo_cli.runs.read_only import ReadOnlyRun
+from mezo_cli.runs import ReadOnlyRun, Run
+from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.system import import_torch
 
 log = logging.getLogger("mezo")
@@ -142,7 +140,7 @@ def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], co
         format_duration(summary["seconds"]),
         summary["peak_memory_bytes"] / 1e9,
     )
-    log.info("evaluate again: %s", run_command("eval", run.path, run.info()))
+    log.info("evaluate again: %s", run.command("eval"))
     if "reward" in summary:
         log.info("reward  %s", summary["reward"])
     for name in ("projected_grad", "coefficient"):

@@ -17,8 +17,7 @@ from mezo_cli.data import texts
 from mezo_cli.distributed.join import in_turn, joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.report.output import check_output, csv_cell
-from mezo_cli.runs.files import write_error
-from mezo_cli.runs.output import write_file
+from mezo_cli.runs.atomic import write_error, write_file
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch

@@ -49,14 +49,14 @@ def _prune(run: Run, config: Config) -> int:
     if status != "finished":
         raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
     steps = _stored_steps(run)
-    if not steps and not checkpoints.is_set_aside(run.checkpoints):
+    if not steps and not checkpoints.removed(run.checkpoints).exists():
         raise NothingToPruneError(f"{run.path} has no full checkpoints")
     import_torch()
     from mezo_cli import models
     from mezo_cli.training import restore
 
     with run.locked(), console_logging(make_console()):
-        steps = _stored_steps(run)  # the lock restores what a prune left that was killed, or removes the rest of it
+        steps = _stored_steps(run)  # the lock removes what a prune left that was killed
         if not steps:
             return int(run.info().get("pruned", {}).get("bytes", 0))
         stored = {}

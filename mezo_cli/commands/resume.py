@@ -20,7 +20,7 @@ from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run, sweep_record
-from mezo_cli.runs.config_change import change_config
+from mezo_cli.runs.recovery import change_end
 
 log = logging.getLogger("mezo")
 
@@ -165,4 +165,4 @@ def _write_new_end(run: Run, new: Config, was_finished: bool) -> None:
     changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
     if changed or was_finished:
         before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
-        change_config(run, to_yaml(new), before, after)
+        change_end(run, to_yaml(new), before, after)

@@ -27,7 +27,7 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.differences import differing_keys, flatten_stored, short_name, telling_keys
 from mezo_cli.report.settings import WITHOUT_EFFECT, format_score, format_value, matches
 from mezo_cli.runs import Run, find_runs, trajectory
-from mezo_cli.runs.picked import MARK, NOTE, picked_start
+from mezo_cli.runs.scores import MARK, NOTE, picked_start
 
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")

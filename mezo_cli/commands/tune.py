@@ -29,7 +29,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import print_line, relative_path, training_output
 from mezo_cli.errors import UserError, install, without_credentials
 from mezo_cli.runs import Run, sweep_record
-from mezo_cli.runs.picked import MARK, picked_start
+from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.runs.sweep_record import STUDY
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, plan_sweep

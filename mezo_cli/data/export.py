@@ -9,8 +9,7 @@ from mezo_cli.data import folder
 from mezo_cli.data.fewshot import limit, published_test
 from mezo_cli.data.splits import Subset, select_rows
 from mezo_cli.errors import UserError, join
-from mezo_cli.runs import output
-from mezo_cli.runs.files import write_error
+from mezo_cli.runs.atomic import write_error, write_file, write_folder
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +47,17 @@ def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:
     _check_output(out, contents)
     if out.is_dir() and any(out.iterdir()):
         try:
-            output.add_files(out, contents)
-        except FileExistsError as error:  # since it was checked: another process writes there
-            raise UserError(f"--export {out}: {error.filename2} already exists with other content") from error
+            for name, content in contents.items():
+                write_file(out / name, content)
         except OSError as error:
-            raise write_error(f"--export {out}", error) from None
+            raise write_error(f"--export {out}", error) from error
     else:
 
         def write(folder: Path) -> None:
             for name, content in contents.items():
                 (folder / name).write_bytes(content)
 
-        output.write_folder(out, write, "--export")
+        write_folder(out, write, "--export")
     return [out / name for name in contents]
 
 

@@ -20,9 +20,8 @@ from mezo_cli.report import untrained
 from mezo_cli.report.read import Entry
 from mezo_cli.report.settings import method_name
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.commands import own_reward, run_command
-from mezo_cli.runs.metrics_log import metrics_of
-from mezo_cli.runs.picked import MARK, NOTE
+from mezo_cli.runs.run import own_reward
+from mezo_cli.runs.scores import MARK, NOTE, metrics_of
 
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
@@ -317,7 +316,7 @@ class RunDetails:
         data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
 
         def command(verb: str, *words: str) -> str:
-            return run_command(verb, self.run.path, self.info, *words)
+            return self.run.command(verb, *words, info=self.info)
 
         commands = [("Run again", self._train_command)]
         if resumable and status in ("interrupted", "failed"):

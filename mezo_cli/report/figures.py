@@ -11,7 +11,7 @@ from mezo_cli.report.details import RunDetails, predicted_fractions, thin_indice
 from mezo_cli.report.output import make_table
 from mezo_cli.report.settings import format_score, is_fraction, scale
 from mezo_cli.report.svg import colour, drawing, inline_svg, new_axes, series_name
-from mezo_cli.runs.metrics_log import metrics_of
+from mezo_cli.runs.scores import metrics_of
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mezo_cli.console import TextTable, plain_text, printable
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import files, output
+from mezo_cli.runs.atomic import write_error, write_file
 
 if TYPE_CHECKING:  # `mezo predict` checks its --out here too
     import pandas as pd
@@ -104,9 +104,9 @@ def write(comparison: Comparison, path: Path) -> None:
 def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
     """Write the file that an option named, completely or not at all."""
     try:
-        output.write_file(path, content)
+        write_file(path, content)
     except OSError as error:
-        raise files.write_error(f"{option} {path}", error) from error
+        raise write_error(f"{option} {path}", error) from error
 
 
 def _markdown(comparison: Comparison) -> str:

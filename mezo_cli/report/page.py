@@ -38,9 +38,8 @@ from mezo_cli.report.settings import (
 )
 from mezo_cli.report.svg import COLOURS, SERIES, series_name
 from mezo_cli.report.tables import PROTOCOL, group_view
-from mezo_cli.runs.metrics_log import metrics_of
-from mezo_cli.runs.picked import MARK
-from mezo_cli.runs.run_json import utc_now
+from mezo_cli.runs.run import utc_now
+from mezo_cli.runs.scores import MARK, metrics_of
 from mezo_cli.system import package_version
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written

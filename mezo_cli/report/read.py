@@ -23,8 +23,7 @@ from mezo_cli.report.settings import (
     unused,
 )
 from mezo_cli.runs import Run, find_runs, trajectory
-from mezo_cli.runs.metrics_log import metrics_of
-from mezo_cli.runs.picked import picked_start
+from mezo_cli.runs.scores import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 

@@ -21,7 +21,7 @@ from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
 from mezo_cli.objectives import LOSSES, METRICS, OBJECTIVES
-from mezo_cli.runs.picked import MARK
+from mezo_cli.runs.scores import MARK
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it

@@ -10,7 +10,7 @@ from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
 from mezo_cli.report.read import no_runs, read_runs
 from mezo_cli.report.settings import format_mean, shown_value
-from mezo_cli.runs.picked import MARK, NOTE
+from mezo_cli.runs.scores import MARK, NOTE
 
 PROTOCOL = "the point of the grid with the best dev score of each data seed; mean and population std (ddof 0) of test"
 INFERRED = (

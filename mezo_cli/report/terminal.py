@@ -10,7 +10,7 @@ from rich.console import Console
 from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
 from mezo_cli.report.details import RunDetails, confidence, predicted_fractions, thin_indices
 from mezo_cli.report.settings import changed_settings, format_loss, format_score, format_value
-from mezo_cli.runs.metrics_log import metrics_of
+from mezo_cli.runs.scores import metrics_of
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
 EXAMPLES = 3  # right and wrong test rows each, and completions

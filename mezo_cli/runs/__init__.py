@@ -1,7 +1,5 @@
-"""Run directories: create, lock, read and write their files, detect damage, find runs."""
+"""Run directories: append-only logs, and files that are replaced as a whole; detect damage, find runs."""
 
-from mezo_cli.runs.find import find_runs
-from mezo_cli.runs.run import Run
-from mezo_cli.runs.run_json import STATUSES
+from mezo_cli.runs.run import STATUSES, ReadOnlyRun, Run, find_runs
 
-__all__ = ["STATUSES", "Run", "find_runs"]
+__all__ = ["STATUSES", "ReadOnlyRun", "Run", "find_runs"]

@@ -1,12 +1,13 @@
 """The run directory: create, open, claim, record the status; read and write its files. Only `runs` writes there."""
 
 import contextlib
+import datetime
 import fcntl
 import hashlib
 import itertools
-import json
 import logging
 import os
+import shlex
 import socket
 import sys
 from collections import Counter
@@ -16,28 +17,29 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
+from mezo_cli import system
+from mezo_cli.config.own_code import SHUFFLED
+from mezo_cli.console import LogFormatter, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import checkpoints, sweep_record, trajectory
-from mezo_cli.runs.checksums import add_checksum, verify_checksum
-from mezo_cli.runs.commands import run_command
-from mezo_cli.runs.files import (
+from mezo_cli.runs.atomic import (
     TEMPORARY,
     lock_file,
-    name_in_errors,
-    open_own,
-    read_bytes,
+    no_link,
     read_json,
     remove,
+    replace,
     sync,
     write_atomically,
     write_error,
 )
-from mezo_cli.runs.log_file import LogFile
-from mezo_cli.runs.metrics_log import MetricsLog, chained, compressed
-from mezo_cli.runs.run_json import FORMAT, STATUSES, initial_run_json, may_be_alive, utc_now
-from mezo_cli.system import IN_SWEEP, termination_as_keyboard_interrupt
+from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_object, write_object
 
 log = logging.getLogger("mezo")
+
+FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
+STATUSES = ("running", "finished", "failed", "interrupted", "pruned")  # pruned: ended by `mezo tune`
+TAKES_REWARD = ("resume", "eval")  # a function of the user's own is not stored: these commands take it again
 
 
 class Run:
@@ -51,7 +53,7 @@ class Run:
         checkpoints: the folder of the checkpoints `best` and `last`.
         trajectory: the trajectory file.
         initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
-        writes: whether this process writes there; not one that follows another (read_only.py).
+        writes: whether this process writes there; not one that follows another (`ReadOnlyRun`).
     """
 
     writes = True
@@ -61,16 +63,16 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
+        self._lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
         self._lock: FileLock | None = None  # while this object holds it
-        self._made: _Made | None = None  # of a run that this object has created
-        self._metrics_log = MetricsLog(path / "metrics.jsonl")
-        self._completions = MetricsLog(path / "completions.jsonl")
+        self._files_before: set[str] | None = None  # what else was in the directory when this object created the run
+        self._new_folders: list[Path] = []  # made for it
 
     # --- create, open, claim ---
 
     @classmethod
     def create(cls, path: Path, config_yaml: str, argv: list[str]) -> "Run":
-        """Claim a directory for a new run, and write config.yaml and run.json.
+        """Claim a directory for a new run, and write run.json and config.yaml.
 
         Of two processes that create the same run, one succeeds. A directory whose run failed before training may be
         used again. The status is interrupted until `tracked` changes it, so it is true if a signal comes in between.
@@ -79,17 +81,22 @@ class Run:
             UserError: when the directory already holds a run, or cannot be written.
             RunFailed: when the disk is full.
         """
-        run = cls(path)
         cls.check_free(path)
-        made = _Made(path)
+        run = cls(path)
+        run._new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not run._acquire():
-                raise run._taken()
-            run._made = made
-            run._write_first_files(config_yaml, initial_run_json(config_yaml, argv))
+                raise _taken(path)
+            cls.check_free(path)
+            for name in ("config.yaml", "run.json", "train.log"):  # of a run that never began
+                (path / name).unlink(missing_ok=True)
+            run._files_before = set(os.listdir(path)) - {".lock"}
+            write_object(path / "run.json", initial_info(config_yaml, argv))
+            write_atomically(path / "config.yaml", config_yaml)  # the last: without it, the directory is free
+            sync(path.parent)
         except BaseException as error:
-            run._discard() if run._made else made.remove_folders()
+            run._discard()
             if isinstance(error, OSError):
                 raise write_error(path, error) from error
             raise
@@ -97,34 +104,25 @@ class Run:
 
     @classmethod
     def check_free(cls, path: Path) -> None:
-        """Check that `create` would find the directory free, without writing anything."""
-        _check_name(path)
+        """Check that `create` may use a directory: it holds no run, or one that ended before training began."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: the run directory cannot be written: this is a file")
-        if not cls(path)._is_free():
-            raise cls(path)._taken()
+        if not (path / "config.yaml").exists():
+            return
+        has_begun = any((path / name).exists() for name in (METRICS, "trajectory.bin", "checkpoints"))
+        if has_begun or not (path / "run.json").exists() or cls(path).info().get("status") != "failed":
+            raise _taken(path)
 
-    def _taken(self) -> UserError:
-        return UserError(
-            f"{self.path} already holds a run: continue it by `mezo resume {self.path}`, or name another hydra.run.dir"
-        )
-
-    def _write_first_files(self, config_yaml: str, info: dict[str, Any]) -> None:
-        """Write config.yaml and run.json in place of those of a run that never began."""
-        config = self.path / "config.yaml"
-        if not self._is_free():
-            raise self._taken()
-        for name in ("config.yaml", "run.json", "train.log"):
-            (self.path / name).unlink(missing_ok=True)
-        try:
-            file = open(config, "x", encoding="utf-8")  # noqa: SIM115 (closed below)
-        except FileExistsError as error:  # where there are no locks, this decides
-            raise self._taken() from error
-        with name_in_errors(config), file:
-            file.write(config_yaml)
-        sync(config)
-        self._write_info(info)
-        sync(self.path.parent)
+    def _discard(self) -> None:
+        """Remove what this object has created: the directory is as it was before."""
+        with contextlib.suppress(OSError):
+            made = () if self._files_before is None else set(os.listdir(self.path)) - self._files_before
+            for name in sorted(made):  # config.yaml before run.json: see `check_free`
+                remove(self.path / name)
+        self._release()
+        with contextlib.suppress(OSError):
+            for folder in self._new_folders:
+                folder.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> "Run":
@@ -132,30 +130,22 @@ class Run:
         run = cls(path)
         if not (path / "config.yaml").is_file():
             raise UserError(f"{_why_no_run(path)} (`mezo runs` lists the runs)")
-        if not (path / "run.json").exists() and run._is_free():
-            raise UserError(
-                f"{path / 'run.json'}: no such file: the process ended before the run began, so there is nothing to "
-                f"continue with; start it by `mezo train` with hydra.run.dir={path}"
-            )
-        run._check_config(run.info(), read_bytes(path / "config.yaml"))
-        if run.status() != "running":
-            checkpoints.repair_interrupted_swap(run.checkpoints)
+        if run.status(run.read()[0]) != "running":
+            checkpoints.repair(run.checkpoints)
         return run
 
     def read(self) -> tuple[dict[str, Any], str]:
         """Return run.json and the text of config.yaml, each read once. Unlike `open`, nothing is repaired."""
         info, path = self.info(), self.path / "config.yaml"
         try:
-            content = read_bytes(path)
+            content = path.read_bytes()
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-        self._check_config(info, content)
-        return info, content.decode(errors="replace")
-
-    def _check_config(self, info: dict[str, Any], content: bytes) -> None:
+        # The checksum of the last change is taken, too: config.yaml and run.json cannot be replaced at once.
         stored = [info.get("config_sha256"), *(change["config_sha256"] for change in info.get("changes", [])[-1:])]
         if hashlib.sha256(content).hexdigest() not in stored:
-            raise UserError(f"{self.path / 'config.yaml'} is damaged or was edited: it does not match run.json")
+            raise UserError(f"{path} is damaged or was edited: it does not match run.json")
+        return info, content.decode(errors="replace")
 
     def claim(self, finished: bool = False) -> None:
         """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
@@ -167,11 +157,10 @@ class Run:
             UserError: when another process is training in it, or it cannot be written.
             RunFailed: when the disk is full.
         """
-        if compressed(self.path / "metrics.jsonl").exists():
+        if self._lines.compressed.exists():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
-        _check_name(self.path)
         try:
-            if self.status() == "running" or not self._acquire():
+            if not self._acquire():
                 info = self.info()
                 raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
             if not finished and self.status() == "finished":
@@ -182,6 +171,16 @@ class Run:
             self._release()
             raise write_error(self.path, error) from error
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in the run inside the block; its status stays as it is."""
+        if not self._acquire():
+            raise UserError(f"{self.path} is running")
+        try:
+            yield
+        finally:
+            self._release()
+
     def _acquire(self) -> bool:
         """Lock the directory, and remove what a process that was killed left there; False if another has the lock."""
         try:
@@ -189,10 +188,11 @@ class Run:
         except BlockingIOError:
             return False
         try:
-            for left in (*self.path.glob(TEMPORARY.format("*")), *self.path.glob(f"data/{TEMPORARY.format('*')}")):
-                remove(left)
-            is_stored = (self.path / "run.json").exists()
-            checkpoints.remove_leftovers(self.checkpoints, is_stored and "pruned" in self.info())
+            for folder in (self.path, self.path / "data", self.checkpoints):
+                for left in folder.glob(TEMPORARY.format("*")):
+                    remove(left)
+            remove(checkpoints.removed(self.checkpoints))
+            checkpoints.repair(self.checkpoints)
         except BaseException:
             self._release()
             raise
@@ -203,69 +203,20 @@ class Run:
             self._lock.release()
             self._lock = None
 
-    def _is_locked(self) -> bool | None:
-        """Return whether a process trains in the run; None if that cannot be known. Readers share the lock."""
-        try:
-            with open_own(self.path / ".lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError) as error:
-            return isinstance(error, BlockingIOError)
-        except OSError:  # a file system without locks
-            return None
-        return False
-
-    def _discard(self) -> None:
-        """Remove what this object has created: the directory is as it was before."""
-        assert self._made is not None
-        with contextlib.suppress(OSError):
-            self._made.remove_files()
-        self._release()
-        self._made.remove_folders()
-
-    def _has_begun(self) -> bool:
-        """Whether a step was taken, so that there is something to keep."""
-        lines = self._metrics_log.read_valid()[0]
-        return trajectory.count_steps(self.trajectory) > 0 or any(line["step"] for line in lines)
-
-    def _is_free(self) -> bool:
-        """Whether a new run may use the directory: it holds no run, or one that ended before training began."""
-        if not (self.path / "config.yaml").exists():
-            return True
-        if any((self.path / name).exists() for name in ("metrics.jsonl", "trajectory.bin", "checkpoints")):
-            return False
-        if not (self.path / "run.json").exists():  # the process ended between its first two files
-            text = (self.path / "config.yaml").read_text(encoding="utf-8", errors="replace").rstrip("\0")
-            return text[:6] == "task:\n"[: len(text)]  # and not a config.yaml of something else
-        try:
-            return self.info().get("status") == "failed"
-        except UserError:
-            return False
-
     # --- run.json ---
 
     def info(self) -> dict[str, Any]:
         """Return run.json without its checksum. A format that is not known is refused."""
         path = self.path / "run.json"
         values = read_json(path)
-        found = values.get("format")
-        if found != FORMAT:
-            raise UserError(
-                f"{self.path}: of a version of mezo before 1.0, or of a format that this one does not know: {found}"
-            )
-        return self._checked(path, values)
+        if values.get("format") != FORMAT:
+            found = f"of a format that this one does not know: {values.get('format')}"
+            raise UserError(f"{self.path}: of a version of mezo before 1.0, or {found}")
+        return check_object(path, values)
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
-        self._write_info({**self.info(), **fields})
-
-    def _write_info(self, values: dict[str, Any]) -> None:
-        write_atomically(self.path / "run.json", json.dumps(add_checksum(values), indent=2) + "\n")
-
-    @staticmethod
-    def _checked(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-        if verify_checksum(values) is None:
-            raise UserError(f"{path} is damaged: it does not match its own checksum")
-        return {key: value for key, value in values.items() if key != "crc"}
+        write_object(self.path / "run.json", {**self.info(), **fields})
 
     def status(self, info: dict[str, Any] | None = None) -> str:
         """Return running, finished, failed or interrupted. A run whose process is gone is interrupted.
@@ -277,25 +228,35 @@ class Run:
         status = info.get("status")
         if status not in STATUSES:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
-        if status != "running":
-            return str(status)
-        is_locked = self._is_locked()
-        is_running = may_be_alive(info) if is_locked is None else is_locked
-        return "running" if is_running else "interrupted"
+        return "interrupted" if status == "running" and not self._is_alive(info) else str(status)
+
+    def _is_alive(self, info: Mapping[str, Any]) -> bool:
+        """Return whether a process trains in the run: it holds the lock. Readers share the lock."""
+        try:
+            with open(self.path / ".lock", "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError) as error:
+            return isinstance(error, BlockingIOError)
+        except OSError:  # a file system without locks: the process may exist; on another host that cannot be known
+            try:
+                if info.get("host") == socket.gethostname():
+                    os.kill(int(info["pid"]), 0)
+            except OSError as error:
+                return isinstance(error, PermissionError)
+            return True
+        return False
 
     def steps_at_end(self, steps: int) -> int:
         """Return the number of steps that the run ends with: `steps` of its config, unless it was stopped before."""
         return int((self.info().get("stopped") or {}).get("step", steps))
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the run inside the block; its status stays as it is."""
-        if self.status() == "running" or not self._acquire():
-            raise UserError(f"{self.path} is running")
-        try:
-            yield
-        finally:
-            self._release()
+    def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
+        """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again.
+
+        It runs as printed, from the folder that the program was started in. `info`: run.json, if it was read already.
+        """
+        own = own_reward(self.info() if info is None else info) if verb in TAKES_REWARD else []
+        return shlex.join(["mezo", verb, relative_path(self.path), *words, *own])
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
@@ -307,34 +268,29 @@ class Run:
         Raises:
             RunFailed: in place of an `OSError` (a full disk, a folder that was removed).
         """
-        handler = LogFile(self.path / "train.log")
+        handler = _LogFile(self.path / "train.log")
         log.addHandler(handler)
         try:
-            with termination_as_keyboard_interrupt():
+            with system.termination_as_keyboard_interrupt():
                 failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
                 self.update(status="running", end=None, error=None, stopped=None, **failed)
                 yield
             self.update(status="finished", end=utc_now(), error=None)
-        except KeyboardInterrupt:
-            self._record_end("interrupted", "interrupted")
-            how = "" if IN_SWEEP in os.environ else f"; resume with: {run_command('resume', self.path, self.info())}"
-            log.warning("interrupted%s", how)
-            raise
-        except RunStopped as stop:
-            self._record_end("interrupted", str(stop))
-            log.warning("%s; resume with: %s", stop, run_command("resume", self.path, self.info()))
-            raise
-        except (UserError, RunFailed) as error:
-            is_mistake = isinstance(error, UserError) and self._made and not self._has_begun()
-            if is_mistake and not sweep_record.is_job(self.path):
-                self._discard()
-                raise
-            self._record_end("failed", str(error))
-            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, str(error), (), None))
+        except (KeyboardInterrupt, RunStopped) as stop:
+            reason = str(stop) if isinstance(stop, RunStopped) else "interrupted"
+            self._record_end("interrupted", reason)
+            is_told = isinstance(stop, KeyboardInterrupt) and system.IN_SWEEP in os.environ
+            log.warning("%s", reason if is_told else f"{reason}; resume with: {self.command('resume')}")
             raise
         except BaseException as error:
-            self._record_end("failed", f"{type(error).__name__}: {error}")
-            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, "the run failed", (), sys.exc_info()))
+            is_known = isinstance(error, (UserError, RunFailed))
+            if isinstance(error, UserError) and self._may_go():
+                self._discard()
+                raise
+            text = str(error) if is_known else f"{type(error).__name__}: {error}"
+            self._record_end("failed", text)
+            said, trace = (text, None) if is_known else ("the run failed", sys.exc_info())
+            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, said, (), trace))
             if isinstance(error, OSError):
                 raise RunFailed(f"{self.path}: {error}") from error
             raise
@@ -343,31 +299,38 @@ class Run:
             handler.close()
             self._release()
 
+    def _may_go(self) -> bool:
+        """Whether this object has created the run, no step was taken, and no sweep tells its error."""
+        if self._files_before is None or sweep_record.is_job(self.path):
+            return False
+        lines = self.read_valid_metrics()[0]
+        return trajectory.count_steps(self.trajectory) == 0 and not any(line["step"] for line in lines)
+
     def _record_end(self, status: str, error: str) -> None:
         try:
             self.update(status=status, end=utc_now(), error=without_credentials(error))
         except (OSError, UserError) as failed:  # the first error is the one to report
             log.error("run.json could not be written: %s", failed)
 
-    # --- metrics, trajectory, summary, rows ---
-
-    def sync_metrics(self) -> None:
-        """Wait until the lines of metrics.jsonl are on the disk."""
-        self._metrics_log.sync()
-
-    def read_valid_metrics(self) -> tuple[list[dict[str, Any]], str | None]:
-        """Return the lines of metrics.jsonl before damage at its end; see `MetricsLog.read_valid`."""
-        return self._metrics_log.read_valid()
+    # --- logs ---
 
     def log_metrics(self, record_kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl. An evaluation on dev has the checksum of the completions so far."""
         if values.get("split") == "dev" and self._completions.path.exists():
             values = {"completions_crc": self._completions.last_checksum(), **values}
-        self._metrics_log.append(record_kind, step, **values)
+        self._lines.append(record_kind, step, **values)
+
+    def sync_metrics(self) -> None:
+        """Wait until the lines of metrics.jsonl are on the disk."""
+        self._lines.sync()
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl without an incomplete last one."""
-        return self._metrics_log.read()
+        return self._lines.read()
+
+    def read_valid_metrics(self) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the lines of metrics.jsonl before damage at its end; see `JsonLines.read_valid`."""
+        return self._lines.read_valid()
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""
@@ -375,11 +338,11 @@ class Run:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
-        lines = self._metrics_log.read_valid()[0]
+        lines = self.read_valid_metrics()[0]
         ends = (line["step"] > step or line.get("split") in ("train", "test") for line in lines)
         kept = lines[: next(itertools.compress(itertools.count(), ends), len(lines))]
-        completions = self._tied_completions(kept)
-        self._metrics_log.cut(len(kept))
+        completions = self._named_completions(kept)
+        self._lines.cut(len(kept))
         if self._completions.path.exists():
             self._completions.cut(len(completions))
 
@@ -391,19 +354,18 @@ class Run:
 
     def completions(self) -> dict[int, list[dict[str, Any]]]:
         """Return step -> what the model said of the first dev rows then, in their order; {} for a run without."""
-        lines = self._metrics_log.read_valid()[0]
         by_step: dict[int, dict[int, dict[str, Any]]] = {}
-        for line in self._tied_completions(lines, is_all=self.status() == "finished"):
+        for line in self._named_completions(self.read_valid_metrics()[0], is_all=self.status() == "finished"):
             by_step.setdefault(line["step"], {})[line["row"]] = line
         return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
 
-    def _tied_completions(self, lines: Sequence[Mapping[str, Any]], is_all: bool = False) -> list[dict[str, Any]]:
+    def _named_completions(self, lines: Sequence[Mapping[str, Any]], is_all: bool = False) -> list[dict[str, Any]]:
         """Return the lines of completions.jsonl up to the last evaluation in `lines`, which names it.
 
         What follows is of an evaluation that was interrupted; `is_all`: nothing may.
         """
-        path, named = self._completions.path, [line["completions_crc"] for line in lines if "completions_crc" in line]
-        if not path.exists() and compressed(self._metrics_log.path).exists():  # what was shared has none
+        path, named = self._completions.path, [one["completions_crc"] for one in lines if "completions_crc" in one]
+        if not path.exists() and self._lines.compressed.exists():  # what was shared has none
             return []
         found = self._completions.read_valid()[0] if named or is_all else []
         count = next((number for number, line in enumerate(found, 1) if named and line["crc"] == named[-1]), 0)
@@ -413,17 +375,17 @@ class Run:
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
         """Open trajectory.bin to append after its first `keep` bytes; the rest is cut."""
-        file = open_own(self.trajectory, "r+b" if keep else "wb")
+        file = open(self.trajectory, "r+b" if keep else "wb", opener=no_link)  # noqa: SIM115  # the caller closes it
         file.truncate(keep)
         file.seek(keep)
         sync(self.path)
         return file
 
     def read_trajectory(self) -> trajectory.Trajectory:
-        """Read the trajectory for a reader of the run's results.
+        """Return the trajectory without a part of a record at its end, which every kill can leave.
 
-        A part of a record at the end is left out: a kill leaves that. Whole records that fail their checksums are
-        damage to a reader (`mezo resume` cuts them), and a finished run has neither.
+        Whole records at the end that fail their checksums are damage to a reader (`mezo resume` cuts them), and a
+        finished run has neither.
         """
         past = trajectory.read(self.trajectory)
         if past.lost_records or (past.cut_bytes and self.status() == "finished"):
@@ -444,33 +406,27 @@ class Run:
             if is_replayable:
                 trajectory.check_length(self.trajectory, steps)
 
+    # --- files that are written whole ---
+
     def save_initial_state(self, write: Callable[[Path], None]) -> None:
         """Save the initial weights that the base model does not have; `write` writes a file, if there are any.
 
         Raises:
             RunFailed: when it cannot be written.
         """
-        temporary = self.path / TEMPORARY.format(self.initial_state_file.name)
         try:
-            remove(temporary)
-            write(temporary)
-            if temporary.exists():
-                sync(temporary)
-                os.replace(temporary, self.initial_state_file)
-                sync(self.path)
+            replace(self.initial_state_file, write)
         except Exception as error:  # a full disk raises different errors in each library
-            temporary.unlink(missing_ok=True)
             raise RunFailed(str(write_error(self.initial_state_file, error))) from error
 
     def write_summary(self, values: dict[str, Any]) -> None:
         """Write summary.json with a checksum. Only a finished run has one."""
         self.sync_metrics()
-        text = json.dumps(add_checksum(values), indent=2, allow_nan=False)
-        write_atomically(self.path / "summary.json", text + "\n")
+        write_object(self.path / "summary.json", values)
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json without its checksum."""
-        return self._checked(self.path / "summary.json", read_json(self.path / "summary.json"))
+        return read_object(self.path / "summary.json")
 
     def write_values(self, name: str, values: Mapping[str, Any]) -> None:
         """Write what evaluations follow from, which the run reads again, with a checksum.
@@ -478,26 +434,17 @@ class Run:
         `untrained.json` is of all splits before the first step; `last_dev.json`, in a run without a test split, of dev
         at the last evaluation.
         """
-        write_atomically(self.path / name, json.dumps(add_checksum(dict(values)), allow_nan=False) + "\n")
+        write_object(self.path / name, values, indent=None)
 
     def read_values(self, name: str) -> dict[str, Any] | None:
         """Return the values of `write_values`; None if there are none."""
         path = self.path / name
         try:
-            return self._checked(path, read_json(path)) if path.exists() else None
+            return read_object(path) if path.exists() else None
         except UserError as error:
             raise UserError(
                 f"{error}; without this file the run continues, compared with no untrained model"
             ) from error
-
-    def set_results_aside(self) -> None:
-        """Rename the summary and predictions, if there are any, to summary-STEPS.json and predictions-STEPS.jsonl."""
-        summary, predicted = self.path / "summary.json", self.path / "predictions.jsonl"
-        if summary.exists():
-            steps = self.read_summary()["steps"]
-            if predicted.exists():  # first: after a crash in between, the summary says that both are to be renamed
-                os.replace(predicted, self.path / f"predictions-{steps}.jsonl")
-            os.replace(summary, self.path / f"summary-{steps}.json")
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
@@ -518,7 +465,7 @@ class Run:
             return None
         tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
         predicted = tests[-1].get("predicted", {}) if tests else {}
-        rows = [{key: value for key, value in line.items() if key != "crc"} for line in MetricsLog(path).read()]
+        rows = [{key: value for key, value in line.items() if key != "crc"} for line in JsonLines(path).read()]
         count = sum(predicted.values()) if predicted else (self.info().get("rows") or {}).get("test") or len(rows)
         counts = Counter(row["predicted"] for row in rows if "predicted" in row)
         if [row.get("row") for row in rows] != list(range(count)) or counts != Counter(predicted):
@@ -532,17 +479,22 @@ class Run:
         sync(self.path)
         write_atomically(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
 
-    # --- checkpoints ---
-
     def save_checkpoint(self, name: str, step: int, write: Callable[[Path], None]) -> None:
         """Save checkpoint `name` (best, last) of `step`; `write` writes its files into a folder."""
         checkpoints.save(self.checkpoints, name, step, write)
 
+    def checkpoint_step(self, name: str) -> int | None:
+        """Return the step of checkpoint `name`; None if there is none."""
+        return checkpoints.read_step(self.checkpoints, name)
+
     def remove_checkpoints(self, steps: Mapping[str, int]) -> int:
         """Remove all checkpoints, whose steps are given, and record it; return the bytes that this frees."""
-        size = checkpoints.set_aside(self.checkpoints)
+        size = sum(path.stat().st_size for path in self.checkpoints.rglob("*") if path.is_file())
         self.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": dict(steps)})
-        checkpoints.remove_leftovers(self.checkpoints, is_pruned=True)
+        gone = checkpoints.removed(self.checkpoints)
+        os.rename(self.checkpoints, gone)
+        sync(self.path)
+        remove(gone)
         return size
 
     def make_logger_folder(self, name: str) -> Path:
@@ -551,39 +503,72 @@ class Run:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def checkpoint_step(self, name: str) -> int | None:
-        """Return the step of checkpoint `name`; None if there is none."""
-        return checkpoints.read_step(self.checkpoints, name)
+
+class ReadOnlyRun(Run):
+    """The run directory as ranks other than 0 see it: they read what rank 0 has written, and write nothing."""
+
+    writes = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if not (path / "config.yaml").is_file():
+            raise UserError(
+                f"{path}: this rank does not see the run directory; it must be on a disk that all hosts share"
+            )
+
+    @contextlib.contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Treat SIGTERM and SIGHUP as Ctrl-C inside the block."""
+        with system.termination_as_keyboard_interrupt():
+            yield
+
+    def open_trajectory(self, keep: int = 0) -> BinaryIO:
+        """Open a file that discards what is written."""
+        return open(os.devnull, "r+b")
+
+    def _write_nothing(self, *_: Any, **__: Any) -> None:
+        """Write nothing, in place of what writes a file of the run."""
+
+    update = log_metrics = log_completions = sync_metrics = truncate_metrics = _write_nothing
+    save_initial_state = save_checkpoint = write_summary = write_values = write_predictions = _write_nothing
 
 
-def _check_name(path: Path) -> None:
-    """Check that libraries, which write UTF-8, can write in a directory of this name."""
+class _LogFile(logging.Handler):
+    """Append the log to a file, opened for each line. A line that cannot be written does not stop a run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.setFormatter(LogFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError), open(self._path, "ab", opener=no_link) as file:
+            file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+
+
+def find_runs(root: Path) -> list[Run]:
+    """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first."""
+    if not root.is_dir():
+        siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
+        raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
     try:
-        os.fspath(path.absolute()).encode()
-    except UnicodeEncodeError as error:
-        text = "no name of a run directory in this locale: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
-        raise UserError(f"{str(path)!a}: {text}") from error
+        os.scandir(root).close()
+    except OSError as error:  # `os.walk` finds nothing then
+        raise UserError(f"{root}: cannot be read: {error.strerror}") from error
+    found = []
+    for folder, folders, files in os.walk(root):
+        # A run, which may be damaged: a config.yaml alone is none.
+        if "run.json" in files or "trajectory.bin" in files or {"config.yaml", METRICS} <= set(files):
+            found.append(Run(Path(folder)))
+            folders[:] = [name for name in folders if name != "checkpoints"]
+    return sorted(found, key=lambda run: (_start_time(run), str(run.path)))
 
 
-class _Made:
-    """What making a run in a folder adds to the disk: made before, it removes that again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._folders = [path for path in (folder, *folder.parents) if not path.exists()]
-        self._kept = set(os.listdir(folder)) if folder.is_dir() else set()
-
-    def remove_files(self) -> None:
-        """Remove what is new in the folder."""
-        for path in self._folder.iterdir():
-            if path.name not in self._kept:
-                remove(path)
-
-    def remove_folders(self) -> None:
-        """Remove the folders that are new, if they are empty."""
-        with contextlib.suppress(OSError):
-            for path in self._folders:
-                path.rmdir()
+def _start_time(run: Run) -> str:
+    try:
+        return str(run.info().get("start") or "")
+    except UserError:
+        return ""
 
 
 def _why_no_run(path: Path) -> str:
@@ -597,3 +582,44 @@ def _why_no_run(path: Path) -> str:
         return f"{path}: no such run directory (did you mean '{listed}'?)"
     near = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return f"{path}: no such run directory{did_you_mean(path.name, near)}"
+
+
+def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
+    """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
+    return {
+        "format": FORMAT,
+        "status": "interrupted",
+        "argv": [without_credentials(word) for word in argv],
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "start": utc_now(),
+        "end": None,
+        "error": None,
+        "versions": system.versions(),
+        "git_commit": system.git_commit(),
+        "git_dirty": system.git_dirty(),
+        "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
+    }
+
+
+def _taken(path: Path) -> UserError:
+    return UserError(f"{path} already holds a run: continue it by `mezo resume {path}`, or name another hydra.run.dir")
+
+
+def utc_now() -> str:
+    """Return the time as an ISO 8601 string, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def own_reward(info: Mapping[str, Any]) -> list[str]:
+    """Return the override that gives a run its own reward again, by its run.json; empty where it has none."""
+    if not info.get("own_reward"):
+        return []
+    reward = info.get("reward") or {"in_process": True}  # not recorded before the first step
+    if reward["in_process"]:  # a callable of Python, which no command line can name
+        return ["objective.reward=FILE.py:FUNCTION"]
+    name = str(reward["name"])
+    place, _, function = name.removeprefix(SHUFFLED).rpartition(":")
+    mark = SHUFFLED if name.startswith(SHUFFLED) else ""
+    return [f"objective.reward={mark}{relative_path(Path(place)) if place.endswith('.py') else place}:{function}"]

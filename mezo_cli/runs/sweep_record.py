@@ -13,8 +13,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mezo_cli.errors import UserError, without_credentials
-from mezo_cli.runs.files import is_below, read_json
-from mezo_cli.runs.output import write_file
+from mezo_cli.runs.atomic import is_below, read_json, write_file
 from mezo_cli.system import IN_SWEEP
 
 NAME, FORMAT = "sweep.json", 1

@@ -25,7 +25,7 @@ import numpy as np
 
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError, first_line, join
-from mezo_cli.runs.files import name_in_errors, open_own, read_bytes, sync
+from mezo_cli.runs.atomic import name_in_errors, sync
 
 MAGIC = b"MEZOSTEP"
 VERSION = 1
@@ -175,7 +175,7 @@ def scalar_stats(grads: np.ndarray | None) -> dict[str, float | None]:
 def read(path: Path) -> Trajectory:
     """Read a trajectory file without incomplete records at its end."""
     try:
-        data = read_bytes(path)
+        data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
@@ -212,7 +212,7 @@ def check_length(path: Path, steps: int) -> None:
 def _length(path: Path) -> tuple[int, int]:
     """Return the number of complete records, and of bytes behind them."""
     try:
-        with open_own(path) as file:
+        with open(path, "rb") as file:
             data = file.read(_FIXED.size)
             if len(data) == _FIXED.size:
                 data += file.read(_FIXED.unpack(data)[2])

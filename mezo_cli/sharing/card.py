@@ -17,7 +17,7 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
 from mezo_cli.objectives import METRICS
 from mezo_cli.objectives.scoring import find_metric
-from mezo_cli.runs.metrics_log import metrics_of
+from mezo_cli.runs.scores import metrics_of
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
 

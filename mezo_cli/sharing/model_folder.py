@@ -12,7 +12,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.models import download
 from mezo_cli.runs import Run
-from mezo_cli.runs.files import write_atomically
+from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.sharing.card import Card, code, read_terms, write_card
 from mezo_cli.sharing.snippet import pipeline_task, write_pipeline, write_snippet
 from mezo_cli.training.session import Session

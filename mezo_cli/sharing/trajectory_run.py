@@ -7,7 +7,6 @@ command line), metrics.jsonl is compressed, rows of the data are left out, and r
 
 import dataclasses
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from mezo_cli.config.schema import Config, LoggerConfig, without_dir
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.runs.checksums import add_checksum
-from mezo_cli.runs.files import write_atomically
-from mezo_cli.runs.metrics_log import compress
+from mezo_cli.runs.atomic import write_atomically
+from mezo_cli.runs.jsonl import JsonLines, write_object
 from mezo_cli.sharing.card import code, write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
@@ -73,14 +71,14 @@ def write_trajectory_run(
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
     if "reward" in info:
         info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
-    write_atomically(folder / "run.json", json.dumps(add_checksum(info), indent=2) + "\n")
+    write_object(folder / "run.json", info)
     run.read_summary()
     trajectory.read(run.trajectory)
     for file in (run.path / "summary.json", run.trajectory, run.initial_state_file):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
     run.metrics()
-    compress(run.path / "metrics.jsonl", folder)
+    JsonLines(run.path / "metrics.jsonl").compress(folder)
     card = make_card(run, session, int(weights["best"]["step"]), repo)
     card = dataclasses.replace(card, adapter=False, library="mezo", pipeline=None)
     write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))

@@ -15,7 +15,7 @@ from mezo_cli.config.overrides import Override, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.errors import UserError
-from mezo_cli.runs.files import is_below
+from mezo_cli.runs.atomic import is_below
 from mezo_cli.runs.sweep_record import SweepRecord
 
 CONFIG_DIR = "--config-dir"

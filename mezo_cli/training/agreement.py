@@ -6,8 +6,8 @@ from mezo_cli import models
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunFailed, UserError, join
-from mezo_cli.runs import Run
-from mezo_cli.training import recovery, restore
+from mezo_cli.runs import Run, recovery
+from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")

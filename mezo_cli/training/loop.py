@@ -17,8 +17,8 @@ from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, join
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe
-from mezo_cli.runs import Run
-from mezo_cli.training import agreement, precision, recovery, restore
+from mezo_cli.runs import Run, recovery
+from mezo_cli.training import agreement, precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.finish import finish
 from mezo_cli.training.forgetting import Forgetting, read_kept_rows
@@ -128,7 +128,7 @@ def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, 
     sizes = {"train": len(rows.train), "dev": len(rows.dev), "test": None if rows.test is None else len(rows.test)}
     run.update(
         data_fingerprint=splits.fingerprint,
-        keep_sha256=recovery.file_sha256(session.config.data.keep),
+        keep_sha256=recovery.keep_sha256(session.config),
         rows=sizes,
         prompt=session.encoder.decode(rows.train[0]),
         **session.objective.describe(),

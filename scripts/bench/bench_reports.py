@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mezo_cli.runs import Run
-from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.jsonl import add_checksum
 
 
 def main() -> None:

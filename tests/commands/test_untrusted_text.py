@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mezo_cli.config.choices import conf_dir
-from mezo_cli.runs.checksums import add_checksum
+from mezo_cli.runs.jsonl import add_checksum
 from tests.command_line import Result, mezo, process, small
 
 ESC = "\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"  # OSC, CSI, C1 CSI, bidi override, DEL

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from mezo_cli.report import paper
 from mezo_cli.report.aggregate import group_runs
 from mezo_cli.report.output import Comparison, _csv, csv_cell
 from mezo_cli.report.tables import group_view, paper_view
-from mezo_cli.runs import files
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import SEEDS, make_entry, make_grid
 
@@ -185,7 +185,7 @@ def test_a_file_is_written_completely_or_not(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     result = mezo("compare", two_methods, "--out", out)
     assert result.code == 1
     assert f"--out {out}" in result.err

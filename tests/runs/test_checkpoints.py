@@ -53,7 +53,7 @@ def test_a_crash_within_the_swap_is_repaired(tmp_path: Path, cut: str) -> None:
         run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]
     folder = tmp_path / "checkpoints"
     if cut == "before":
-        write("half")(folder / ".best.new")  # type: ignore[operator]
+        write("half")(folder / ".best.tmp")  # type: ignore[operator]
     elif cut == "between":
         (folder / "best").rename(folder / ".best.old")
     else:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.runs.jsonl import JsonLines
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A metrics log of five lines."""
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
+    log = JsonLines(path)
     for step, accuracy in ((0, 0.25), (5, 0.5), (10, 0.75), (15, 0.5)):
         log.append("eval", step, split="dev", accuracy=accuracy, seconds=step / 3)
     log.append("eval", 10, split="test", accuracy=0.7, seconds=9.0)
@@ -21,25 +21,25 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_what_is_appended_is_read(written: Path) -> None:
-    lines = MetricsLog(written).read()
+    lines = JsonLines(written).read()
     assert [line["step"] for line in lines] == [0, 5, 10, 15, 10]
     assert [json.loads(raw) for raw in written.read_text().splitlines()] == lines
-    assert MetricsLog(written.parent / "none.jsonl").read() == []
+    assert JsonLines(written.parent / "none.jsonl").read() == []
 
 
 def test_another_process_goes_on_with_the_chain(written: Path) -> None:
-    MetricsLog(written).append("train", 20, loss=1.0)
-    assert MetricsLog(written).read()[-1]["loss"] == 1.0
+    JsonLines(written).append("train", 20, loss=1.0)
+    assert JsonLines(written).read()[-1]["loss"] == 1.0
 
 
 def test_every_flipped_bit_is_told_but_in_seconds(written: Path) -> None:
-    whole, lines = written.read_bytes(), MetricsLog(written).read()
+    whole, lines = written.read_bytes(), JsonLines(written).read()
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 0x01
         written.write_bytes(bytes(damaged))
         try:
-            read = MetricsLog(written).read()
+            read = JsonLines(written).read()
         except UserError:
             continue
         kept = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
@@ -50,11 +50,11 @@ def test_every_flipped_bit_is_told_but_in_seconds(written: Path) -> None:
 @pytest.mark.parametrize("tail", [b'{"kind": "eval", "st', b"", b"\0", bytes(40)])
 def test_what_a_crash_leaves_at_the_end_is_left_out(written: Path, tail: bytes) -> None:
     """A part of a line; the whole line without its line feed; after a power cut zeros in place of what is missing."""
-    whole, lines = written.read_bytes(), MetricsLog(written).read()
+    whole, lines = written.read_bytes(), JsonLines(written).read()
     written.write_bytes(whole + tail)
-    assert MetricsLog(written).read() == lines
+    assert JsonLines(written).read() == lines
     written.write_bytes(whole[:-1] + tail[:1].strip(b"{"))
-    assert MetricsLog(written).read() == lines[:-1]
+    assert JsonLines(written).read() == lines[:-1]
 
 
 @pytest.mark.parametrize("lost", range(4))
@@ -62,24 +62,24 @@ def test_a_lost_line_is_reported(written: Path, lost: int) -> None:
     lines = written.read_bytes().splitlines(keepends=True)
     written.write_bytes(b"".join(lines[:lost] + lines[lost + 1 :]))
     with pytest.raises(UserError, match=rf"metrics\.jsonl:{lost + 1} is damaged"):
-        MetricsLog(written).read()
+        JsonLines(written).read()
 
 
 def test_an_incomplete_last_line_is_left_out_and_cut(written: Path) -> None:
     whole = written.read_bytes()
     written.write_bytes(whole[:-7])
-    log = MetricsLog(written)
+    log = JsonLines(written)
     assert len(log.read()) == 4
     log.cut(3)
     assert written.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
     log.append("train", 11, loss=1.0)
-    assert [line["step"] for line in MetricsLog(written).read()] == [0, 5, 10, 11]
+    assert [line["step"] for line in JsonLines(written).read()] == [0, 5, 10, 11]
 
 
 def test_the_same_lines_at_another_speed_have_the_same_checksums(tmp_path: Path) -> None:
     made = []
     for speed in (1.0, 2.0):
-        log = MetricsLog(tmp_path / f"{speed}.jsonl")
+        log = JsonLines(tmp_path / f"{speed}.jsonl")
         for step in range(3):
             log.append("train", step, loss=0.1 * step, seconds=step * speed)
         made.append([{k: v for k, v in line.items() if k != "seconds"} for line in log.read()])
@@ -88,7 +88,7 @@ def test_the_same_lines_at_another_speed_have_the_same_checksums(tmp_path: Path)
 
 
 def test_a_number_that_is_none_is_never_written(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = JsonLines(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="JSON compliant"):
         log.append("train", 1, loss=float("nan"))
     assert log.read() == []

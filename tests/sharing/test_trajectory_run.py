@@ -19,8 +19,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.runs.checksums import add_checksum
-from mezo_cli.runs.metrics_log import MetricsLog, chained
+from mezo_cli.runs.jsonl import JsonLines, add_checksum, chained
 from mezo_cli.sharing.trajectory_run import check_rebuildable
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -186,7 +185,7 @@ def test_what_is_unpacked_is_bounded(content: bytes, shared: Path) -> None:
     packed.write_bytes(gzip.compress(content, 1) if content else packed.read_bytes()[:-9])
     tracemalloc.start()
     with pytest.raises(UserError, match=r"metrics\.jsonl(\.gz)?(:1)? is damaged"):
-        MetricsLog(shared / "metrics.jsonl").read()
+        JsonLines(shared / "metrics.jsonl").read()
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
 

@@ -18,7 +18,7 @@ from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.mezo_momentum import WithMoment
 from mezo_cli.runs import Run, checkpoints, trajectory
-from mezo_cli.runs.metrics_log import MetricsLog
+from mezo_cli.runs.jsonl import JsonLines
 from mezo_cli.training import loop, restore
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
@@ -99,12 +99,12 @@ def state(run: Path) -> dict[str, Any]:
 CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("while the model is loaded", loop, "load_session", 1, False),
     ("before the first evaluation", Objective, "evaluate", 1, False),
-    ("after the first evaluation", MetricsLog, "append", 1, True),
+    ("after the first evaluation", JsonLines, "append", 1, True),
     ("within a step", Mezo, "apply_updates", 2, True),
-    ("before a metrics line", MetricsLog, "append", 2, False),
+    ("before a metrics line", JsonLines, "append", 2, False),
     ("between a metrics line and its record", trajectory.Writer, "append", 4, False),
     ("after the record of the step that is evaluated", trajectory.Writer, "append", 3, True),
-    ("after the best was saved, before its line", MetricsLog, "append", 3, False),
+    ("after the best was saved, before its line", JsonLines, "append", 3, False),
     ("within a checkpoint", checkpoints, "save", 3, False),
     ("after the last step", trajectory.Writer, "append", 6, True),
     ("before the evaluation on train", Objective, "evaluate", 4, False),

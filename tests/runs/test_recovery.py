@@ -9,8 +9,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import recovery
+from mezo_cli.runs import Run, recovery, trajectory
 
 CONFIG = build_config(["steps=20", "eval_every=5", "log_every=2"])
 HEADER = trajectory.Header("ab" * 32, "mezo", "gaussian", 42, 1, 0.0, [("weight", [2, 2])])

@@ -1,18 +1,22 @@
-"""Find the step that an interrupted run resumes at: the least that all of its files have.
+"""Continue a run: the step that it resumes at, the least that all of its files have, and a new end.
 
 A crash leaves an incomplete last line or record; what is incomplete at the end of a file is cut off. Damage before the
 end is refused. Training syncs the files at each evaluation and at least every 30 s, in this order: trajectory and
 lines, checkpoints, the evaluation's line. So a power cut can lose only what follows the last evaluation.
 """
 
+import dataclasses
 import hashlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.errors import UserError, join
-from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs import trajectory
+from mezo_cli.runs.atomic import file_sha256, replace, write_atomically
+from mezo_cli.runs.run import Run, utc_now
 
 log = logging.getLogger("mezo")
 
@@ -81,13 +85,58 @@ def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
     before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
     if before.get("data_fingerprint") not in (None, splits.fingerprint):
         raise UserError(f"{run.path}: the data have {why}")
-    if before.get("keep_sha256") not in (None, file_sha256(keep)):
+    if before.get("keep_sha256") not in (None, keep_sha256(config)):
         raise UserError(f"{run.path}: data.keep={keep} has {why}")
 
 
-def file_sha256(file: str | None) -> str | None:
-    """Return the sha256 of a file's content; None for no file."""
+def keep_sha256(config: Config) -> str | None:
+    """Return the sha256 of the content of `data.keep`; None for no file."""
+    file = config.data.keep
     try:
-        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return None if file is None else file_sha256(Path(file))
     except OSError as error:
         raise UserError(f"data.keep={file}: {error.strerror}") from error
+
+
+# --- another end: `mezo resume RUN steps=N` ---
+
+
+def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Replace config.yaml of a run that the caller has claimed, and record the change in run.json.
+
+    The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. The
+    header of the trajectory gets the new `steps`, so that the file is that of a run that had them from the start. A
+    crash at any moment leaves a run that can be opened.
+
+    Args:
+        run: the run.
+        config_yaml: the new text of config.yaml.
+        before, after: the old and new values of the settings that change.
+    """
+    checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
+    summary, predicted = run.path / "summary.json", run.path / "predictions.jsonl"
+    if summary.exists():
+        steps = run.read_summary()["steps"]
+        if predicted.exists():  # first: after a crash in between, the summary says that both are to be renamed
+            os.replace(predicted, run.path / f"predictions-{steps}.jsonl")
+        os.replace(summary, run.path / f"summary-{steps}.json")
+    if "steps" in after and run.trajectory.exists() and run.trajectory.stat().st_size:
+        _rewrite_header(run, int(after["steps"]))
+    # `Run.read` takes the checksum of the last change, too: config.yaml and run.json cannot be replaced at once.
+    change = {"time": utc_now(), "before": before, "after": after, "config_sha256": checksum}
+    run.update(changes=[*run.info().get("changes", []), change])
+    write_atomically(run.path / "config.yaml", config_yaml)
+    run.update(config_sha256=checksum)
+
+
+def _rewrite_header(run: Run, steps: int) -> None:
+    past = trajectory.read(run.trajectory)
+    header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
+
+    def write(path: Path) -> None:
+        with open(path, "xb") as file:
+            writer = trajectory.Writer(file, header)
+            for step, grads, lr in past.records(0, len(past)):
+                writer.append(step, grads, lr)
+
+    replace(run.trajectory, write)

@@ -1,0 +1,221 @@
+"""JSON with checksums: an object in a file of its own, and lines that are appended to a log.
+
+The field `crc` of an object is the crc32 of its other fields, `seconds` excepted: a resumed run writes the same lines
+at another speed. In a log each crc is seeded with the one before it, so that a lost line shows too. A crash can damage
+lines at the end of a log that were not synced yet: `read_valid` and `cut` are for the process that resumes the run.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.errors import UserError
+from mezo_cli.runs.atomic import name_in_errors, no_link, read_json, sync, write_atomically
+
+METRICS = "metrics.jsonl"
+SMALL = 1 << 20  # bytes of the unpacked log of a run without steps
+MOST = 1e300  # of a number: sums of larger ones are infinite
+NUMBER = (int, float)
+FIELDS: dict[str, Any] = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line
+
+# --- objects ---
+
+
+def write_object(path: Path, values: Mapping[str, Any], indent: int | None = 2) -> None:
+    """Write a file with an object and its checksum, in one step."""
+    write_atomically(path, json.dumps(add_checksum(values), indent=indent, allow_nan=False) + "\n")
+
+
+def read_object(path: Path, hint: str = "") -> dict[str, Any]:
+    """Return the object of `write_object`; `hint`: what to do if it is damaged."""
+    return check_object(path, read_json(path), hint)
+
+
+def check_object(path: Path, values: Mapping[str, Any], hint: str = "") -> dict[str, Any]:
+    """Return an object that was read from a file without its checksum, which it has to match."""
+    if verify_checksum(values) is None:
+        raise UserError(f"{path} is damaged: it does not match its own checksum{hint}")
+    return {key: value for key, value in values.items() if key != "crc"}
+
+
+def add_checksum(values: Mapping[str, Any], before: int = 0) -> dict[str, Any]:
+    """Return the values with their `crc`; `before` is the crc of the previous line of a log.
+
+    Raises:
+        ValueError: for a number that is not finite, which JSON cannot represent.
+    """
+    return {**values, "crc": f"{_crc(values, before):08x}"}
+
+
+def verify_checksum(values: Any, before: int = 0) -> int | None:
+    """Return the crc of an object; None if the object does not match it."""
+    if not isinstance(values, dict):
+        return None
+    crc = _crc(values, before)
+    return crc if values.get("crc") == f"{crc:08x}" else None
+
+
+def _crc(values: Mapping[str, Any], before: int) -> int:
+    kept = {key: value for key, value in values.items() if key not in ("seconds", "crc")}
+    return zlib.crc32(json.dumps(kept, allow_nan=False).encode(), before)
+
+
+# --- logs ---
+
+
+class JsonLines:
+    """A log: one process appends to it, any may read it. In a run that was exported it is compressed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last_crc: int | None = None  # of the last line; None until the file was read
+        self._synced = True  # whether what this object appended is on the disk
+
+    def append(self, record_kind: str, step: int, **values: Any) -> None:
+        """Append one line.
+
+        Raises:
+            ValueError: for a number that is not finite.
+        """
+        if self._last_crc is None:
+            self.read()
+        line = add_checksum({"kind": record_kind, "step": step, **values}, self._last_crc or 0)
+        is_new = not self.path.exists()
+        with name_in_errors(self.path), open(self.path, "ab", opener=no_link) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+        if is_new:
+            sync(self.path.parent)
+        self._last_crc, self._synced = int(line["crc"], 16), False
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        if not self._synced:
+            sync(self.path)
+            self._synced = True
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines without an incomplete last one."""
+        lines, problem = self.read_valid()
+        if problem is not None:
+            raise UserError(problem)
+        return lines
+
+    def read_valid(self) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the lines before damage at the end, and what is wrong there: a power cut can leave that.
+
+        An incomplete last line is left out without a word. Damage with a sound line behind it is refused.
+        """
+        self._last_crc = 0
+        lines: list[dict[str, Any]] = []
+        rows = iter(self._rows())
+        for number, raw in enumerate(rows, 1):
+            line, crc, problem = self._parse(raw, self._last_crc)
+            if problem:
+                text = f"{self.path}:{number} is damaged: {problem}"
+                if any(map(_looks_valid, rows)):
+                    raise UserError(text)
+                return lines, text
+            lines.append(line)
+            self._last_crc = crc
+        return lines, None
+
+    def last_checksum(self) -> str:
+        """Return the `crc` of the last line."""
+        if self._last_crc is None:
+            self.read()
+        return f"{self._last_crc or 0:08x}"
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` lines: a resumed run writes the others again. Damage before the end is refused."""
+        sound = len(self.read_valid()[0])
+        write_atomically(self.path, b"".join(raw + b"\n" for raw in self._rows()[: min(count, sound)]))
+        self._last_crc = None
+
+    def compress(self, folder: Path) -> None:
+        """Write the compressed log into a folder; equal logs give equal bytes."""
+        content = b"".join(raw + b"\n" for raw in self._rows())
+        write_atomically(folder / self.compressed.name, gzip.compress(content, mtime=0))
+
+    @property
+    def compressed(self) -> Path:
+        """The name of the compressed log, which is read where the log itself is not there."""
+        return self.path.with_name(f"{self.path.name}.gz")
+
+    def _parse(self, raw: bytes, before: int) -> tuple[dict[str, Any], int, str]:
+        """Return a line, its checksum, and what is wrong with it: "" if nothing."""
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            return {}, 0, str(error)
+        crc = _verify_text(raw, before) or verify_checksum(line, before)
+        if crc is None:
+            return {}, 0, "it, or a line before it, was changed"
+        return line, crc, _odd_value(line) if self.path.name == METRICS else ""
+
+    def _rows(self) -> list[bytes]:
+        """Return the lines without an incomplete last one, as they are stored."""
+        *rows, tail = self._content().split(b"\n")
+        # A crash leaves a part of a line, and zeros after a power cut. A whole line and one byte more is something
+        # else: its line feed was changed.
+        is_whole = tail[-2:-1] == b"}" and tail[-1:] != b"\0" and _looks_valid(tail[:-1])
+        return [*rows, tail] if is_whole else rows
+
+    def _content(self) -> bytes:
+        packed = self.compressed
+        if self.path.exists() or not packed.exists():
+            return self.path.read_bytes() if self.path.exists() else b""
+        steps = self.path.with_name("trajectory.bin")  # a record has 8 bytes or more, so this is 8 KB or more per step
+        most = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
+        try:
+            with gzip.open(packed) as unpacked:
+                content = unpacked.read(most + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{packed} is damaged: {error}") from error
+        if len(content) > most or content[-1:] != b"\n":
+            raise UserError(f"{packed} is damaged: it holds more than a run of its steps, or half a line")
+        return content
+
+
+def chained(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a log that is written at once."""
+    lines, crc = [], 0
+    for row in rows:
+        line = add_checksum(row, crc)
+        crc = int(line["crc"], 16)
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def _verify_text(raw: bytes, before: int) -> int | None:
+    """Return the crc of an object as `json.dumps` wrote it, its `seconds` and `crc` last; None for any other text.
+
+    Several times as fast as `verify_checksum`, which an object needs where this returns None: nothing is written again.
+    """
+    body, _, end = raw.rpartition(b', "crc": "')
+    kept, key, seconds = body.rpartition(b', "seconds": ')
+    is_number = key and not seconds.strip(b"0123456789.e+-")
+    crc = zlib.crc32(b"}", zlib.crc32(kept if is_number else body, before))
+    return crc if end == b'%08x"}' % crc else None
+
+
+def _odd_value(line: dict[str, Any]) -> str:
+    """Return what a line of metrics.jsonl holds that no run writes, "" if nothing: it is somebody else's then."""
+    if type(line.get("step")) is not int or line["step"] < 0:
+        return f"its step is {line.get('step')!r:.40}"
+    for name, value in line.items():
+        is_odd = not isinstance(value, FIELDS.get(name, object))
+        is_odd = is_odd or (isinstance(value, NUMBER) and not -MOST <= value <= MOST)
+        if is_odd:
+            return f"its {name} is {value!r:.40}"
+    return ""
+
+
+def _looks_valid(raw: bytes) -> bool:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(line, dict) and {"kind", "step", "crc"} <= set(line)
