@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from mezo_cli.config.base import Flag, Positive, SettingError
+from mezo_cli.config.base import Conflicts, Flag, Positive
 from mezo_cli.config.schema import PeftConfig
 
 if TYPE_CHECKING:
@@ -82,15 +82,13 @@ class ScalesConfig(PeftConfig):
         description="train the scales themselves, as the paper does, in place of factors that start at 1; int8 only",
     )
 
-    def check(self, config: "Config") -> None:
+    def conflicts(self, config: "Config") -> Conflicts:
         """Reject a base without scales, and an optimizer that would not keep the factors from 0 on."""
         how, optimizer = config.model.quantize, config.optimizer
         if how == "none":
-            why = "peft=scales trains the scales of a quantised base; use int8 or nf4"
-            raise SettingError("model.quantize", f"model.quantize=none: {why}")
+            yield "model.quantize", "peft=scales trains the scales of a quantised base; use int8 or nf4"
         if self.absolute and how != "int8":
-            why = f"model.quantize={how} has no scale per row; use int8, or absolute=false"
-            raise SettingError("peft.absolute", f"peft.absolute=true: {why}")
+            yield "peft.absolute", f"model.quantize={how} has no scale per row; use int8, or absolute=false"
         if not optimizer.replayable or not optimizer.adds_directions:
-            why = "after each step a scale that is negative becomes 0, in the update of optimizer=mezo; use that"
-            raise SettingError("optimizer", f"optimizer={optimizer.name}: peft=scales: {why}")
+            why = "after each step a scale that is negative becomes 0, in the update of optimizer=mezo"
+            yield "optimizer", f"peft=scales: {why}; use that"

@@ -5,6 +5,7 @@ A number may be given as a text, because `${oc.env:...}` gives texts.
 """
 
 import math
+from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Annotated, Any, Self
 
@@ -14,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from mezo_cli.errors import UserError
 
 MISSING = "???"  # as in OmegaConf: a value has to be given
+Conflicts = Iterator[tuple[str, str]]  # a key, and why its value does not go with other settings
 SHOWN = "shown"  # the type of an error whose text needs only the key before it
 
 
@@ -41,7 +43,7 @@ class SettingError(UserError):
 
 def show(value: Any) -> str:
     """Return a value for an error line."""
-    return "null" if value is None else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def refused(why: str) -> PydanticCustomError:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mezo_cli.config.base import NotNegativeNumber, Number, Positive, SettingError
+from mezo_cli.config.base import Conflicts, NotNegativeNumber, Number, Positive
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import parse
@@ -20,11 +20,11 @@ class MlmConfig(ObjectiveConfig):
 
     implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
 
-    def check_task(self, task: TaskConfig) -> None:
+    def conflicts(self, config: "Config") -> Conflicts:
         """Reject a task without a template, too."""
-        if task.template is None:
-            raise SettingError("task.template", f"task.template is not set: give task.template=...{task.offered}")
-        super().check_task(task)
+        if config.task.template is None:
+            yield "task.template", f"give task.template=...{config.task.offered}"
+        yield from super().conflicts(config)
 
 
 class ClsConfig(ObjectiveConfig):
@@ -71,25 +71,24 @@ class ChoiceConfig(ObjectiveConfig):
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
         return task if task.choice.each is None else task.replace(labels=[])
 
-    def check_task(self, task: TaskConfig) -> None:
+    def conflicts(self, config: "Config") -> Conflicts:
         """Reject a task without candidates, and labels that do not number them."""
-        choice, name = task.choice, f"task '{task.name}'"
+        task, choice = config.task, config.task.choice
         if choice.prompt is None:
-            why = f"{name} has no prompt with candidates (objective={self.name})"
-            raise SettingError("task.choice.prompt", f"{why}: set task.choice.prompt and .candidates{task.offered}")
-        for given, missing in (("each", "right"), ("right", "each")):
-            if getattr(choice, given) is not None and getattr(choice, missing) is None:
-                why = f"{name}: task.choice.{given} needs task.choice.{missing}"
-                raise SettingError(
-                    f"task.choice.{missing}", f"{why}: each lists a row's texts, right has the right one"
-                )
+            why = f"task '{task.name}' has no prompt with candidates (objective={self.name})"
+            yield "task.choice.prompt", f"{why}: set task.choice.prompt and .candidates{task.offered}"
+        if (choice.each is None) != (choice.right is None):
+            missing = "each" if choice.each is None else "right"
+            yield f"task.choice.{missing}", "task.choice.each lists a row's texts, task.choice.right has the right one"
         count = len(choice.candidates)
         if choice.each is not None and count != 1:
-            why = f"{name}: task.choice.candidates has {count} templates; with task.choice.each it needs one"
-            raise SettingError("task.choice.candidates", f"{why}, with {{candidate}}")
+            yield (
+                "task.choice.candidates",
+                f"with task.choice.each it needs one template of {count}, with {{candidate}}",
+            )
         if choice.each is None and (count < 2 or count != len(task.labels)):
-            why = f"{name}: {count} task.choice.candidates for {len(task.labels)} labels ({join(task.labels)})"
-            raise SettingError("task.choice.candidates", f"{why}; give one for each, in the same order, two or more")
+            why = f"{count} for {len(task.labels)} labels ({join(task.labels)})"
+            yield "task.choice.candidates", f"{why}; give one for each, in the same order, two or more"
 
 
 class GenerateConfig(ObjectiveConfig):
@@ -151,24 +150,22 @@ class GenerateConfig(ObjectiveConfig):
         completes = self.loss == "reward" or reward_of(config) is not None or config.task.metric is not None
         return self.max_new_tokens if completes else 0
 
-    def check(self, config: "Config") -> None:
-        """Reject combinations that are individually valid but incompatible."""
+    def conflicts(self, config: "Config") -> Conflicts:
+        """Reject a task without the answers or the metric that are asked for, and drawing the same text twice."""
+        yield from super().conflicts(config)
         task, reward = config.task, reward_of(config)
         if self.loss == "lm" and task.generate.answer is None:
-            raise SettingError("objective.loss", f"objective.loss=lm: task '{task.name}' has no task.generate.answer")
+            yield "objective.loss", f"task '{task.name}' has no task.generate.answer"
         if reward is not None:
             parse(reward)
         if task.metric is not None and task.metric not in REWARDS.names:
-            near = did_you_mean(task.metric, REWARDS.names)
-            raise SettingError("task.metric", f"task.metric={task.metric}: not one of {join(REWARDS.names)}{near}")
-        for key, temperature, samples in (
-            ("samples", self.temperature, self.samples),
-            ("eval_samples", self.eval_temperature, self.eval_samples),
+            yield "task.metric", f"not one of {join(REWARDS.names)}{did_you_mean(task.metric, REWARDS.names)}"
+        for of, temperature, samples in (
+            ("", self.temperature, self.samples),
+            ("eval_", self.eval_temperature, self.eval_samples),
         ):
             if samples > 1 and temperature == 0:
-                other = key.replace("samples", "temperature")
-                why = f"greedy completions are all the same; give objective.{other}"
-                raise SettingError(f"objective.{key}", f"objective.{key}={samples}: {why}")
+                why = f"greedy completions are all the same; give objective.{of}temperature"
+                yield f"objective.{of}samples", why
         if config.distributed.split == "rows" and self.loss == "reward":
-            why = "ranks share the members of a step with rewards"
-            raise SettingError("distributed.split", f"distributed.split=rows: {why}; use directions")
+            yield "distributed.split", "ranks share the members of a step with rewards; use directions"

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from mezo_cli.config.base import (
+    Conflicts,
     Entry,
     Flag,
     NotNegativeNumber,
     Number,
     Positive,
     PositiveNumber,
-    SettingError,
     Text,
     Whole,
     refused,
@@ -107,11 +107,11 @@ class ZerothOrderConfig(PerturbationConfig):
             drawn = steps + sum(max(0, steps + (-k * total) // n) for k in range(1, n))
         return {"forwards": 2 * drawn, "backwards": 0}
 
-    def check(self) -> None:
+    def conflicts(self) -> Conflicts:
         """Reject a window where no quantile is taken."""
         if self.clip_window != CLIP_WINDOW and not (self.clip_g or "").startswith("q"):
             why = f"it is read with a quantile only, e.g. optimizer.clip_g=q0.99 (now {self.clip_g or 'null'})"
-            raise SettingError("optimizer.clip_window", f"optimizer.clip_window={self.clip_window}: {why}")
+            yield "optimizer.clip_window", why
 
 
 class MezoConfig(ZerothOrderConfig):
@@ -167,16 +167,13 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
         """Whether all elements of v are equal: z^2 = 1, and G has one term."""
         return self.noise == "rademacher" and self.samples == 1
 
-    def check(self) -> None:
+    def conflicts(self) -> Conflicts:
         """Reject a window where the second moment differs per element, and what MeZO rejects."""
-        super().check()
+        yield from super().conflicts()
         if self.window is not None and not self.second_moment_is_scalar:
-            raise SettingError(
-                "optimizer.window",
-                f"optimizer.window={self.window}: optimizer={self.name} has one number for its second moment only "
-                "with optimizer.noise=rademacher and optimizer.samples=1; otherwise its moments are stored: use "
-                "optimizer.window=null",
-            )
+            why = f"optimizer={self.name} has one number for its second moment only with optimizer.noise=rademacher"
+            other = "otherwise its moments are stored: use optimizer.window=null"
+            yield "optimizer.window", f"{why} and optimizer.samples=1; {other}"
 
 
 class AdaMezoConfig(ZerothOrderConfig):
@@ -278,26 +275,22 @@ class EsConfig(PerturbationConfig):
         """Return one forward per member, and one at theta where it is the baseline."""
         return {"forwards": steps * (self.members + (self.baseline == "theta")), "backwards": 0}
 
-    def check(self) -> None:
+    def conflicts(self) -> Conflicts:
         """Reject settings without effect beside others, an odd number of pairs, and an anchor but l1 and l2."""
-        chosen = f"optimizer.shaping={self.shaping}"
+        chosen, anchor = f"optimizer.shaping={self.shaping}", self.anchor
         if self.antithetic and self.members % 2:
-            self._refuse("members", "with optimizer.antithetic=true members are pairs: give an even number")
+            yield "optimizer.members", "with optimizer.antithetic=true members are pairs: give an even number"
         if self.shaping_std == "rows" and self.shaping not in ("zscore", "std"):
-            self._refuse("shaping_std", f"{chosen} divides by no standard deviation, only zscore and std do")
+            yield "optimizer.shaping_std", f"{chosen} divides by no standard deviation, only zscore and std do"
         if self.baseline == "theta" and self.shaping in ("zscore", "centered_rank"):
-            self._refuse("baseline", f"it has no effect with {chosen}, only with std, sign and none")
+            yield "optimizer.baseline", f"it has no effect with {chosen}, only with std, sign and none"
         if self.baseline == "theta" and self.antithetic and self.shaping != "sign":
             why = "it cancels in the pairs of optimizer.antithetic=true, unless optimizer.shaping=sign"
-            self._refuse("baseline", f"{why} (now {self.shaping})")
-        if self.anchor is not None:
-            if len(self.anchor) != 1 or not {*self.anchor} <= {"l1", "l2"} or min(self.anchor.values()) <= 0:
-                self._refuse("anchor", "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0")
-            if self.lr * self.anchor.get("l2", 0.0) >= 1:
-                self._refuse("anchor", f"times optimizer.lr={self.lr:g} it is 1 or more: give less")
-
-    def _refuse(self, name: str, why: str) -> None:
-        raise SettingError(f"optimizer.{name}", f"optimizer.{name}={getattr(self, name)}: {why}")
+            yield "optimizer.baseline", f"{why} (now {self.shaping})"
+        if anchor is not None and (len(anchor) != 1 or not {*anchor} <= {"l1", "l2"} or min(anchor.values()) <= 0):
+            yield "optimizer.anchor", "give {l2: LAMBDA} or {l1: LAMBDA}, LAMBDA above 0"
+        if anchor is not None and self.lr * anchor.get("l2", 0.0) >= 1:
+            yield "optimizer.anchor", f"times optimizer.lr={self.lr:g} it is 1 or more: give less"
 
 
 class FzooConfig(EsConfig):

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from mezo_cli.config.base import (
     MISSING,
+    Conflicts,
     Entry,
     Flag,
     NotNegative,
@@ -24,7 +25,6 @@ from mezo_cli.config.base import (
     Positive,
     PositiveNumber,
     Seed,
-    SettingError,
     Settings,
     Text,
     Whole,
@@ -246,19 +246,15 @@ class ObjectiveConfig(Settings):
         """Return the task as its rows are read: without labels a row is all of its columns, for its `generate`."""
         return task if self.needs_labels else task.replace(labels=[], choice=ChoicePrompt())
 
-    def check_task(self, task: TaskConfig) -> None:
-        """Reject a task without what the objective reads, before its data is read."""
-        name = task.name
+    def conflicts(self, config: "Config") -> Conflicts:
+        """Yield the settings that do not go with others; of a task, those that the objective needs and it lacks."""
+        task = config.task
         if self.needs_labels and not task.labels:
-            why = f"task '{name}': task.labels is empty; give two or more names"
-            raise SettingError("task.labels", f"{why}{task.offered}")
+            yield "task.labels", f"task '{task.name}' has none; give two or more names{task.offered}"
         if not self.needs_labels and task.generate.prompt is None:
-            why = f"task '{name}' has no prompt to continue (objective={self.name}): set task.generate.prompt"
+            why = f"task '{task.name}' has no prompt to continue (objective={self.name})"
             column = task.columns[0] if task.columns else "question"
-            raise SettingError("task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'{task.offered}")
-
-    def check(self, config: "Config") -> None:
-        """Reject combinations with other settings that are individually valid but incompatible."""
+            yield "task.generate.prompt", f"{why}, e.g. '{{{column}}}\\nAnswer:'{task.offered}"
 
     def completion_tokens(self, config: "Config") -> int:
         """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""
@@ -303,8 +299,9 @@ class OptimizerConfig(Settings):
         """Return the `forwards` and `backwards` of a batch that the first `steps` steps of a run of `total` take."""
         return {"forwards": 0, "backwards": 0}
 
-    def check(self) -> None:
-        """Reject settings that are individually valid but incompatible."""
+    def conflicts(self) -> Conflicts:
+        """Yield the settings that do not go with others."""
+        return iter(())
 
     @property
     def depends_on_total_steps(self) -> list[str]:
@@ -333,8 +330,9 @@ class PeftConfig(Settings):
         """
         return False
 
-    def check(self, config: "Config") -> None:
-        """Reject other settings that the method does not go with."""
+    def conflicts(self, config: "Config") -> Conflicts:
+        """Yield the settings that do not go with the method."""
+        return iter(())
 
 
 EMBEDDED_MODELS = {"demo": "model", "demo-decoder": "decoder"}  # values of model.path -> their folders in mezo_cli/demo

@@ -23,9 +23,6 @@ def build(values: Any, given: Collection[str] = ()) -> Config:
     values = _mapping(values, "config")
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = with_budget(validate(Config, {**values, **groups}))
-    for key, value in {"task.name": config.task.name, "model.path": config.model.path}.items():
-        if value == MISSING:
-            raise SettingError(key, f"{key} is not set: give {key}=...")
     check_rules(config)
     return config
 

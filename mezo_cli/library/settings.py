@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, cast
 
+from mezo_cli.config.base import SettingError
 from mezo_cli.config.explain import validate
 from mezo_cli.config.optimizers import (
     MomentDecay,
@@ -11,7 +12,7 @@ from mezo_cli.config.optimizers import (
     SampleSchedule,
     SlowMomentDecay,
 )
-from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, SettingError
+from mezo_cli.config.schema import OptimizerConfig, Positive, Seed
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.mezo import Mezo
 

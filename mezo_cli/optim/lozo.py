@@ -17,8 +17,9 @@ sum of r products in their order (perturb/noise/low_rank.py), so a replay is bit
 
 from typing import TYPE_CHECKING, Any, cast
 
+from mezo_cli.config.base import SettingError
 from mezo_cli.config.optimizers import LozoConfig
-from mezo_cli.config.schema import SettingError, StepRecord
+from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.moments import Scratch

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from mezo_cli.config.base import Number, Text
-from mezo_cli.config.schema import SettingError, Settings
+from mezo_cli.config.base import Number, SettingError, Settings, Text
 
 Texts = Sequence[str]
 Rows = Sequence[Mapping[str, Any]]

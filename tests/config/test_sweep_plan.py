@@ -64,7 +64,7 @@ def test_each_job_is_what_hydra_composes_for_it(words: list[str]) -> None:
 def test_pairs_are_validated_too() -> None:
     line = error_of("optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy")
     assert line.startswith(
-        "job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy has no gradient"
+        "job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy: it has no gradient"
     )
 
 

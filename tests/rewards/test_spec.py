@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from mezo_cli.config.base import SettingError
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import describe_change, parse
-from mezo_cli.config.schema import SettingError
 from mezo_cli.rewards.scoring import Reward
 
 
