@@ -14,7 +14,7 @@ import typer
 
 from mezo_cli.cli import app
 from mezo_cli.config.compose import load
-from mezo_cli.config.overrides import HYDRA_CHOICES, is_installed
+from mezo_cli.config.overrides import LAUNCHERS, is_installed
 from mezo_cli.sweep.plan import plan_sweep
 from tests import doc_blocks
 from tests.command_line import environment
@@ -58,7 +58,7 @@ def check_command(command: str, composes: bool) -> None:
 def needs_launcher(command: str) -> bool:
     """Whether a command names a launcher whose package is not installed: then its settings are refused."""
     named = re.search(r"hydra/launcher=(\w+)", command)
-    package = HYDRA_CHOICES["hydra/launcher"][named[1]] if named else None
+    package = LAUNCHERS[named[1]] if named else None
     return package is not None and not is_installed(package)
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import FIELDS, REWARD, check_given_again, own_code_used, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, data_dir
@@ -66,6 +65,7 @@ def evaluate(
         opened = None
         if is_plain:
             from mezo_cli.config.compose import build_config  # imports Hydra
+            from mezo_cli.config.overrides import quote
 
             config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:

@@ -1,25 +1,28 @@
-"""Find the choices of each config group (`task=...`, `model=...`): one YAML file per choice.
+"""Find the choices of each config group (`task=...`, `model=...`), one YAML file each, and say what is wrong with one.
 
-Looks in the built-in folder, in the folders of installed plug-ins and in the user's own (`--config-dir`). Imports
-nothing heavy: shell completion waits for the answer.
+Looks in the built-in folder, in the folders of installed plug-ins and in the user's own (`--config-dir`), which is the
+user's code as with any Hydra program. Imports nothing heavy: shell completion waits for the answer.
 """
 
 import functools
 import importlib.util
+import re
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+
+import yaml
+from yaml import MarkedYAMLError, YAMLError
+from yaml.reader import ReaderError
 
 from mezo_cli.config.explain import GROUPS
 from mezo_cli.config.registry import CHOICES, LOGGERS
 from mezo_cli.errors import UserError
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
-
-
-def conf_dir() -> Path:
-    """Return the folder of the built-in configs: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+PACKAGE = Path(__file__).resolve().parents[1]
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"  # in a checkout beside the package
+NOT_READ = "config.yaml"  # the built-in one is read instead
 
 
 @functools.cache
@@ -39,17 +42,22 @@ def plugin_dirs() -> tuple[Path, ...]:
 
 def config_dirs(config_dir: str | None = None) -> list[Path]:
     """Return the folders that contain choices: the built-in one, those of plug-ins, the user's."""
-    folders = [conf_dir(), *plugin_dirs()]
-    if config_dir is not None:
-        try:
-            folders.append(Path(config_dir).expanduser().resolve())
-        except (RuntimeError, OSError) as error:  # a link that leads to itself, or an unknown user
-            raise UserError(f"--config-dir {config_dir}: {error}") from error
-        if not folders[-1].is_dir():
-            raise UserError(f"--config-dir {config_dir}: no such folder")
-        if "${" in str(folders[-1]):
-            raise UserError(f"--config-dir {config_dir}: the path {folders[-1]} contains '${{'; rename the folder")
-    return folders
+    if config_dir is None:
+        return [CONF, *plugin_dirs()]
+    try:
+        folder = Path(config_dir).expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # a link that leads to itself, or an unknown user
+        raise UserError(f"--config-dir {config_dir}: {error}") from error
+    if not folder.is_dir():
+        raise UserError(f"--config-dir {config_dir}: no such folder")
+    if "${" in str(folder):
+        raise UserError(f"--config-dir {config_dir}: the path {folder} contains '${{'; rename the folder")
+    if (folder / NOT_READ).exists():
+        raise UserError(
+            f"{folder / NOT_READ}: mezo has a {NOT_READ} of its own and does not read this one: move its settings to "
+            f"{folder / 'experiment' / 'NAME.yaml'} (first line '# @package _global_') and give experiment=NAME"
+        )
+    return [CONF, *plugin_dirs(), folder]
 
 
 def find_choices(config_dir: str | None = None) -> Choices:
@@ -63,3 +71,31 @@ def find_choices(config_dir: str | None = None) -> Choices:
                     raise UserError(f"{path}: {group}={name} is already defined by {choices[name]}; rename the file")
                 choices[name] = path
     return by_group
+
+
+# --- what is wrong with a file ---
+
+
+def locate(path: Path, key: str) -> str:
+    """Return ` (FILE:LINE)` of the first line that names a key, or nothing."""
+    leaf = re.compile(rf"[\s{{,-]*[\"']?{re.escape(key)}[\"']?\s*:")
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return next((f" ({path}:{number})" for number, line in lines if leaf.match(line)), "")
+
+
+def problems(choices: Choices) -> Iterator[str]:
+    """Yield why files that are not built in cannot be read or merged: Hydra's own message has neither file nor line."""
+    for path in (path for files in choices.values() for path in files.values() if not path.is_relative_to(CONF)):
+        try:
+            if not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), Mapping):
+                yield f"{path}: expected a mapping of keys to values"
+        except UnicodeDecodeError as error:
+            line = path.read_bytes().count(b"\n", 0, error.start) + 1
+            yield f"{path}:{line}: the file is not UTF-8; save it as UTF-8"
+        except ReaderError as error:
+            yield f"{path}: not YAML: {error.reason} (character {error.position + 1})"
+        except MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+            yield f"{path}:{line}: not YAML: {error.problem}"
+        except (OSError, ValueError, RecursionError, YAMLError):  # Hydra's own message
+            continue

@@ -1,4 +1,4 @@
-"""Compose YAML files and overrides into a validated `Config`. With `sweep.jobs` the only module that knows Hydra.
+"""Compose YAML files and overrides into a validated `Config`. With overrides.py and `sweep.jobs` all that knows Hydra.
 
 Hydra composes plain nodes; `validation.build` then checks them, so that types, unknown keys and ranges are judged in
 one place and reported in the same words, wherever a value comes from.
@@ -6,7 +6,6 @@ one place and reported in the same words, wherever a value comes from.
 
 import copy
 import dataclasses
-import itertools
 import os
 import re
 import uuid
@@ -19,20 +18,16 @@ from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra, Hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
-from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
-from packaging.version import Version
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from mezo_cli.config import files
 from mezo_cli.config.base import SettingError, show
-from mezo_cli.config.choices import Choices, conf_dir, config_dirs, find_choices
+from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate, problems
 from mezo_cli.config.explain import GROUPS, all_keys
-from mezo_cli.config.overrides import NO_SWEEPERS, Override, check_form, check_override, quote
+from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import with_absolute_paths
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_installed, check_quantizer
@@ -45,7 +40,7 @@ MAIN = "config"
 BEFORE_1_4 = hydra_version.startswith("1.3.")
 VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if BEFORE_1_4 else {}
 register_resolver: Any = OmegaConf.register_new_resolver if BEFORE_1_4 else OmegaConf.register_resolver
-MAX_JOBS = 100_000  # of a sweep
+OF_A_SESSION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # what Hydra keeps for the process
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 register_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
@@ -104,49 +99,7 @@ def _load(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig,
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     node = compose_node([override.text for override in parsed], config_dir)
     with locating(node, parsed, choices):
-        return node, Job(config_of(node, parsed), Path(_select(node, "hydra.run.dir")).absolute())
-
-
-def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
-    """Parse the overrides by Hydra's grammar and check each by itself. `logger=[one,two]` becomes `logger.names`."""
-    parser, parsed = OverridesParser.create(), []
-    for word in overrides:
-        check_form(word, choices)
-        text = re.sub(r"^logger=\[", "logger.names=[", word)  # Hydra would merge the files: one file's names are lost
-        try:
-            override = _converted(parser.parse_override(text), text, choices)
-        except HydraException as error:
-            name = re.split("[=@]", text.lstrip("~+"), maxsplit=1)[0]
-            raise UserError(
-                f"'{text}' cannot be read: quote a value with special characters, '{name}=\"...\"'"
-            ) from error
-        check_override(override, choices)
-        parsed.append(override)
-    return parsed
-
-
-def _converted(override: Any, text: str, choices: Choices) -> Override:
-    """Return Hydra's override as ours, with the values of a sweep as texts."""
-    value, sweeps, element = override.value(), override.is_sweep_override(), override.get_key_element()
-    values: list[str] | None = ["null" if value is None else str(value)]
-    jobs = []
-    if isinstance(value, Glob):
-        values = value.filter(list(choices.get(override.key_or_group, {})))
-    elif sweeps:
-        enumerable = override.is_discrete_sweep()
-        values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1)) if enumerable else None
-    else:
-        jobs = [f"{element}={override.get_value_element_as_str()}"]
-    return Override(
-        text=text,
-        name=override.key_or_group,
-        package=override.package,
-        form=override.type.name,
-        sweeps=sweeps,
-        value=None if sweeps else value,
-        values=None if values is None else tuple(values),
-        jobs=tuple([f"{element}={text}" for text in values or ()] if sweeps else jobs),
-    )
+        return node, Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
 
 
 def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: Collection[str] = ()) -> Config:
@@ -161,13 +114,13 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
         settings = OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
         plain: Any = OmegaConf.to_container(settings, resolve=True)
     except OmegaConfBaseException as error:
-        raise _unresolved(error.full_key or "", error) from error
+        raise _explained(error) from error
     config = with_absolute_paths(build(plain, {override.name for override in overrides} - set(tolerated)))
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
-            nothing = f"{other}={show(Config.model_fields[other].default)}"
             why = f"{other}={show(getattr(config, other))} is given in place of {override.name}"
+            nothing = f"{other}={show(Config.model_fields[other].default)}"
             raise SettingError(override.name, f"'{override.text}': {why}; leave one of them out, or give {nothing}")
     check_installed(config.logger.names)
     check_quantizer(config.model.quantize)
@@ -196,10 +149,9 @@ def _fill(node: Any, values: Mapping[str, Any]) -> None:
 def sweeper_of(node: DictConfig) -> Sweeper:
     """Return the launcher and the grid that the composed files choose."""
     chosen, params = node.hydra.runtime.choices, OmegaConf.select(node, "hydra.sweeper.params") or {}
-    grid = {str(key): str(value) for key, value in params.items()}
     if chosen["hydra/sweeper"] != "basic":
         raise UserError(f"hydra/sweeper={chosen['hydra/sweeper']}: {NO_SWEEPERS}")
-    return Sweeper(str(chosen["hydra/launcher"]), grid)
+    return Sweeper(str(chosen["hydra/launcher"]), {str(key): str(value) for key, value in params.items()})
 
 
 def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
@@ -209,7 +161,7 @@ def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
         try:
             OmegaConf.update(changed, override.name, override.value, force_add=True)
         except OmegaConfBaseException as error:
-            raise UserError(_explain_composition(error)) from error
+            raise _explained(error) from error
     return changed
 
 
@@ -222,13 +174,9 @@ def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:
     """Return the directory of the sweep, and in it that of job `number`."""
     with read_write(node.hydra.job), open_dict(node.hydra.job):
         node.hydra.job.num = node.hydra.job.id = number
-    before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(node)  # what ${hydra:...} reads
-    try:
-        folder = Path(_select(node, "hydra.sweep.dir")).absolute()
-        return folder, Path(os.path.normpath(folder / _select(node, "hydra.sweep.subdir")))
-    finally:
-        HydraConfig.instance().cfg = before
+    folder = _directory(node, "hydra.sweep.dir").absolute()
+    return folder, Path(os.path.normpath(folder / _directory(node, "hydra.sweep.subdir")))
 
 
 def copy_times(source: DictConfig, node: DictConfig) -> None:
@@ -245,21 +193,18 @@ def hydra_session() -> Iterator[Hydra]:
 
     `finetune` may be called inside a program that uses Hydra itself.
     """
-    known, version, runtime = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
-    before = known.hydra, version.getbase(), runtime.get("name")
-    known.clear()
+    before: dict[type, Any] = {
+        kind: Singleton._instances.pop(kind) for kind in OF_A_SESSION if kind in Singleton._instances
+    }
     try:
-        with initialize_config_dir(config_dir=str(conf_dir()), job_name="mezo", **VERSION_BASE):
+        with initialize_config_dir(config_dir=str(CONF), job_name="mezo", **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             yield hydra
     finally:
-        GlobalHydra.instance().clear()
-        if before[0] is not None:
-            GlobalHydra.instance().initialize(before[0])
-        if isinstance(before[1], Version):
-            version.setbase(before[1])
-        runtime.set("name", before[2])
+        for kind in OF_A_SESSION:
+            Singleton._instances.pop(kind, None)
+        Singleton._instances.update(before)
 
 
 def search_path(config_dir: str | None) -> list[str]:
@@ -270,14 +215,12 @@ def search_path(config_dir: str | None) -> list[str]:
 
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
-    path, choices = search_path(config_dir), find_choices(config_dir)
-    words = with_new_keys(overrides)
-    if config_dir is not None:
-        files.check_folder(config_dirs(config_dir)[-1])
+    words = [*search_path(config_dir), *with_new_keys(overrides)]
     try:
-        node = compose(config_name=MAIN, overrides=[*path, *words], return_hydra_config=True)
+        node = compose(config_name=MAIN, overrides=words, return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
-        raise UserError(next(files.problems(choices), None) or _explain_composition(error)) from error
+        problem = next(problems(find_choices(config_dir)), None)
+        raise (UserError(problem) if problem else _explained(error)) from error
     with read_write(node.hydra):  # as they were given
         node.hydra.overrides.task = [text for text in overrides if not text.startswith("hydra")]
         job: Any = OmegaConf.to_container(node.hydra.job, resolve=False)  # an override may contain an interpolation
@@ -286,27 +229,24 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
 
 
 def with_new_keys(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides so that Hydra takes mezo's own keys, which no file need have set."""
-    return [f"++{text}" if _is_setting(text) else text for text in overrides]
-
-
-def _is_setting(text: str) -> bool:
-    name = text.partition("=")[0]
-    return name[0] not in "+~" and name not in GROUPS and "@" not in name and not name.startswith("hydra")
+    """Return the overrides so that Hydra takes values of mezo's own keys, which no file need have set."""
+    names = [(text.partition("=")[0], text) for text in overrides]
+    plain = re.compile(r"(?!hydra)[^+~@]+")
+    return [f"++{text}" if plain.fullmatch(name) and name not in GROUPS else text for name, text in names]
 
 
 # --- what went wrong, in one line ---
 
 
-def _select(node: DictConfig, key: str) -> str:
-    """Return the name of a directory that Hydra's config gives."""
+def _directory(node: DictConfig, key: str) -> Path:
+    """Return a directory that Hydra's config gives."""
     try:
         value = OmegaConf.select(node, key)
     except OmegaConfBaseException as error:
-        raise _unresolved(key, error) from error
+        raise _explained(error, key) from error
     if value in (None, ""):
         raise SettingError(key, f"{key} needs a folder")
-    return str(value)
+    return Path(str(value))
 
 
 @contextmanager
@@ -315,41 +255,31 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
     try:
         yield
     except SettingError as error:
-        if any(override.name == error.key for override in overrides):
-            raise
         picked = node.hydra.runtime.choices
         groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
         chosen = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
-        for path in chosen:
-            location = files.locate(path, path.read_text(encoding="utf-8"), error.key.split(".")[-1])
-            if location != str(path):
-                raise UserError(f"{error} ({location})") from error
+        if not any(override.name == error.key for override in overrides):
+            places = [locate(path, error.key.split(".")[-1]) for path in chosen]
+            raise UserError(f"{error}{next(filter(None, places), '')}") from error
         raise
 
 
-def _explain_composition(error: BaseException) -> str:
-    """Return what Hydra could not compose."""
-    while error.__cause__ is not None:  # which Hydra has wrapped
-        error = error.__cause__
-    line = re.sub(r"\w+ raised while composing config: ", "", _first_lines(error))
-    key = re.search(r"full_key: (\S+)", str(error))
-    return line if key is None or key[1] in line else f"{key[1]}: {line}"
+def _explained(error: BaseException, key: str = "") -> SettingError:
+    """Return an error of Hydra or OmegaConf as one line: the key, the cause, and the key that was meant.
 
-
-def _unresolved(key: str, error: OmegaConfBaseException) -> SettingError:
-    """Return the error for a value that does not resolve, with the nearest key for an interpolation."""
-    line = _first_lines(error)
-    if "nterpolation" in type(error).__name__:
-        name = re.search(r"Interpolation key '([^']+)'", line)
-        near = did_you_mean(name[1], all_keys()) if name else ""
-        line = f"an interpolation does not resolve: {line}{near} (a plain ${{ is written \\${{)"
-    return SettingError(key, f"{key}: {line}")
-
-
-def _first_lines(error: BaseException) -> str:
-    """Return the first two lines of the innermost error; Hydra wraps the cause and spreads it over several."""
-    while isinstance(error.__cause__, (HydraException, OmegaConfBaseException)):
+    Hydra wraps the cause, and spreads it over several lines.
+    """
+    does_not_resolve = isinstance(error, InterpolationResolutionError)
+    while True:
+        key = key or getattr(error, "full_key", None) or ""
+        if error.__cause__ is None:
+            break
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
-    return " ".join(lines[:2]) or type(error).__name__
+    text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:2])) or type(error).__name__
+    if does_not_resolve:
+        name = re.search(r"Interpolation key '([^']+)'", text)
+        near = did_you_mean(name[1], all_keys()) if name else ""
+        text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
+    return SettingError(key, text if not key or key in text else f"{key}: {text}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, to_dict
@@ -169,7 +169,7 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
 @cache
 def _usual_choices() -> Mapping[str, str]:
     """Return the choice of each group in conf/config.yaml."""
-    entries = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     choices = {name: choice for entry in entries if isinstance(entry, dict) for name, choice in entry.items()}
     return {name: choice for name, choice in choices.items() if name in GROUPS and choice}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
-from mezo_cli.config.compose import MAX_JOBS, Job, Sweeper
-from mezo_cli.config.overrides import Override, quote
+from mezo_cli.config.compose import Job, Sweeper
+from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.errors import UserError
@@ -49,7 +49,7 @@ def plan_sweep(
     overrides: Sequence[str], config_dir: str | None = None, on_progress: Progress = lambda *_: None
 ) -> SweepPlan:
     """Return the plan of a command line; an experiment file may add a grid of its own (`hydra.sweeper.params`)."""
-    parsed, launcher = _with_experiment_grid(compose.parse(overrides, find_choices(config_dir)), config_dir)
+    parsed, launcher = _with_experiment_grid(parse(overrides, find_choices(config_dir)), config_dir)
     common = [override.text for override in parsed if override.name.startswith("hydra")]
     directory, jobs = _compose_jobs(expand(parsed), common, config_dir, on_progress)
     return _plan(directory, launcher, common, jobs, config_dir)
@@ -71,7 +71,7 @@ def plan_again(
         on_progress: see `Progress`.
     """
     launched, own = split_own_code(given)
-    parsed = compose.parse(launched, find_choices(config_dir))
+    parsed = parse(launched, find_choices(config_dir))
     common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
     more = tuple(f"{key}={quote(value)}" for key, value in own.items())
     words = [(*job.overrides, *more) for job in record.jobs]
@@ -118,7 +118,7 @@ def _grid(
     names = {override.name for override in parsed}
     texts = [f"{key}={values}" for key, values in sweeper.params.items() if key not in names]
     try:
-        grid = compose.parse(texts, find_choices(config_dir))
+        grid = parse(texts, find_choices(config_dir))
         for override in grid:
             if override.name.startswith("hydra"):
                 raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
@@ -171,7 +171,7 @@ def _compose_jobs(
     """
     choices = find_choices(config_dir)
     texts = list(dict.fromkeys(text for job in jobs for text in job))
-    parsed = dict(zip(texts, compose.parse(texts, choices), strict=True))
+    parsed = dict(zip(texts, parse(texts, choices), strict=True))
     plain, tolerated = plain_values(parsed.values(), choices), _read_by_some_job(parsed.values())
     composed: dict[tuple[str, ...], Any] = {}
     first: tuple[Any, Path] | None = None  # the node and the sweep's directory of the first job

@@ -19,9 +19,9 @@ import yaml
 
 from mezo_cli.cli import app
 from mezo_cli.config.base import MISSING, Settings
-from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.choices import CONF
 from mezo_cli.config.explain import GROUPS, is_group, takes
-from mezo_cli.config.overrides import HYDRA_CHOICES
+from mezo_cli.config.overrides import LAUNCHERS
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config
 
@@ -123,13 +123,13 @@ def _names(names: Iterable[str]) -> str:
 
 def choices_of(group: str) -> list[str]:
     """Return the choices of a group."""
-    folder = conf_dir() / group
+    folder = CONF / group
     return [path.relative_to(folder).with_suffix("").as_posix() for path in sorted(folder.rglob("*.yaml"))]
 
 
 def default_choices() -> dict[str, str]:
     """Return the choice of each group that conf/config.yaml makes."""
-    entries = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     return {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}
 
 
@@ -195,7 +195,7 @@ def _hydra() -> list[str]:
         ("`hydra.run.dir`", "the run directory"),
         ("`hydra.sweep.dir`", "the directory of a sweep"),
         ("`hydra.sweep.subdir`", "the directory of a job inside it"),
-        *((f"`{group}=`", f"with `-m`: {_names(choices)}") for group, choices in HYDRA_CHOICES.items()),
+        ("`hydra/launcher=`", f"with `-m`: {_names(LAUNCHERS)}"),
         ("`hydra.launcher.*`, `hydra.sweeper.*`", "with `-m`: settings of the launcher or sweeper that was chosen"),
     ]
     intro = "Of Hydra's own keys these can be set, on the command line only:"

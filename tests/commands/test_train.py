@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli import runs
-from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.choices import CONF
 from mezo_cli.runs import Run
 from tests.command_line import Result, error_line, mezo, small, start
 
@@ -56,7 +56,7 @@ def test_quiet_prints_the_directory_and_warnings_only(roberta: Path, movies: Pat
 def test_a_run_of_the_users_own_task_needs_their_folder_no_more(roberta: Path, movies: Path, tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     (folder / "task").mkdir(parents=True)
-    text = (conf_dir() / "task" / "sst2.yaml").read_text()
+    text = (CONF / "task" / "sst2.yaml").read_text()
     (folder / "task" / "mine.yaml").write_text(text.replace("name: sst2", "name: mine", 1))
     words = small(roberta, movies, tmp_path / "run", "task=mine", "steps=1")
     assert mezo("train", *words, "--config-dir", folder).code == 0

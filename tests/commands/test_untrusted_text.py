@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.choices import CONF
 from mezo_cli.runs.jsonl import add_checksum
 from tests.command_line import Result, mezo, process, small
 
@@ -34,7 +34,7 @@ def shown(result: Result) -> str:
 
 def task_with(folder: Path, labels: list[str], name: str = "mine") -> list[str]:
     """Write a task with these two labels, and return the words that choose it."""
-    values = yaml.safe_load((conf_dir() / "task" / "sst2.yaml").read_text())
+    values = yaml.safe_load((CONF / "task" / "sst2.yaml").read_text())
     words = values["label_words"] if isinstance(values["label_words"], list) else list(values["label_words"].values())
     values |= {"name": name, "labels": labels, "label_words": words}
     path = folder / "conf" / "task" / "mine.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.choices import CONF
 from mezo_cli.config.compose import build_config
 from mezo_cli.sweep.plan import plan_sweep
 from tests.config.refused import error_of
@@ -18,7 +18,7 @@ def own(tmp_path: Path) -> Path:
     folder = tmp_path / "my own, 'conf'"
     (folder / "task").mkdir(parents=True)
     (folder / "experiment").mkdir()
-    text = (conf_dir() / "task" / "sst2.yaml").read_text()
+    text = (CONF / "task" / "sst2.yaml").read_text()
     (folder / "task" / "mine.yaml").write_text(text.replace("name: sst2", "name: mine", 1))
     return folder
 

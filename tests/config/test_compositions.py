@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mezo_cli.config import compose
+from mezo_cli.config.choices import find_choices
 from tests import compositions
 
 CASES = [
@@ -22,7 +23,7 @@ CASES = [
 def test_a_composition_is_hydras(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = compositions.composing_once()
     with compose.hydra_session():
-        overrides = [override.text for override in compose.parse(words, compose.find_choices())]
+        overrides = [override.text for override in compose.parse(words, find_choices())]
         for folder in ("first", "second"):  # the second time from what is kept
             (tmp_path / folder).mkdir()
             monkeypatch.chdir(tmp_path / folder)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mezo_cli.config import compose
-from mezo_cli.config.choices import conf_dir, find_choices
+from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import to_dict
 from mezo_cli.errors import UserError
@@ -100,7 +100,7 @@ def test_a_sweep_over_tasks_has_one_grid_and_the_command_line_wins() -> None:
 def test_its_head_says_how_to_run_it(path: Path) -> None:
     head = path.read_text(encoding="utf-8").split("defaults:")[0]
     (command, *_) = [line for line in head.splitlines() if "mezo train" in line]
-    assert f"experiment={path.relative_to(conf_dir() / 'experiment').with_suffix('')}" in command
+    assert f"experiment={path.relative_to(CONF / 'experiment').with_suffix('')}" in command
     assert "# Cost:" in head
     words = command.split("mezo train")[1].split("  ")[0].split()
     multirun = "-m" in words

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mezo_cli.config.choices import conf_dir
+from mezo_cli.config.choices import CONF
 from mezo_cli.config.compose import build_config
 from mezo_cli.report import paper
 from mezo_cli.report.aggregate import unlike_paper
@@ -81,7 +81,7 @@ def test_the_large_model_table_has_every_number() -> None:
     assert round(6600 / 104, 1) == table.rows[3].numbers["wsc"].mean
 
 
-EXPERIMENTS = sorted((conf_dir() / "experiment" / "paper").glob("*.yaml"))
+EXPERIMENTS = sorted((CONF / "experiment" / "paper").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
