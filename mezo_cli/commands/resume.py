@@ -105,7 +105,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
-    own_code.check_given_again(f"{path} was trained", info, own_code.own_code_used(new))
+    own_code.check_given_again(f"{path} was trained", info, new)
     own_code.check_server_given(new)
     change = describe_change(new, info)
     if change and not new_reward:

@@ -28,7 +28,7 @@ from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate, problems
 from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
-from mezo_cli.config.own_code import with_absolute_paths
+from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_installed, check_quantizer
 from mezo_cli.config.schema import Config, FilesConfig, to_dict
@@ -115,7 +115,8 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
         plain: Any = OmegaConf.to_container(settings, resolve=True)
     except OmegaConfBaseException as error:
         raise _explained(error) from error
-    config = with_absolute_paths(build(plain, {override.name for override in overrides} - set(tolerated)))
+    config = build(plain, {override.name for override in overrides} - set(tolerated))
+    config = with_own_code(config, own_of(config))  # paths become absolute
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):

@@ -112,34 +112,29 @@ def takes(kind: type[BaseModel], name: str) -> dict[str, Any]:
     return {"type": "any", **bounds, "null": len(options) > 1}
 
 
-def key_owners(kind: type[Settings] = Config, parent: str = "", plug_ins: bool = False) -> dict[str, type[Settings]]:
+@cache
+def key_owners(plug_ins: bool = False) -> dict[str, type[Settings]]:
     """Return every dotted key that takes a value, with the first class that has it.
 
-    Args:
-        kind, parent: of the group that is looked at.
-        plug_ins: also the keys of choices that are not built in; it imports them.
+    Those of choices that are not built in come with `plug_ins`, which imports them.
     """
     owners: dict[str, type[Settings]] = {}
-    for name, field in kind.model_fields.items():
-        inner: list[Any] = [field.annotation]
-        if kind is Config and name in CHOICES:
-            inner = list(dict(CHOICES[name].all(plug_ins)).values())
-        if not is_group(inner[0]):
-            owners[f"{parent}{name}"] = kind
-            continue
-        for one in inner:
-            owners = key_owners(one, f"{parent}{name}.") | owners
+    groups: list[tuple[str, list[Any]]] = [("", [Config])]
+    for parent, kinds in groups:  # it grows
+        for kind in kinds:
+            for name, field in kind.model_fields.items():
+                key, inner = f"{parent}{name}", field.annotation
+                if not is_group(inner):
+                    owners.setdefault(key, kind)
+                else:
+                    choices = [each for _, each in CHOICES[key].all(plug_ins)] if key in CHOICES else [inner]
+                    groups.append((f"{key}.", choices))
     return owners
-
-
-@cache
-def _built_in_owners() -> dict[str, type[Settings]]:
-    return key_owners()
 
 
 def all_keys() -> list[str]:
     """Return every dotted key that takes a value, without those of plug-ins."""
-    return list(_built_in_owners())
+    return list(key_owners())
 
 
 def readers(group: str, name: str) -> list[str]:
@@ -153,26 +148,16 @@ def readers(group: str, name: str) -> list[str]:
 
 def key_schema(key: str) -> dict[str, Any]:
     """Return `takes` of a known key, or of the pairs that it is an entry of; empty for a group."""
-    owners = _built_in_owners()
-    if key not in owners:
-        owners = key_owners(plug_ins=True)
-    for known in (key, key.rpartition(".")[0]):
-        if known in owners and (known == key or takes(owners[known], known.rpartition(".")[2])["type"] == "object"):
-            return takes(owners[known], known.rpartition(".")[2])
-    if key in GROUPS or any(known.startswith(f"{key}.") for known in owners):
-        return {}
-    raise unknown_key(key, _beside(key, owners))
-
-
-def _beside(key: str, owners: Iterable[str]) -> list[str]:
-    """Return the keys under the group that a key is in, as far as there is one; at the top also groups."""
-    parent = key.rpartition(".")[0]
-    while parent and not any(known.startswith(f"{parent}.") for known in owners):
-        parent = parent.rpartition(".")[0]
-    start = f"{parent}." if parent else ""
-    return list(
-        dict.fromkeys(start + known.removeprefix(start).split(".")[0] for known in owners if known.startswith(start))
-    )
+    parent, _, name = key.rpartition(".")
+    for owners in (key_owners(), key_owners(plug_ins=True)):
+        if key in owners:
+            return takes(owners[key], name)
+        if parent in owners and takes(owners[parent], parent.rpartition(".")[2])["type"] == "object":
+            return takes(owners[parent], parent.rpartition(".")[2])
+        if key in GROUPS or any(known.startswith(f"{key}.") for known in owners):
+            return {}
+    beside = [known for known in owners if known.startswith(f"{parent}.")]
+    raise unknown_key(key, beside or Config.model_fields)
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:

@@ -6,26 +6,29 @@ its class of settings, which names its implementation.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from typing import Any
 
-from mezo_cli.config.base import refused
+from mezo_cli.config.base import SettingError, refused
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
+@dataclass(frozen=True, eq=False)
 class Registry:
     """The choices of one config key.
 
-    Args:
+    Attributes:
         key: the config key that names the choice, for error lines: `optimizer`.
         built_in: name -> `module:attribute`.
         group: the entry-point group by which other packages add choices; None where they cannot.
     """
 
-    def __init__(self, key: str, built_in: Mapping[str, str], group: str | None = None) -> None:
-        self.key, self.built_in, self.group = key, dict(built_in), group
+    key: str
+    built_in: dict[str, str]
+    group: str | None = None
 
     @cached_property
     def targets(self) -> dict[str, str]:
@@ -41,7 +44,7 @@ class Registry:
     def load(self, name: str) -> Any:
         """Import and return what a name stands for."""
         if name not in self.targets:
-            raise UserError(f"{self.key}={name}: allowed are {join(self.names)}{did_you_mean(name, self.names)}")
+            raise SettingError(self.key, f"{self.key}{self._not_one(name)}")
         return self._import(name, self.targets[name])
 
     def implementation(self, name: str) -> Any:
@@ -55,13 +58,17 @@ class Registry:
         except Exception as error:  # a plug-in may raise anything
             if name in self.built_in:
                 raise
-            raise UserError(f"{self.key}={name}: the plug-in {target} cannot be imported: {error}") from error
+            why = f"the plug-in {target} cannot be imported: {error}"
+            raise SettingError(self.key, f"{self.key}={name}: {why}") from error
 
     def check(self, name: str) -> str:
         """Return a name that is in the table: a validator of a field."""
-        if name not in self.names:
-            raise refused(f"={name}: not one of {join(self.names)}{did_you_mean(name, self.names)}")
+        if name not in self.targets:
+            raise refused(self._not_one(name))
         return name
+
+    def _not_one(self, name: str) -> str:
+        return f"={name}: not one of {join(self.names)}{did_you_mean(str(name), self.names)}"
 
     def all(self, plug_ins: bool = True) -> Iterator[tuple[str, Any]]:
         """Yield every name with what it stands for, the built-in ones first; plug-ins that cannot be imported not."""
@@ -79,48 +86,23 @@ def _of(module: str, **attributes: str) -> dict[str, str]:
 
 OPTIMIZERS = Registry(
     "optimizer",
-    _of(
-        "config.optimizers",
-        mezo="MezoConfig",
-        mezo_momentum="MezoMomentumConfig",
-        mezo_adam="MezoAdamConfig",
-        lozo="LozoConfig",
-        lozo_m="LozoMConfig",
-        hizoo="HizooConfig",
-        hizoo_scalar="HizooScalarConfig",
-        adamezo="AdaMezoConfig",
-        null_signs="NullSignsConfig",
-        es="EsConfig",
-        fzoo="FzooConfig",
-        adamw="AdamWConfig",
-        sgd="SgdConfig",
-        linear_probe="LinearProbeConfig",
-    ),
+    _of("config.optimizers", mezo="MezoConfig", mezo_momentum="MezoMomentumConfig", mezo_adam="MezoAdamConfig")
+    | _of("config.optimizers", lozo="LozoConfig", lozo_m="LozoMConfig", hizoo="HizooConfig")
+    | _of("config.optimizers", hizoo_scalar="HizooScalarConfig", adamezo="AdaMezoConfig", null_signs="NullSignsConfig")
+    | _of("config.optimizers", es="EsConfig", fzoo="FzooConfig", adamw="AdamWConfig", sgd="SgdConfig")
+    | _of("config.optimizers", linear_probe="LinearProbeConfig"),
     "mezo.optimizers",
 )
 OBJECTIVES = Registry(
     "objective",
-    _of(
-        "config.objectives",
-        mlm="MlmConfig",
-        cls="ClsConfig",
-        lm="LmConfig",
-        choice="ChoiceConfig",
-        generate="GenerateConfig",
-    ),
+    _of("config.objectives", mlm="MlmConfig", cls="ClsConfig", lm="LmConfig")
+    | _of("config.objectives", choice="ChoiceConfig", generate="GenerateConfig"),
     "mezo.objectives",
 )
 PEFT = Registry(
     "peft",
-    _of(
-        "config.adapters",
-        none="WholeModelConfig",
-        lora="LoraConfig",
-        prefix="PrefixConfig",
-        head="HeadConfig",
-        bias="BiasConfig",
-        scales="ScalesConfig",
-    ),
+    _of("config.adapters", none="WholeModelConfig", lora="LoraConfig", prefix="PrefixConfig")
+    | _of("config.adapters", head="HeadConfig", bias="BiasConfig", scales="ScalesConfig"),
     "mezo.peft",
 )
 SOURCES = Registry("data", _of("config.schema", hub="DataConfig", files="FilesConfig", demo="DataConfig"))
@@ -137,35 +119,19 @@ METRICS = Registry(
 )
 REWARDS = Registry(
     "objective.reward",
-    _of(
-        "rewards.built_in",
-        exact="exact",
-        em="em",
-        f1="f1",
-        contains="contains",
-        number="number",
-        format="Format",
-        length="Length",
-        countdown="Countdown",
-    ),
+    _of("rewards.built_in", exact="exact", em="em", f1="f1", contains="contains", number="number")
+    | _of("rewards.built_in", format="Format", length="Length", countdown="Countdown"),
     "mezo.rewards",
 )
 ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an objective
     "engine",
-    {
-        "lm": "mezo_cli.engine.scores:EngineScores",
-        "choice": "mezo_cli.engine.scores:EngineChoices",
-        "generate": "mezo_cli.engine.answers:EngineAnswers",
-    },
+    _of("engine.scores", lm="EngineScores", choice="EngineChoices") | _of("engine.answers", generate="EngineAnswers"),
 )
-ENCODER_FAMILIES = Registry(  # by transformers' model_type; other families get padded batches
+# By transformers' model_type; encoders of other families get padded batches.
+ENCODER_FAMILIES = Registry(
     "model_type",
-    {
-        "roberta": "mezo_cli.objectives.families:ROBERTA",
-        "xlm-roberta": "mezo_cli.objectives.families:ROBERTA",
-        "camembert": "mezo_cli.objectives.families:ROBERTA",
-        "bert": "mezo_cli.objectives.families:BERT",
-    },
+    dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "mezo_cli.objectives.families:ROBERTA")
+    | _of("objectives.families", bert="BERT"),
     "mezo.encoder_families",
 )
 DECODER_FAMILIES = Registry(
@@ -177,18 +143,14 @@ DECODER_FAMILIES = Registry(
 )
 NOISES = Registry(
     "optimizer.noise",
-    {
-        "gaussian": "mezo_cli.perturb.noise.gaussian:gaussian_noise",
-        "rademacher": "mezo_cli.perturb.noise.rademacher:rademacher_noise",
-        "torch": "mezo_cli.perturb.noise.torch_stream:TorchNoise",
-    },
+    _of("perturb.noise.gaussian", gaussian="gaussian_noise")
+    | _of("perturb.noise.rademacher", rademacher="rademacher_noise")
+    | _of("perturb.noise.torch_stream", torch="TorchNoise"),
 )
 LOGGERS = Registry(
     "logger",
-    {
-        "tensorboard": "mezo_cli.training.loggers.tensorboard:TensorBoardLogger",
-        "wandb": "mezo_cli.training.loggers.wandb:WandbLogger",
-        "trackio": "mezo_cli.training.loggers.trackio:TrackioLogger",
-    },
+    _of("training.loggers.tensorboard", tensorboard="TensorBoardLogger")
+    | _of("training.loggers.wandb", wandb="WandbLogger")
+    | _of("training.loggers.trackio", trackio="TrackioLogger"),
     "mezo.loggers",
 )

@@ -55,7 +55,7 @@ def _task(config: Config) -> Conflicts:
             why = f"the task reads no column {target}, only {join([*task.columns, task.label_column])}"
             yield "task.rename", f"{why}{did_you_mean(target, task.columns)}"
     for source, labels in {"files": task.files.labels, "hub": task.hub.labels}.items():
-        if labels and len(labels) != len(task.labels):
+        if labels and task.labels and len(labels) != len(task.labels):
             why = f"{source}.labels has {len(labels)} names for {len(task.labels)} labels"
             yield f"task.{source}.labels", f"{why}: give one for each, in the order of the labels"
     if task.generate.chat and task.bos_token_id is not None:

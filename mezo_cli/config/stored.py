@@ -10,57 +10,30 @@ import yaml
 from mezo_cli.config.own_code import without_own_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build
-from mezo_cli.errors import UserError
-
-# YAML 1.1 reads these words as booleans: a text like this is quoted.
-_WORDS = ("y", "yes", "n", "no", "true", "false", "on", "off")
-BOOLEANS = {spelling for word in _WORDS for spelling in (word, word.title(), word.upper())}
-
-
-class _Dumper(yaml.Dumper):
-    """YAML as OmegaConf writes it: texts that look like a boolean or a number are quoted. It has no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.Dumper, text: str) -> yaml.ScalarNode:
-    quoted = text in BOOLEANS or _is_number(text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted else None)
-
-
-_Dumper.add_representer(str, _represent_text)
+from mezo_cli.errors import UserError, one_line
 
 
 def to_yaml(config: Config) -> str:
     """Return the config as the text of `config.yaml`, without what is not stored (own_code.py)."""
     plain = without_own_code(to_dict(config))
-    return yaml.dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=_Dumper)
+    return yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 def from_yaml(text: str) -> Config:
-    """Return the config of `to_yaml`."""
-    return _build(_load(text))
+    """Return the config of `to_yaml`. The user's own code in it is ignored: it may be somebody else's (own_code.py)."""
+    return build(without_own_code(read_settings(text)))
 
 
 def read_config(path: Path, text: str | None = None) -> Config:
-    """Read a run's `config.yaml` and validate it. The user's own code in it is ignored: it may be
-    somebody else's (own_code.py).
-
-    Args:
-        path: the file.
-        text: what is in it, if it was read already, as of many runs: a section that runs share is parsed once.
-    """
+    """Read a run's `config.yaml` and validate it; `text` is what is in it, if it was read already."""
     try:
-        plain = _load(path.read_text(encoding="utf-8")) if text is None else read_settings(text)
-        return _build({} if plain is None else plain)
+        return from_yaml(path.read_text(encoding="utf-8") if text is None else text)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(f"{path} is damaged: {' '.join(lines[:2])}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
 
 
 def is_same_run(stored: Config, job: Config) -> bool:
@@ -76,25 +49,13 @@ def read_settings(text: str) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for section in re.split(r"^(?=[A-Za-z_])", text, flags=re.MULTILINE):
-        settings |= _load_section(section) or {}
+        settings |= _section(section)
     return settings
 
 
-def _build(plain: Any) -> Config:
-    return build(without_own_code(plain) if isinstance(plain, dict) else plain)
-
-
 @functools.lru_cache(maxsize=4096)
-def _load_section(text: str) -> dict[str, Any] | None:
-    try:
-        loaded: dict[str, Any] | None = _load(text)
-        return loaded
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"config.yaml is damaged: {' '.join(str(error).split())}") from error
-
-
-def _load(text: str) -> Any:
-    """Parse YAML by libyaml, which is 10 times faster, and errors by the parser whose messages tests know.
+def _section(text: str) -> dict[str, Any]:
+    """Parse YAML by libyaml, which is 10 times faster.
 
     Aliases, with which few bytes can stand for millions of values, are refused: `to_yaml` writes none.
     """
@@ -102,14 +63,9 @@ def _load(text: str) -> Any:
     try:
         if "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
             raise UserError("config.yaml is damaged: it has an alias")
-        return yaml.load(text, Loader=loader)
-    except yaml.YAMLError:
-        return yaml.safe_load(text)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        values = yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"config.yaml is damaged: {one_line(error)}") from error
+    if not isinstance(values, dict | None):
+        raise UserError("config.yaml is damaged: it has no keys")
+    return values or {}

@@ -9,10 +9,10 @@ from mezo_cli.config.explain import readers, unknown_key, validate
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_rules
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.errors import UserError, join
 
 
-def build(values: Any, given: Collection[str] = ()) -> Config:
+def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     Args:
@@ -20,17 +20,20 @@ def build(values: Any, given: Collection[str] = ()) -> Config:
             mezo`) is dropped.
         given: keys of which such a setting is refused: those of the command line.
     """
-    values = _mapping(values, "config")
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
-    config = with_budget(validate(Config, {**values, **groups}))
+    config = validate(Config, {**values, **groups})
+    config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
     check_rules(config)
     return config
 
 
 def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     """Return the settings of a group, of the class of the choice that `name` makes; see `build`."""
-    values = _mapping(values, group)
+    if not isinstance(values, Mapping):
+        raise SettingError(group, f"{group}={show(values)}: expected a group of keys")
     name = values.get("name", "none" if group == "engine" else MISSING)
+    if name == MISSING:
+        raise SettingError(f"{group}.name", f"{group}.name is not set: give {group}=...")
     kind = settings_class(group, name)
     for key in values.keys() - kind.model_fields.keys():
         full, having = f"{group}.{key}", readers(group, key)
@@ -42,19 +45,12 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     return validate(kind, {key: value for key, value in values.items() if key in kind.model_fields}, f"{group}.")
 
 
-def settings_class(group: str, name: Any) -> type[Settings]:
+def settings_class(group: str, name: str) -> type[Settings]:
     """Return the class of the settings of a choice. A plug-in's is imported here, when its name is chosen."""
-    table, key = CHOICES[group], f"{group}.name"
-    if name == MISSING:
-        raise SettingError(key, f"{key} is not set: give {group}=...")
-    if name not in table.names:
-        raise SettingError(
-            key, f"{key}={show(name)}: not one of {join(table.names)}{did_you_mean(str(name), table.names)}"
-        )
-    kind: Any = table.load(name)
+    kind: Any = CHOICES[group].load(name)
     base = Config.model_fields[group].annotation
     if not (isinstance(kind, type) and issubclass(kind, base)):  # type: ignore[arg-type]
-        why = f"the plug-in {table.targets[name]} is no class of settings, which names its implementation"
+        why = f"the plug-in {CHOICES[group].targets[name]} is no class of settings, which names its implementation"
         raise UserError(f"{group}={name}: {why} (docs/how-to/extending.md)")
     return kind
 
@@ -65,21 +61,12 @@ def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     return Config().replace(**chosen).model_dump(serialize_as_any=True)
 
 
-def with_budget(config: Config) -> Config:
-    """Return the config with the most steps whose forwards and backwards do not exceed `forwards`, if it is set."""
-    if config.forwards is None:
-        return config
-    shown, chosen = f"forwards={config.forwards}", f"optimizer={config.optimizer.name}"
-    first = config.calls(1, 1)
+def _steps_within(config: Config, forwards: int) -> int:
+    """Return the most steps whose forwards and backwards do not exceed `forwards`."""
+    chosen, first = f"optimizer={config.optimizer.name}", config.calls(1, 1)
     if not first:
-        raise SettingError("forwards", f"{shown}: {chosen} takes no step: leave it out")
-    if first > config.forwards:
-        raise SettingError("forwards", f"{shown}: a step of {chosen} takes {first} forwards: give {first} or more")
-    budget = range(config.forwards + 1)
-    return config.replace(steps=bisect_right(budget, config.forwards, key=lambda n: config.calls(n, n)) - 1)
-
-
-def _mapping(values: Any, group: str) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise SettingError(group, f"{group}={show(values)}: expected a group of keys")
-    return values
+        raise SettingError("forwards", f"forwards={forwards}: {chosen} takes no step: leave it out")
+    if first > forwards:
+        why = f"a step of {chosen} takes {first} forwards"
+        raise SettingError("forwards", f"forwards={forwards}: {why}: give {first} or more")
+    return bisect_right(range(forwards + 1), forwards, key=lambda n: config.calls(n, n)) - 1

@@ -66,7 +66,7 @@ class Rewarded(ObjectiveConfig):
 @pytest.fixture
 def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an objective that has a reward, which a plug-in defines."""
-    monkeypatch.delenv(own_code.REWARD_VARIABLE, raising=False)
+    monkeypatch.delenv(own_code.KEYS[own_code.REWARD], raising=False)
     monkeypatch.setitem(OBJECTIVES.targets, "rewarded", f"{__name__}:Rewarded")
     (tmp_path / "objective").mkdir()
     (tmp_path / "objective" / "rewarded.yaml").write_text("name: rewarded\nloss: cross_entropy\n")

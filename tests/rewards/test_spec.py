@@ -60,7 +60,7 @@ def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeyp
         ),
         ({"exact": {"pattern": "x"}}, "unknown key 'objective.reward.exact.pattern'"),
         ({"exact": "much"}, "objective.reward.exact.weight=much"),
-        ({"exact": True}, "objective.reward.exact.weight=True"),
+        ({"exact": True}, "objective.reward.exact.weight=true"),
         ({"exact": float("inf")}, "objective.reward.exact.weight=inf"),
         ({"exact": 0, "f1": 0.0}, "all weights are 0"),
         ({"reward.py:score": 1}, "stands by itself"),
