@@ -35,9 +35,7 @@ class LoraConfig(PeftConfig):
         "query_value", description="the matrices that get a LoRA: queries and values, or every matrix of the layers"
     )
     head: Flag = Field(
-        False,
-        description="train the head over the vocabulary too: a copy, as peft=head does. A classification head always "
-        "is",
+        False, description="train the head over the vocabulary too, a copy; a classification head always is"
     )
     layers: Positive | None = Field(None, description=LAYERS)
 
@@ -78,8 +76,7 @@ class ScalesConfig(PeftConfig):
     implementation: ClassVar[str] = "mezo_cli.adapters.scales:Scales"
     title: ClassVar[str] = "QZO"
     absolute: Flag = Field(
-        False,
-        description="train the scales themselves, as the paper does, in place of factors that start at 1; int8 only",
+        False, description="train the scales themselves, as the paper does, not factors of them; int8 only"
     )
 
     def conflicts(self, config: "Config") -> Conflicts:

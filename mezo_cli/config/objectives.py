@@ -1,10 +1,10 @@
 """The settings of the built-in objectives, and what implements each. Nothing here imports torch."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mezo_cli.config.base import Conflicts, NotNegativeNumber, Number, Positive
+from mezo_cli.config.base import Conflicts, NotNegativeNumber, Positive, PositiveNumber
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import parse
@@ -50,8 +50,7 @@ class ChoiceConfig(ObjectiveConfig):
 
     loss: Literal["cross_entropy", "lm", "accuracy"] = Field(
         "cross_entropy",
-        description="cross_entropy: over the scores of a row's candidates; lm: cross-entropy of the tokens of the "
-        "right candidates, averaged over all of them in the batch; accuracy: 1 - accuracy, which has no gradient",
+        description="over a row's candidates; lm: of the right ones' tokens; accuracy: without a gradient",
     )
     normalize: Literal["mean", "sum"] = Field(
         "mean", description="the score of a candidate is the mean of its tokens' log-probabilities, or their sum"
@@ -100,24 +99,17 @@ class GenerateConfig(ObjectiveConfig):
     differentiable_loss: ClassVar[str] = "lm"
 
     loss: Literal["reward", "lm"] = Field(
-        "reward",
-        description="reward: minus the mean reward of the completions; lm: cross-entropy of the answers' tokens",
+        "reward", description="minus the mean reward of the completions, or the cross-entropy of the answers' tokens"
     )
     reward: Any = Field(
-        None,
-        description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own (docs/how-to/rewards.md); "
-        "null: none",
+        None, description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own; null: none"
     )
-    reward_timeout: Annotated[Number, Field(gt=0.0, le=1e6)] = Field(
-        10.0, description="seconds for the rewards of a batch"
-    )
+    reward_timeout: PositiveNumber = Field(10.0, le=1e6, description="seconds for the rewards of a batch")
     reward_errors: Literal["stop", "zero"] = Field(
-        "stop", description="what a row counts whose reward fails: stop ends the run, zero counts 0"
+        "stop", description="what a row does whose reward fails: it ends the run, or counts 0"
     )
     max_new_tokens: Positive = Field(50, description="the most tokens of a completion")
-    temperature: NotNegativeNumber = Field(
-        0.0, description="0 for greedy completions, else they are drawn from softmax(logits / temperature)"
-    )
+    temperature: NotNegativeNumber = Field(0.0, description="0: greedy, else drawn from softmax(logits / temperature)")
     samples: Positive = Field(1, description="completions per prompt and member")
     reduce: Literal["mean", "max"] = Field(
         "mean", description="what a row's reward is of those of its completions; max: pass@k"

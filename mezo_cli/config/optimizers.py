@@ -51,9 +51,7 @@ class PerturbationConfig(OptimizerConfig):
 
     eps: PositiveNumber = Field(1e-3, description="scale of the perturbation")
     weight_decay: NotNegativeNumber = Field(0.0, description="weight decay, of every tensor")
-    noise: NoiseName = Field(
-        "gaussian", description="distribution of z; torch: for comparison with the published code only"
-    )
+    noise: NoiseName = Field("gaussian", description="distribution of z; torch: as the published code")
     schedule: Schedule = Field("constant", description="learning rate schedule")
 
     @property
@@ -77,12 +75,8 @@ class ZerothOrderConfig(PerturbationConfig):
 
     samples: Samples = Field(1, description="n of n-SPSA: directions per step")
     sample_schedule: SampleSchedule = Field("constant", description="linear: from 1 to `samples` over the run")
-    clip_g: ClipBound | None = Field(
-        None, description="bound on the size of g: a number, or a running quantile of these sizes, e.g. `q0.99`"
-    )
-    clip_window: Annotated[Positive, Field(le=100_000)] = Field(
-        CLIP_WINDOW, description="the number of sizes of g of which the quantile is taken"
-    )
+    clip_g: ClipBound | None = Field(None, description="bound on |g|: a number, or a running quantile, e.g. `q0.99`")
+    clip_window: Positive = Field(CLIP_WINDOW, le=100_000, description="the number of |g| that the quantile is of")
 
     @property
     def directions(self) -> int:
@@ -140,9 +134,7 @@ class MezoMomentumConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.mezo_momentum:MezoMomentum"
     title: ClassVar[str] = "MeZO-momentum"
     momentum: MomentDecay = Field(0.9, description="decay of the momentum buffer")
-    window: Positive | None = Field(
-        None, description="steps of the moment that are redrawn; null: all steps, kept in a buffer"
-    )
+    window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
 
 
 class AdamMoments(OptimizerConfig):
@@ -158,9 +150,7 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.mezo_adam:MezoAdam"
     title: ClassVar[str] = "MeZO-Adam"
-    window: Positive | None = Field(
-        None, description="steps of the moment that are redrawn; null: all steps, kept in a buffer"
-    )
+    window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
 
     @property
     def second_moment_is_scalar(self) -> bool:
@@ -217,9 +207,7 @@ class HizooConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.hizoo:Hizoo"
     title: ClassVar[str] = "HiZOO"
     has_engine: ClassVar[bool] = False
-    alpha: Annotated[Number, Field(ge=0.0, lt=1.0)] = Field(
-        1e-6, description="weight of a step's curvature in the estimate of the Hessian"
-    )
+    alpha: Number = Field(1e-6, ge=0.0, lt=1.0, description="weight of a step's curvature in the Hessian's estimate")
 
     @property
     def directions(self) -> int:
@@ -243,23 +231,19 @@ class EsConfig(PerturbationConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.es:Es"
     title: ClassVar[str] = "Evolution strategies"
-    members: Annotated[Whole, Field(ge=2, le=10_000)] = Field(
-        30, description="N, the size of the population: forwards per step"
-    )
+    members: Whole = Field(30, ge=2, le=10_000, description="N, the size of the population: forwards per step")
     antithetic: Flag = Field(False, description="whether members are pairs of both signs of one direction")
     shaping: Literal["zscore", "std", "centered_rank", "sign", "none"] = Field(
         "zscore", description="what a member's reward becomes before it weights its direction"
     )
     shaping_std: Literal["members", "rows"] = Field(
         "members",
-        description="what `shaping` divides by: the standard deviation over the members, or over all members' rows",
+        description="what `shaping` divides by: the standard deviation over the members, or over all their rows",
     )
     baseline: Literal["mean", "theta"] = Field(
         "mean", description="what is subtracted from the rewards: their mean, or the reward of the weights themselves"
     )
-    anchor: dict[Entry, Number] | None = Field(
-        None, description="decay towards the weights at the start, `{l2: LAMBDA}` or `{l1: LAMBDA}`; null: none"
-    )
+    anchor: dict[Entry, Number] | None = Field(None, description="decay to the start, `{l2: LAMBDA}` or `{l1: LAMBDA}`")
 
     @property
     def directions(self) -> int:
@@ -307,9 +291,7 @@ class FirstOrderConfig(OptimizerConfig):
     weight_decay: NotNegativeNumber = Field(0.0, description="weight decay, of every tensor")
     schedule: Schedule = Field("constant", description="learning rate schedule")
     max_grad_norm: PositiveNumber | None = Field(1.0, description="clip the gradient's norm to this; null: never")
-    dropout: Annotated[Number, Field(ge=0.0, le=0.9)] | None = Field(
-        None, description="dropout rate in training; null: the model's own"
-    )
+    dropout: Annotated[Number, Field(ge=0.0, le=0.9)] | None = Field(None, description="dropout rate; null: its own")
 
     def count_forwards(self, steps: int, total: int) -> dict[str, int]:
         """Return one forward and one backward per step."""

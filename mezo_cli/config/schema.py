@@ -43,18 +43,13 @@ class HubSource(Settings):
     Labels are mapped by name, never by the hub's integers: RTE, MNLI and TREC number their classes differently there.
     """
 
-    path: Text | None = Field(
-        None, description="the data set's name on the hub, e.g. `nyu-mll/glue`; null: the task has none"
-    )
+    path: Text | None = Field(None, description="the data set's name, e.g. `nyu-mll/glue`; null: the task has none")
     name: Text | None = Field(None, description="its subset, e.g. `sst2`; null: none")
     revision: Text | None = Field(None, description="a branch, tag or commit; null: the newest")
     train: Text = Field("train", description="the split that is the source of train")
-    dev: Text | None = Field(None, description="the split that is dev; null: a part of train (`data.dev_size` rows)")
+    dev: Text | None = Field(None, description="the split that is dev; null: `data.dev_size` rows of train")
     test: str | None = Field("validation", description="the split that is test; null: there is none")
-    labels: list[Entry] = Field(
-        [],
-        description="the data set's own class names (or values), in the order of `task.labels`, which are read as well",
-    )
+    labels: list[Entry] = Field([], description="its class names, in the order of `task.labels`, which are read too")
 
 
 class FileSource(Settings):
@@ -62,9 +57,7 @@ class FileSource(Settings):
 
     folder: Text | None = Field(None, description="LM-BFF's name of the folder, e.g. `SST-2`; null: the task has none")
     columns: list[Entry] = Field([], description="names of the fields of a file without a header")
-    labels: list[Entry] = Field(
-        [], description="spellings of the labels in files, in the order of `task.labels`, which are read as well"
-    )
+    labels: list[Entry] = Field([], description="spellings of the labels, in the order of `task.labels`, read too")
     dev: Text = Field("dev", description="stem of the official dev file: `dev`, or `dev_matched` for MNLI")
     test: Text = Field("test", description="stem of the official test file")
 
@@ -72,44 +65,27 @@ class FileSource(Settings):
 class LmPrompt(Settings):
     """A task's prompt for decoders (objective lm)."""
 
-    template: Text | None = Field(
-        None, description="the prompt; it ends in `{mask}`, where the label word goes. null: the task has none"
-    )
-    label_words: list[Entry] = Field(
-        [], description="one word or phrase per label, of any number of tokens; empty: `task.label_words`"
-    )
+    template: Text | None = Field(None, description="the prompt, which ends in `{mask}`; null: the task has none")
+    label_words: list[Entry] = Field([], description="a word or phrase per label; empty: `task.label_words`")
     max_length: Length | None = Field(
         None, description="tokens of prompt and word; a longer prompt loses its start. null: the model's limit"
     )
 
 
 class GeneratePrompt(Settings):
-    """What a decoder continues, and what it should say (objective generate)."""
+    """What a decoder continues, and what it should say (objective generate).
 
-    prompt: Entry | None = Field(
-        None,
-        description="the prompt: `{column}` is a text, a number or a list of numbers, `{answers.text[0]}` a part of a "
-        "record or list. Empty: the model learns the answers as plain text. null: the task has none",
-    )
-    answer: Text | None = Field(
-        None,
-        description="the text that `objective.loss=lm` learns, after the prompt; its leading space and its line end "
-        "count. null: none",
-    )
-    gold: Text | None = Field(
-        None, description="the column (`answers.text`: a part of it) with the right text or texts; null: the answer"
-    )
+    In a template, `{column}` is a text, a number or a list of numbers, `{answers.text[0]}` a part of a record or list.
+    """
+
+    prompt: Entry | None = Field(None, description="the prompt; empty: answers are plain text. null: the task has none")
+    answer: Text | None = Field(None, description="the text after it that `objective.loss=lm` learns; null: none")
+    gold: Text | None = Field(None, description="the column with the right text or texts; null: the answer")
     stop: list[Text] = Field([], description="texts that end a completion")
     keep_stop: Flag = Field(False, description="whether a completion keeps the text that ended it")
-    chat: Flag = Field(
-        False,
-        description="the prompt is the user's message in the tokenizer's chat template; or, if it is the name of a "
-        "column, that column's list of messages (a last one of the assistant's is left out)",
-    )
+    chat: Flag = Field(False, description="the prompt is the user's message in the chat template, or a column of them")
     system: Text | None = Field(None, description="the chat's system message; null: none")
-    max_length: Length | None = Field(
-        None, description="tokens of a prompt and its answer or completion; null: the model's limit"
-    )
+    max_length: Length | None = Field(None, description="tokens with answer or completion; null: the model's limit")
     too_long: Literal["refuse", "cut"] = Field(
         "refuse", description="a longer row is refused, or cut: its prompt loses its start"
     )
@@ -123,23 +99,12 @@ class ChoicePrompt(Settings):
     """
 
     prompt: Text | None = Field(None, description="the prompt; null: the task has none")
-    candidates: list[Text] = Field(
-        [],
-        description="one template per candidate, which follows the prompt: its leading space counts. With `each`, one",
-    )
-    each: Text | None = Field(
-        None,
-        description="the column with a list of texts; the row has a candidate for each of them, in whose template "
-        "`{candidate}` is that text. null: a row has all of `candidates`",
-    )
+    candidates: list[Text] = Field([], description="a template per candidate; with `each`, one of `{candidate}`")
+    each: Text | None = Field(None, description="the column with a row's texts; null: a row has all of `candidates`")
     right: Text | None = Field(
-        None,
-        description="the column with the right text of `each`, or with a list of them, of which any counts as right "
-        "and the first is trained. null: the row's label is the number of the right candidate, from 0",
+        None, description="the column with the right text, or texts, of `each`; null: the label numbers the candidate"
     )
-    max_length: Length | None = Field(
-        None, description="tokens of a prompt and its longest candidate; null: the model's limit"
-    )
+    max_length: Length | None = Field(None, description="tokens of prompt and longest candidate; null: model's limit")
     too_long: Literal["refuse", "cut"] = Field(
         "cut", description="a longer row is refused, or cut: its prompt loses its start, but for the first token"
     )
@@ -149,49 +114,28 @@ class TaskConfig(Settings):
     """A task: its template, its labels and their words, its prompts, its columns, and its data sources."""
 
     name: Text = Field(MISSING, description="the task's name in tables and run directories")
-    version: Positive = Field(
-        1, description="recorded in run.json. Raise it when the template, the label words or the splits change"
-    )
+    version: Positive = Field(1, description="recorded in run.json; raise it when template, words or splits change")
     template: Text | None = Field(
-        None,
-        description="the prompt of objective mlm: `{column}` is a text, `{mask}` the mask. null: the task has no "
-        "labels",
+        None, description="the prompt of objective mlm: `{column}` is a text, `{mask}` the mask; null: it has none"
     )
     labels: list[Entry] = Field([], description="the names of the labels; empty for a task with `task.generate` alone")
-    label_words: list[Entry] = Field(
-        [], description="one word per label, each one token, in the order of `task.labels`"
-    )
-    columns: list[Entry] = Field(
-        [], description="the texts of a row, in order (`sent_0`, `sent_1` of an LM-BFF template)"
-    )
+    label_words: list[Entry] = Field([], description="a word per label, each one token, in the order of `task.labels`")
+    columns: list[Entry] = Field([], description="the texts of a row, in order (`sent_0`, `sent_1` of LM-BFF)")
     rename: dict[Entry, Entry] = Field({}, description="column name in the source -> name used in `task.columns`")
     label_column: Text = Field("label", description="the column with the label")
-    skip_labels: list[Entry] = Field(
-        [], description="rows with one of these labels are dropped, e.g. rows without an agreed label"
-    )
-    max_length: Length = Field(
-        128, description="tokens of a row; the end of a longer one is cut. A row whose mask would be cut is refused"
-    )
-    first_limit: Positive | None = Field(
-        None, description="tokens kept of the first sentence; null: no limit of its own"
-    )
-    other_limit: Positive | None = Field(
-        None, description="tokens kept of every other sentence; null: no limit of its own"
-    )
-    bos_token_id: NotNegative | None = Field(
-        None,
-        description="the first token of a decoder's prompt; null: what the tokenizer itself puts before a text. The "
-        "MeZO paper's code gave OPT 0 in place of 2 (docs/reference/decoders.md)",
+    skip_labels: list[Entry] = Field([], description="rows with one of these labels are dropped")
+    max_length: Length = Field(128, description="tokens of a row; a longer one is cut, and refused without its mask")
+    first_limit: Positive | None = Field(None, description="tokens kept of the first sentence; null: no own limit")
+    other_limit: Positive | None = Field(None, description="the same of every other sentence")
+    bos_token_id: NotNegative | None = Field(  # the MeZO paper's code gave OPT 0 in place of 2
+        None, description="the first token of a decoder's prompt; null: what the tokenizer puts before a text"
     )
     metric: Text | None = Field(
-        None,
-        description="the metric of the task (`registry.METRICS`), which picks the best checkpoint; null: the "
-        "objective's first, which is the accuracy for objectives that score labels",
+        None, description="the metric that picks the best checkpoint; null: the objective's first"
     )
     demonstrations: NotNegative = Field(
         0,
-        description="rows of train that are put before each row of dev and test, solved (in-context learning; "
-        "docs/how-to/large-models.md): for an evaluation (`steps=0`) by objective lm, choice or generate",
+        description="rows of train, solved, before each row of dev and test; `steps=0`",
     )
     lm: LmPrompt = LmPrompt()
     generate: GeneratePrompt = GeneratePrompt()
@@ -217,6 +161,7 @@ class ObjectiveConfig(Settings):
         has_head: whether a classification head scores them.
         demonstrates: whether rows may come after demonstrations.
         differentiable_loss: a loss that has a gradient, for the line that refuses one without.
+        lower_is_better: the metrics of which the lowest value is the best.
     """
 
     implementation: ClassVar[str]
@@ -224,6 +169,7 @@ class ObjectiveConfig(Settings):
     has_head: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = False
     differentiable_loss: ClassVar[str] = "cross_entropy"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
     name: Text = Field(MISSING, description="how labels are scored; chosen by `objective=`")
     loss: LossName = Field("cross_entropy", description="the loss that is minimised. accuracy and f1 have no gradient")
 
@@ -236,11 +182,6 @@ class ObjectiveConfig(Settings):
     def metric_names(self) -> list[str] | None:
         """The metrics of its evaluations besides the loss; None if they are not known before there is one."""
         return METRICS.names
-
-    @property
-    def lower_is_better(self) -> frozenset[str]:
-        """The metrics of which the lowest value is the best."""
-        return frozenset({"loss"})
 
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task as its rows are read: without labels a row is all of its columns, for its `generate`."""
@@ -345,40 +286,29 @@ class ModelConfig(Settings):
     path: Text = Field(MISSING, description="a hub id, a local folder, or an embedded model (`demo`, `demo-decoder`)")
     revision: Text | None = Field(None, description="a branch, tag or commit on the hub; null: the newest")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32",
-        description="how the weights are stored. In half precision, updates are rounded stochastically "
-        "(docs/how-to/low-memory.md)",
+        "float32", description="how the weights are stored; updates in half precision are rounded stochastically"
     )
     compute_dtype: Dtype = Field("float32", description="the dtype of the forwards")
     quantize: Literal["none", "int8", "nf4"] = Field(
         "none",
-        description="how the matrices of a frozen base are stored: int8 (own; a scale per row), or nf4 (4 bits, by "
-        "bitsandbytes; a scale per 64 weights). Needs a `peft` (docs/how-to/low-memory.md)",
+        description="the matrices of a frozen base: int8 (a scale per row), nf4 (bitsandbytes)",
     )
-    tie_embeddings: Flag | None = Field(
+    tie_embeddings: Flag | None = Field(  # false: it starts as a copy, unless the checkpoint has one
         None,
-        description="whether the decoder over the vocabulary is the matrix of the input embeddings. null: as the "
-        "model's config says. false: it starts as a copy, unless the checkpoint has one, and is trained by itself. "
-        "true: for a checkpoint without a decoder of its own. objective=cls has no decoder",
+        description="whether the decoder over the vocabulary is the matrix of the embeddings; null: as its config says",
     )
     matmul_precision: Literal["highest", "high"] = Field(
-        "highest", description="of products of float32 matrices. high: TF32, on a GPU that has it"
+        "highest", description="of products of float32 matrices; high: TF32"
     )
-    device: Text = Field(
-        "auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. auto: cuda where there is one, else cpu"
-    )
+    device: Text = Field("auto", description="`cpu`, `cuda`, `cuda:N`, `mps`, or `auto`: cuda where there is one")
     paired_tokens: NotNegative | None = Field(
-        None,
-        description="the most tokens of a batch for which one forward computes both signs of a step, 0: always a "
-        "forward per sign. null: 1024 on a CPU, 16384 on other devices",
+        None, description="the most tokens of a batch whose signs one forward computes; null: 1024, 16384 off a CPU"
     )
     cache_frozen: Literal["auto", "off"] = Field(
         "auto", description="auto computes the layers below the first trained tensor once per batch, for both signs"
     )
     cache_bytes: NotNegative = Field(
-        256_000_000,
-        description="memory in which their output is kept between steps, for all rows of train and then of dev, if "
-        "all of a split's fit; 0 keeps none",
+        256_000_000, description="memory in which their output is kept between steps, if all of a split's fits; 0: none"
     )
 
     @property
@@ -390,26 +320,18 @@ class ModelConfig(Settings):
 class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md)."""
 
-    name: Text = Field(
-        "none",
-        description="none: the model's own forwards; openai: a server's, for objectives lm, choice and generate; vllm "
-        "is refused in this version; chosen by `engine=`",
-    )
+    name: Text = Field("none", description="what computes the forwards; this version refuses vllm; chosen by `engine=`")
 
 
 class VllmConfig(EngineConfig):
     """vLLM in a process of its own, which this version refuses to start."""
 
-    python: Text | None = Field(
-        None, description="the interpreter of an environment with vLLM, never stored; null: MEZO_ENGINE_PYTHON"
-    )
+    python: Text | None = Field(None, description="an interpreter with vLLM, never stored; null: MEZO_ENGINE_PYTHON")
     tensor_parallel: Positive = Field(1, description="over how many processes the engine's weights are sharded")
     dtype: Dtype = Field("float32", description="of the engine's weights and forwards")
     memory: Positive = Field(1_000_000_000, description="bytes for the engine's keys and values, in each process")
     max_loras: Positive = Field(8, le=256, description="the most LoRA members that are computed in one call")
-    timeout: PositiveNumber = Field(
-        600.0, description="seconds to wait for an answer of the engine, its start included"
-    )
+    timeout: PositiveNumber = Field(600.0, description="seconds to wait for an answer, the engine's start included")
 
 
 class OpenAiConfig(EngineConfig):
@@ -417,16 +339,12 @@ class OpenAiConfig(EngineConfig):
 
     url: Text | None = Field(None, description="its address, never stored; null: MEZO_ENGINE_URL")
     adapter_dir: Text | None = Field(
-        None,
-        description="a folder that the server sees by the same path, for the adapters; never from a file and never "
-        "stored; null: MEZO_ENGINE_ADAPTER_DIR",
+        None, description="a folder for adapters that the server sees too; null: MEZO_ENGINE_ADAPTER_DIR"
     )
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")
     server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang was never run")
     dtype: Dtype = Field("float32", description="of the server's weights and forwards, for the check at the start")
-    max_loras: Positive = Field(
-        8, le=256, description="the most LoRA members that are computed at once: the server's --max-loras"
-    )
+    max_loras: Positive = Field(8, le=256, description="the most LoRA members at once: the server's --max-loras")
     timeout: PositiveNumber = Field(600.0, description="seconds to wait for an answer")
 
 
@@ -437,37 +355,26 @@ class DataConfig(Settings):
     shots: Positive | None = Field(None, description="k rows per class for train and again for dev; null: all rows")
     seed: Seed | None = Field(None, description="the seed that rows are drawn with; null: the run's `seed`")
     train_size: Positive | None = Field(None, description="rows drawn for train from all classes together; null: all")
-    dev_size: Positive = Field(
-        1000,
-        description="rows of train, at most a tenth of them (with `train_size`: at most half, if there are too few "
-        "for both), that become dev unless the data have both dev and test",
+    dev_size: Positive = Field(  # with train_size at most half, if there are too few for both
+        1000, description="rows of train, at most a tenth, that become dev unless the data have both dev and test"
     )
     test_size: Positive | None = Field(
-        None,
-        description="the most rows drawn from the test set; where the data are train alone, such as a single file, "
-        "rows held out for one. null: all, none",
+        None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"
     )
-    as_released: Flag = Field(
+    as_released: Flag = Field(  # of WSC's 554 rows, 54
         False,
-        description="dev has its `dev_size` rows whatever is left for train, as in the code that the MeZO paper's OPT "
-        "runs were made with: of WSC's 554 rows, 54; and a completion ends at the token of a stop text alone "
-        "(docs/reference/decoders.md)",
+        description="dev and the ends of completions are as in the MeZO paper's OPT runs (docs/reference/decoders.md)",
     )
     eval_limit: Positive | None = Field(None, description="rows of dev and of test that are used; null: all")
     batches: Literal["shuffled", "balanced", "replacement"] = Field(
-        "shuffled",
-        description="shuffled: each epoch is a new shuffle. balanced: as many rows of each label in each batch, a "
-        "remainder rotating over the labels. replacement: each row is drawn by itself",
+        "shuffled", description="shuffled: by epochs. balanced: as many rows of each label. replacement: each row drawn"
     )
-    weights: Literal["mean", "none"] = Field(
-        "mean",
-        description="of rows in balanced batches. mean: the loss estimates the mean over the training rows, whatever "
-        "the labels' shares are. none: it is that of equally frequent labels",
+    weights: Literal["mean", "none"] = Field(  # none: the loss is that of equally frequent labels
+        "mean", description="of rows in balanced batches; mean: the loss estimates the mean over the training rows"
     )
-    keep: Text | None = Field(
+    keep: Text | None = Field(  # rows with `prompt` and `answer`: log-probability, and KL divergence from the start
         None,
-        description="a file of rows with `prompt` and `answer` that a run on generated text must not forget: the "
-        "answers' log-probability, and the KL divergence from the start, at each evaluation; null: none",
+        description="a file of rows that a run on generated text must not forget, scored at evaluations; null: none",
     )
 
 
@@ -490,28 +397,18 @@ def without_dir(data: DataConfig) -> DataConfig:
 class LoggerConfig(Settings):
     """The loggers that receive the scalars, besides metrics.jsonl."""
 
-    names: list[LoggerName] = Field(
-        [],
-        description="the loggers (`mezo_cli.training.loggers.LOGGERS`); chosen by `logger=`, several by "
-        "`logger=[one,two]`",
-    )
+    names: list[LoggerName] = Field([], description="the loggers, chosen by `logger=`, several by `logger=[one,two]`")
     project: Text = Field("mezo", description="the project's name in Weights & Biases and Trackio")
-    tags: list[Entry] = Field(
-        [], description="tags of the run, besides its task, objective, optimizer, peft, model and data"
-    )
+    tags: list[Entry] = Field([], description="tags of the run, besides its task, method, model and data")
 
 
 class DistributedConfig(Settings):
     """How the processes (ranks) of a `torchrun` share a run; read by them alone (docs/how-to/scaling.md)."""
 
     split: Literal["directions", "rows"] | None = Field(
-        None,
-        description="directions gives each rank whole directions of a step, rows gives it rows of the batch. null: "
-        "directions if `optimizer.samples` is at least the number of ranks, else rows",
+        None, description="what a rank has of a step; null: directions if there is one or more for each, else rows"
     )
-    timeout: PositiveNumber = Field(
-        120.0, le=1e6, description="seconds that a rank waits for the others before the run ends"
-    )
+    timeout: PositiveNumber = Field(120.0, le=1e6, description="seconds that a rank waits for the others")
 
 
 class Config(Settings):
@@ -529,67 +426,38 @@ class Config(Settings):
     init: Literal["none", "linear_probe"] = Field(
         "none", description="linear_probe fits the output layer by logistic regression before the first step"
     )
-    probe_c: PositiveNumber | None = Field(
-        None, description="C of the probe's regression; null: chosen by cross-validation on train"
-    )
-    seed: Seed = Field(
-        42, description="the seed of z, of the batches, of new weights, and (if `data.seed` is null) of the rows"
-    )
+    probe_c: PositiveNumber | None = Field(None, description="C of that regression; null: by cross-validation on train")
+    seed: Seed = Field(42, description="the seed of z, of the batches, of new weights, and (`data.seed`) of the rows")
     steps: Seed = Field(100_000, description="training steps; 0: evaluate only")
     forwards: Annotated[Positive, Field(le=2**32 - 1)] | None = Field(
-        None,
-        description="in place of steps: the most steps whose forwards (and backwards) of the batch do not exceed this "
-        "number; steps follow from it, and a step takes the batch of half the forwards before it. null: steps",
+        None, description="in place of steps: the most forwards (and backwards) of the batch; null: steps"
     )
     batch_size: Positive = Field(64, description="rows per training step")
-    micro_batch_size: Positive | None = Field(
-        None, description="most rows per forward, in evaluations too; the loss stays that of the whole batch; null: all"
-    )
+    micro_batch_size: Positive | None = Field(None, description="most rows per forward, in evaluations too; null: all")
     eval_batch_size: Positive = Field(64, description="rows per forward of an evaluation")
-    eval_every: NotNegative = Field(
-        10_000, description="steps between evaluations on dev; 0: only before the first step and after the last"
-    )
+    eval_every: NotNegative = Field(10_000, description="steps between evaluations on dev; 0: before and after them")
     eval_at_forwards: list[Positive] = Field(
-        [],
-        description="in place of eval_every: numbers of forwards, [250, 500]: dev is evaluated after the first step "
-        "that ends at or past each",
+        [], description="in place of eval_every: numbers of forwards; dev is evaluated after the first step past each"
     )
-    log_every: Positive | None = Field(
-        None, description="steps between lines of metrics.jsonl; null: max(1, steps // 1000)"
-    )
-    test_at_start: Flag = Field(
-        True,
-        description="evaluate on test, and on 1,000 rows of train, before the first step too: the result is compared "
-        "with the untrained model's (docs/reference/compare.md)",
-    )
+    log_every: Positive | None = Field(None, description="steps between lines of metrics.jsonl; null: for 1,000 lines")
+    test_at_start: Flag = Field(True, description="evaluate on test and 1,000 rows of train before the first step too")
     checkpoint: Literal["full", "trajectory"] = Field(
-        "full",
-        description="full writes weights; trajectory writes none: best and last are replayed from trajectory.bin",
+        "full", description="full writes weights; trajectory writes none: they are replayed from trajectory.bin"
     )
-    checkpoint_every: NotNegative = Field(
-        0, description="steps between saves of the checkpoint `last`; 0: it is saved at every evaluation"
-    )
+    checkpoint_every: NotNegative = Field(0, description="steps between saves of `last`; 0: at every evaluation")
     metric: Text | None = Field(
-        None,
-        description="the metric on dev that picks the best checkpoint, `loss` for the loss; null: `task.metric`, or "
-        "the objective's first",
+        None, description="the metric on dev that picks the best checkpoint, or `loss`; null: `task.metric`"
     )
-    max_seconds: PositiveNumber | None = Field(
-        None,
-        description="seconds from a process's second step on after which it stops (the first compiles); null: no limit",
-    )
+    max_seconds: PositiveNumber | None = Field(None, description="seconds after which a process stops; null: no limit")
     at_limit: Literal["stop", "finish"] = Field(
         "stop",
-        description="what happens at max_seconds. stop leaves a run to resume, with exit status 130; finish evaluates "
-        "it, tests it at its best step and ends it",
+        description="stop leaves a run to resume, with exit status 130; finish evaluates and tests it at its best step",
     )
     patience: Positive | None = Field(
         None, description="evaluations without a better dev score after which the run ends; null: any number"
     )
     stop_on_divergence: Flag | None = Field(
-        None,
-        description="end a run that has diverged (docs/reference/run-directory.md), and test it at its best step; "
-        "null: true",
+        None, description="end a run that has diverged, and test its best step; null: true"
     )
 
     @property
