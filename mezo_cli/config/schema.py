@@ -451,7 +451,7 @@ class Config(Settings):
     max_seconds: PositiveNumber | None = Field(None, description="seconds after which a process stops; null: no limit")
     at_limit: Literal["stop", "finish"] = Field(
         "stop",
-        description="stop leaves a run to resume, with exit status 130; finish evaluates and tests it at its best step",
+        description="at max_seconds: stop leaves a run to resume, exit status 130; finish tests its best step",
     )
     patience: Positive | None = Field(
         None, description="evaluations without a better dev score after which the run ends; null: any number"

@@ -8,7 +8,6 @@ function's docstring in mezo_cli/cli.py.
 
 import dataclasses
 import inspect
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +76,7 @@ def _key(key: str, kind: type[Settings], name: str, default: str, having: Sequen
     choices = CHOICES[key[:-5]].built_in if key.endswith(".name") and key[:-5] in CHOICES else allowed.get("enum", ())
     values = _names(choices) or _range(allowed) or TYPES[allowed["type"]]
     null = " or null" if allowed["null"] and default != "`null`" else ""
-    return Key(key, values + null, default, _brief(meaning) + (f" ({_names(having)})" if having else ""))
+    return Key(key, values + null, default, meaning.rstrip(".") + (f" ({_names(having)})" if having else ""))
 
 
 TYPES = {
@@ -143,12 +142,13 @@ def config_page() -> str:
         "# Config keys",
         *_paragraph(
             "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
-            " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. An unknown"
-            " key, a wrong type and a value out of range end in one line and exit status 2. The descriptions in"
-            " mezo_cli/config/ say more about each."
+            " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. A key or"
+            " value that is not valid ends in one line and exit status 2."
         ),
-        "A range `[1, )` begins at 1 and has no end; `(0, )` leaves 0 out. nan and inf are outside every range.",
-        "",
+        *_paragraph(
+            "In parentheses: what a key takes, and its default. A range `[1, )` begins at 1 and has no end; `(0, )`"
+            " leaves 0 out. nan and inf are outside every range."
+        ),
         "## Choices",
         *_paragraph(
             "A choice is a file, and sets several keys at once: `task=rte` is `conf/task/rte.yaml`. On the command line"
@@ -178,15 +178,7 @@ def _summary(kind: type) -> str:
 
 
 def _keys(keys: Iterable[Key]) -> list[str]:
-    rows = [(f"`{key.name}`", key.takes, key.default, key.meaning) for key in keys]
-    return _table(("key", "takes", "default", "meaning"), rows)
-
-
-def _brief(meaning: str) -> str:
-    """Return the first clause of a meaning; the description says the rest."""
-    first = re.split(r"(?<!e\.g)[.;] ", re.sub(r" \(docs/[^)]*\)", "", meaning).rstrip("."))[0]
-    head, _, _ = first.partition(": ")
-    return head if len(head.split()) >= 6 else first
+    return [f"- `{key.name}` ({key.takes}; {key.default}): {key.meaning}" for key in keys]
 
 
 def _hydra() -> list[str]:

@@ -31,16 +31,9 @@ def test_the_pages_are_up_to_date(script: ModuleType) -> None:
 
 def test_every_key_has_a_row_with_its_type_default_and_meaning() -> None:
     page = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
-    rows = {
-        cells[0]: cells[1:]
-        for cells in (re.findall(r"(?<=\| )[^|]*(?= \|)", line) for line in page.split("\n"))
-        if cells
-    }
+    rows = {key: rest for key, *rest in re.findall(r"^- `(\S+)` \((.+?); (.+?)\): (.+)$", page, re.M)}
     for key in all_keys():
-        kind, default, meaning = rows[f"`{key}`"]
-        assert kind
-        assert default
-        assert len(meaning) > 8, f"{key}: say what it means in its description"
+        assert len(rows[key][-1]) > 8, f"{key}: say what it means in its description"
 
 
 def test_every_command_and_option_is_on_the_page() -> None:
