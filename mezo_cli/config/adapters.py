@@ -17,11 +17,7 @@ class WholeModelConfig(PeftConfig):
     """No method: all parameters are trained."""
 
     implementation: ClassVar[str] = "mezo_cli.adapters.base:WholeModel"
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """It does."""
-        return True
+    trains_output: ClassVar[bool] = True
 
 
 class LoraConfig(PeftConfig):
@@ -39,11 +35,6 @@ class LoraConfig(PeftConfig):
     )
     layers: Positive | None = Field(None, description=LAYERS)
 
-    @property
-    def trains_output_layer(self) -> bool:
-        """Whether `peft.head` is set."""
-        return self.head
-
 
 class PrefixConfig(PeftConfig):
     """Keys and values before those of the text, in every layer."""
@@ -56,11 +47,7 @@ class HeadConfig(PeftConfig):
     """The output head alone."""
 
     implementation: ClassVar[str] = "mezo_cli.adapters.head:Head"
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """It does."""
-        return True
+    trains_output: ClassVar[bool] = True
 
 
 class BiasConfig(PeftConfig):

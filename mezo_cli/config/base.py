@@ -51,14 +51,7 @@ def refused(why: str) -> PydanticCustomError:
     return PydanticCustomError(SHOWN, "{why}", {"why": why})
 
 
-def _text(value: Any) -> str:
-    if value == "":
-        raise refused(" is empty: give a value, or leave it out")
-    return _entry(value)
-
-
 def _entry(value: Any) -> str:
-    """Return a text of a list or of pairs; what may not be empty there is checked where it is used."""
     if value == MISSING:
         raise refused(" is not set: give it a value")
     if isinstance(value, bool):
@@ -95,8 +88,8 @@ def _number(value: Any) -> Any:
     return number
 
 
-Text = Annotated[str, BeforeValidator(_text)]
 Entry = Annotated[str, BeforeValidator(_entry)]  # of a list or of pairs: it may be empty
+Text = Annotated[Entry, Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Positive = Annotated[Whole, Field(ge=1)]

@@ -57,14 +57,6 @@ class Job:
     overrides: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Sweeper:
-    """How a sweep is run: the name of its launcher, and the grid of the experiment file."""
-
-    launcher: str
-    params: dict[str, str]  # `hydra.sweeper.params`: key or group -> values, as on the command line
-
-
 # --- one run ---
 
 
@@ -147,12 +139,12 @@ def _fill(node: Any, values: Mapping[str, Any]) -> None:
 # --- what a sweep needs ---
 
 
-def sweeper_of(node: DictConfig) -> Sweeper:
-    """Return the launcher and the grid that the composed files choose."""
+def sweeper_of(node: DictConfig) -> tuple[str, dict[str, str]]:
+    """Return the launcher that the composed files choose, and their grid, `hydra.sweeper.params`."""
     chosen, params = node.hydra.runtime.choices, OmegaConf.select(node, "hydra.sweeper.params") or {}
     if chosen["hydra/sweeper"] != "basic":
         raise UserError(f"hydra/sweeper={chosen['hydra/sweeper']}: {NO_SWEEPERS}")
-    return Sweeper(str(chosen["hydra/launcher"]), {str(key): str(value) for key, value in params.items()})
+    return str(chosen["hydra/launcher"]), {str(key): str(value) for key, value in params.items()}
 
 
 def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:

@@ -71,6 +71,8 @@ def explain(error: ValidationError, kind: type[BaseModel], parent: str = "") -> 
 def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -> str:
     """Return what follows the key in the line about a value that its JSON schema does not allow."""
     shown, null = f"={show(value)}", ", null" if allowed["null"] else ""
+    if error_type in ("too_short", "string_too_short"):
+        return " is empty: give a value, or leave it out"
     if "enum" in allowed:
         if isinstance(value, bool):
             return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"

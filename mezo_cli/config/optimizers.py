@@ -67,7 +67,8 @@ class PerturbationConfig(OptimizerConfig):
     @property
     def clip_settings(self) -> dict[str, Any] | None:
         """The settings by which g is clipped, as the header of a trajectory has them; None: it is not."""
-        return None
+        clipped = getattr(self, "clip_g", None) is not None
+        return {name: getattr(self, name) for name in CLIP_SETTINGS} if clipped else None
 
 
 class ZerothOrderConfig(PerturbationConfig):
@@ -82,11 +83,6 @@ class ZerothOrderConfig(PerturbationConfig):
     def directions(self) -> int:
         """`samples`."""
         return self.samples
-
-    @property
-    def clip_settings(self) -> dict[str, Any] | None:
-        """`clip_g` and `clip_window`."""
-        return None if self.clip_g is None else {name: getattr(self, name) for name in CLIP_SETTINGS}
 
     def samples_at(self, step: int, total: int) -> int:
         """Return n_t, the number of directions that step `step` (from 0) of `total` draws."""

@@ -14,7 +14,6 @@ from mezo_cli.config.explain import validate
 from mezo_cli.config.own_code import SHUFFLED, names_code, reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError
 
 KEY = REWARDS.key
 NO_REWARD = (
@@ -26,34 +25,21 @@ FORMS = "a name, {NAME: WEIGHT}, shuffled:NAME, FILE.py:function or package.modu
 
 @dataclass(frozen=True)
 class Part:
-    """One reward.
+    """One reward."""
 
-    Attributes:
-        name: as the user gave it.
-        target: `FILE.py:function` or `package.module:attribute`, for the worker, or a callable.
-        weight: in the sum of a mixture.
-        settings: of a class of settings, what makes its instance; null: the target is the function itself.
-    """
-
-    name: str
-    target: str | Callable[..., Any]
-    weight: float = 1.0
-    settings: Mapping[str, Any] | None = None
+    name: str  # as the user gave it
+    target: str | Callable[..., Any]  # `FILE.py:function` or `package.module:attribute`, for the worker; or a callable
+    weight: float = 1.0  # in the sum of a mixture
+    settings: Mapping[str, Any] | None = None  # what makes an instance of its class; None: it is a function
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward that can be opened (`scoring.Reward`).
+    """A reward that can be opened (`scoring.Reward`)."""
 
-    Attributes:
-        parts: the rewards that are summed; a function of the user's own is the only one.
-        shuffled: each completion is scored against another row of its batch, the null control.
-        sha256: of the file of a function of the user's own; of the source of a callable, if it has one; None for names.
-    """
-
-    parts: tuple[Part, ...]
-    shuffled: bool = False
-    sha256: str | None = None
+    parts: tuple[Part, ...]  # the rewards that are summed; a function of the user's own is the only one
+    shuffled: bool = False  # each completion is scored against another row of its batch, the null control
+    sha256: str | None = None  # of the file of a function of the user's own, or of a callable's source; None for names
 
     @property
     def in_process(self) -> bool:
@@ -82,11 +68,9 @@ def reward_spec(config: Config) -> RewardSpec | None:
 
 
 def parse(setting: Any) -> RewardSpec:
-    """Return the reward that a value of `objective.reward`, or a callable, stands for.
+    """Return the reward that a value of `objective.reward` stands for.
 
-    Args:
-        setting: a text (`FORMS`); a mapping name -> weight, or name -> {weight: ..., settings}; or a callable
-            `function(completions, rows)`.
+    It is a text (`FORMS`), name -> weight or {weight: ..., settings}, or a callable `function(completions, rows)`.
     """
     if callable(setting):
         name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"
@@ -120,10 +104,7 @@ def _registered(name: str, value: Any) -> Part:
     if ":" in name:
         why = "weights are for built-in names and plug-ins; a function stands by itself and returns its parts as a dict"
         raise SettingError(KEY, f"{KEY}={{{name}: ...}}: {why}")
-    try:
-        target = REWARDS.load(name)
-    except UserError as error:
-        raise SettingError(KEY, str(error)) from error
+    target = REWARDS.load(name)
     parent = f"{KEY}.{name}."
     settings, made = dict(value) if isinstance(value, Mapping) else {"weight": value}, None
     if isinstance(target, type) and issubclass(target, Settings):

@@ -1,8 +1,6 @@
 """The types that all packages share: the frozen config, and the records of data and of a trajectory.
 
-Every package may import this module; it imports neither Hydra nor torch. A field says its type, range and choices by
-its annotation and its meaning by its description, of which scripts/reference/make_reference.py makes
-docs/reference/config.md.
+It imports neither Hydra nor torch. Of fields' annotations and descriptions docs/reference/config.md is made.
 
 A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base class here. The class of each choice is
 the entry of its registry (optimizers.py, objectives.py, adapters.py, or a plug-in's).
@@ -153,23 +151,14 @@ class TaskConfig(Settings):
 
 
 class ObjectiveConfig(Settings):
-    """The objective, which scores the labels, and the loss of its scores.
+    """The objective, which scores the labels, and the loss of its scores."""
 
-    Class attributes:
-        implementation: `module:Class` of the objective.
-        needs_labels: whether label words or a head score the task's labels.
-        has_head: whether a classification head scores them.
-        demonstrates: whether rows may come after demonstrations.
-        differentiable_loss: a loss that has a gradient, for the line that refuses one without.
-        lower_is_better: the metrics of which the lowest value is the best.
-    """
-
-    implementation: ClassVar[str]
-    needs_labels: ClassVar[bool] = True
-    has_head: ClassVar[bool] = False
-    demonstrates: ClassVar[bool] = False
-    differentiable_loss: ClassVar[str] = "cross_entropy"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
+    implementation: ClassVar[str]  # `module:Class` of the objective
+    needs_labels: ClassVar[bool] = True  # whether label words or a head score the task's labels
+    has_head: ClassVar[bool] = False  # whether a classification head scores them
+    demonstrates: ClassVar[bool] = False  # whether rows may come after demonstrations
+    differentiable_loss: ClassVar[str] = "cross_entropy"  # one that has a gradient, for the line that refuses another
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})  # the metrics whose lowest value is the best
     name: Text = Field(MISSING, description="how labels are scored; chosen by `objective=`")
     loss: LossName = Field("cross_entropy", description="the loss that is minimised. accuracy and f1 have no gradient")
 
@@ -213,21 +202,13 @@ class ObjectiveConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """The chosen optimizer and its settings.
+    """The chosen optimizer and its settings."""
 
-    Class attributes:
-        implementation: `module:Class` of the optimizer.
-        title: the name in tables; empty: the name of the choice.
-        replayable: whether a step follows from the scalars that the trajectory stores.
-        needs_backward: whether it differentiates the loss, so that dropout is on and the loss must have a gradient.
-        has_engine: whether an engine may compute the forwards.
-    """
-
-    implementation: ClassVar[str]
-    title: ClassVar[str] = ""
-    replayable: ClassVar[bool] = True
-    needs_backward: ClassVar[bool] = False
-    has_engine: ClassVar[bool] = True
+    implementation: ClassVar[str]  # `module:Class` of the optimizer
+    title: ClassVar[str] = ""  # the name in tables; empty: the name of the choice
+    replayable: ClassVar[bool] = True  # whether a step follows from the scalars that the trajectory stores
+    needs_backward: ClassVar[bool] = False  # whether it differentiates the loss: dropout is on
+    has_engine: ClassVar[bool] = True  # whether an engine may compute the forwards
     name: Text = Field(MISSING, description="the method; chosen by `optimizer=`")
     lr: Number = Field(1e-6, ge=0.0, le=3e38, description="learning rate")  # float32, as the trajectory stores it
 
@@ -252,24 +233,17 @@ class OptimizerConfig(Settings):
 
 
 class PeftConfig(Settings):
-    """Which parameters are trained: the method and its settings.
+    """Which parameters are trained: the method and its settings."""
 
-    Class attributes:
-        implementation: `module:Class` of the method.
-        title: its name in tables, after the optimizer's; empty: the name of the choice.
-    """
-
-    implementation: ClassVar[str]
-    title: ClassVar[str] = ""
+    implementation: ClassVar[str]  # `module:Class` of the method
+    title: ClassVar[str] = ""  # its name in tables, after the optimizer's; empty: the name of the choice
+    trains_output: ClassVar[bool] = False  # whether it always trains the layer over the vocabulary
     name: Text = Field(MISSING, description="which parameters are trained; chosen by `peft=`")
 
     @property
     def trains_output_layer(self) -> bool:
-        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it.
-
-        A classification head always is.
-        """
-        return False
+        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it."""
+        return self.trains_output or bool(getattr(self, "head", False))
 
     def conflicts(self, config: "Config") -> Conflicts:
         """Yield the settings that do not go with the method."""
@@ -544,21 +518,13 @@ StepRecord = tuple[int, list[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row.
+    """One row."""
 
-    Attributes:
-        texts: in the order of `task.columns`; empty for a row without a label.
-        label: the index of its label; -1 for a row of a task without labels.
-        where: its file and line, for error lines: "train.tsv:17".
-        columns: all columns of a row of a task without labels, lists and records included; None for every other row.
-        demonstrations: rows of train that are put before it (`task.demonstrations`).
-    """
-
-    texts: tuple[str, ...]
-    label: int
-    where: str = ""
-    columns: Mapping[str, Any] | None = None
-    demonstrations: "tuple[Example, ...]" = ()
+    texts: tuple[str, ...]  # in the order of `task.columns`; empty for a row without a label
+    label: int  # its index; -1 for a row of a task without labels
+    where: str = ""  # its file and line, for error lines: "train.tsv:17"
+    columns: Mapping[str, Any] | None = None  # all, lists and records included, of a task without labels; else None
+    demonstrations: "tuple[Example, ...]" = ()  # rows of train that are put before it (`task.demonstrations`)
 
 
 @dataclass(frozen=True)
@@ -580,19 +546,12 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedExample:
-    """One tokenized row. It stores its ids in arrays: 5 bytes per token, where lists of Python ints take 44.
+    """One tokenized row. It stores its ids in arrays: 5 bytes per token, where lists of Python ints take 44."""
 
-    Attributes:
-        input_ids: the token ids (int32).
-        token_type_ids: the segment of each token, 0 or 1 (int8).
-        position: the token whose hidden state is scored: the mask token's (mlm), the last one's (lm), -1 (cls).
-        label: the label's index.
-    """
-
-    input_ids: Sequence[int]
-    token_type_ids: Sequence[int]
-    position: int
-    label: int
+    input_ids: Sequence[int]  # the token ids (int32)
+    token_type_ids: Sequence[int]  # the segment of each token, 0 or 1 (int8)
+    position: int  # the token whose hidden state is scored: the mask token's (mlm), the last one's (lm), -1 (cls)
+    label: int  # the label's index
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", array("i", self.input_ids))

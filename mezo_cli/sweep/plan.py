@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
-from mezo_cli.config.compose import Job, Sweeper
+from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
@@ -105,18 +105,19 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
     experiments = dict.fromkeys(text for words in chosen for text in words if text.startswith("experiment="))
     with compose.hydra_session():
         sweepers = [compose.sweeper_of(compose.compose_node([*plain, *words], config_dir)) for words in chosen]
+    launcher, grid = sweepers[0]
     for words, other in zip(chosen, sweepers, strict=True):
         if other != sweepers[0]:
             both = f"{' '.join(chosen[0])} and {' '.join(words)}"
             raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
-    return [*_grid(parsed, sweepers[0], list(experiments), config_dir), *parsed], sweepers[0].launcher
+    return [*_grid(parsed, grid, list(experiments), config_dir), *parsed], launcher
 
 
 def _grid(
-    parsed: Iterable[Override], sweeper: Sweeper, experiments: Sequence[str], config_dir: str | None
+    parsed: Iterable[Override], params: Mapping[str, str], experiments: Sequence[str], config_dir: str | None
 ) -> list[Override]:
     names = {override.name for override in parsed}
-    texts = [f"{key}={values}" for key, values in sweeper.params.items() if key not in names]
+    texts = [f"{key}={values}" for key, values in params.items() if key not in names]
     try:
         grid = parse(texts, find_choices(config_dir))
         for override in grid:

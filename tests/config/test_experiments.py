@@ -44,7 +44,7 @@ def settings(words: list[str]) -> dict[str, Any]:
     made = dict(leaves(to_dict(build_config(words))))
     made = {key: inner for key, inner in made.items() if not key.startswith("task.") or key == "task.demonstrations"}
     with compose.hydra_session():
-        grid = compose.sweeper_of(compose.compose_node(words, None)).params
+        grid = compose.sweeper_of(compose.compose_node(words, None))[1]
     return made | {f"-m {key}": values for key, values in grid.items()}
 
 
