@@ -36,7 +36,7 @@ LAYERS = [
     {"__init__", "__main__"},
 ]
 ALLOWED_USERS = {
-    "hydra": {"config.compose"},
+    "hydra": {"config.compose", "config.overrides"},
     "omegaconf": {"config.compose"},
     "typer": {"cli", "commands"},
     "peft": {"adapters"},

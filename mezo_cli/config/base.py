@@ -42,7 +42,11 @@ class SettingError(UserError):
 
 
 def show(value: Any) -> str:
-    """Return a value for an error line."""
+    """Return a value for an error line, as it is written on the command line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(show, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {show(each)}' for key, each in value.items())}}}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

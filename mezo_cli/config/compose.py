@@ -30,7 +30,7 @@ from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.rules import check_installed, check_quantizer
+from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, FilesConfig, to_dict
 from mezo_cli.config.validation import build, defaults
 from mezo_cli.errors import UserError, did_you_mean
@@ -115,8 +115,7 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
             why = f"{other}={show(getattr(config, other))} is given in place of {override.name}"
             nothing = f"{other}={show(Config.model_fields[other].default)}"
             raise SettingError(override.name, f"'{override.text}': {why}; leave one of them out, or give {nothing}")
-    check_installed(config.logger.names)
-    check_quantizer(config.model.quantize)
+    check_installed(config.logger.names, config.model.quantize)
     data, model = config.data.replace(seed=config.data_seed), Path(config.model.path).expanduser()
     if isinstance(data, FilesConfig) and data.dir is not None:
         data = data.replace(dir=str(Path(data.dir).expanduser().absolute()))
@@ -200,15 +199,23 @@ def hydra_session() -> Iterator[Hydra]:
         Singleton._instances.update(before)
 
 
-def search_path(config_dir: str | None) -> list[str]:
-    """Return the override that adds the config folders of plug-ins and of the user (`--config-dir`) to Hydra's path."""
+def words_for_hydra(overrides: Iterable[str], config_dir: str | None) -> list[str]:
+    """Return the overrides so that Hydra reads the config folders of plug-ins and of the user, and takes new keys.
+
+    A value of one of mezo's own keys, which no file need have set, is given by `++KEY=`.
+    """
     folders = [quote(f"file://{folder}") for folder in config_dirs(config_dir)[1:]]
-    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    words = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
+    plain = re.compile(r"(?!hydra)[^+~@]+")
+    for text in overrides:
+        name = text.partition("=")[0]
+        words.append(f"++{text}" if plain.fullmatch(name) and name not in GROUPS else text)
+    return words
 
 
 def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Let Hydra compose the overrides over the files. The node contains Hydra's own settings too."""
-    words = [*search_path(config_dir), *with_new_keys(overrides)]
+    words = words_for_hydra(overrides, config_dir)
     try:
         node = compose(config_name=MAIN, overrides=words, return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
@@ -219,13 +226,6 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
         job: Any = OmegaConf.to_container(node.hydra.job, resolve=False)  # an override may contain an interpolation
         node.hydra.job.override_dirname = job["override_dirname"].replace("++", "")
     return node
-
-
-def with_new_keys(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides so that Hydra takes values of mezo's own keys, which no file need have set."""
-    names = [(text.partition("=")[0], text) for text in overrides]
-    plain = re.compile(r"(?!hydra)[^+~@]+")
-    return [f"++{text}" if plain.fullmatch(name) and name not in GROUPS else text for name, text in names]
 
 
 # --- what went wrong, in one line ---
@@ -275,4 +275,4 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         name = re.search(r"Interpolation key '([^']+)'", text)
         near = did_you_mean(name[1], all_keys()) if name else ""
         text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
-    return SettingError(key, text if not key or key in text else f"{key}: {text}")
+    return SettingError(key, f"{key}: {text}" if key and (does_not_resolve or key not in text) else text)

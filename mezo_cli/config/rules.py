@@ -185,15 +185,11 @@ def _noise(config: Config) -> str | None:
     return getattr(config.optimizer, "noise", None)
 
 
-def check_quantizer(how: str) -> None:
-    """Check that the package that quantises is there. It is located, not imported."""
-    if how == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+def check_installed(loggers: Iterable[str] = (), quantize: str = "none") -> None:
+    """Check that the packages of loggers, and of what quantises, are there. They are located, not imported."""
+    if quantize == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"model.quantize=nf4 needs bitsandbytes: {install('quantized')}")
-
-
-def check_installed(names: Iterable[str]) -> None:
-    """Check that the package of every logger is there. It is located, not imported."""
-    for name in names:
+    for name in loggers:
         package = LOGGERS.load(name).package
         if importlib.util.find_spec(package) is None:
             how = install(name) if name in LOGGERS.built_in else f"pip install {package}"

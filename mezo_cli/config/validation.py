@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mezo_cli.config.base import MISSING, SettingError, Settings, show
-from mezo_cli.config.explain import readers, unknown_key, validate
+from mezo_cli.config.base import MISSING, SettingError, show
+from mezo_cli.config.explain import is_group, readers, unknown_key, validate
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.rules import check_rules
 from mezo_cli.config.schema import Config
@@ -34,7 +34,11 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     name = values.get("name", "none" if group == "engine" else MISSING)
     if name == MISSING:
         raise SettingError(f"{group}.name", f"{group}.name is not set: give {group}=...")
-    kind = settings_class(group, name)
+    kind: Any = CHOICES[group].load(name)  # that of a plug-in is imported here, when its name is chosen
+    base: Any = Config.model_fields[group].annotation
+    if not is_group(kind) or not issubclass(kind, base):
+        why = f"the plug-in {CHOICES[group].targets[name]} is no class of settings, which names its implementation"
+        raise UserError(f"{group}={name}: {why} (docs/how-to/extending.md)")
     for key in values.keys() - kind.model_fields.keys():
         full, having = f"{group}.{key}", readers(group, key)
         if not having:
@@ -45,19 +49,9 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     return validate(kind, {key: value for key, value in values.items() if key in kind.model_fields}, f"{group}.")
 
 
-def settings_class(group: str, name: str) -> type[Settings]:
-    """Return the class of the settings of a choice. A plug-in's is imported here, when its name is chosen."""
-    kind: Any = CHOICES[group].load(name)
-    base = Config.model_fields[group].annotation
-    if not (isinstance(kind, type) and issubclass(kind, base)):  # type: ignore[arg-type]
-        why = f"the plug-in {CHOICES[group].targets[name]} is no class of settings, which names its implementation"
-        raise UserError(f"{group}={name}: {why} (docs/how-to/extending.md)")
-    return kind
-
-
 def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
-    chosen = {group: settings_class(group, name)() for group, name in names.items() if name in CHOICES[group].names}
+    chosen = {group: choose(group, {"name": name}) for group, name in names.items() if name in CHOICES[group].names}
     return Config().replace(**chosen).model_dump(serialize_as_any=True)
 
 

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mezo_cli.config.rules import check_quantizer
+from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, hub_commit, weight_files
@@ -82,7 +82,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     folder = fetch(config)
     stored = _load_config(folder, config.path)
     _refuse_quantized(stored, config.path)
-    check_quantizer(config.quantize)
+    check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
     check_headers(files, stored, config.path)
     dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)

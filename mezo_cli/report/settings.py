@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from mezo_cli.config.choices import CONF, find_choices
-from mezo_cli.config.explain import GROUPS, all_keys
+from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
@@ -79,12 +79,9 @@ def flatten_values(values: Mapping[str, Any], parent: str = "") -> dict[str, Any
     settings: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{parent}{name}"
-        nested = isinstance(value, dict) and key not in KEYS
+        nested = isinstance(value, dict) and key not in key_owners()
         settings |= flatten_values(value, f"{key}.") if nested else {key: value}
     return settings
-
-
-KEYS = frozenset(all_keys())
 
 
 def unused(config: Config) -> tuple[str, ...]:

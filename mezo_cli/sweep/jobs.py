@@ -188,8 +188,8 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
     numbers = ",".join(map(str, commands))
     own = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
     own += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
-    path = compose.search_path(plan.config_dir)
-    overrides = [*path, *compose.with_new_keys([*plan.common, *plan.jobs[0].overrides]), *own]
+    given = [*plan.common, *plan.jobs[0].overrides]
+    overrides = [*compose.words_for_hydra(given, plan.config_dir), *own]
     before = [job_status(job.directory) for job in plan.jobs]
     try:
         with compose.hydra_session() as hydra:

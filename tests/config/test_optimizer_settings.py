@@ -1,5 +1,6 @@
 """The settings of a choice: its own class, checked by pydantic; those of other choices are refused or dropped."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ import yaml
 
 from mezo_cli.config.base import PositiveNumber
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.explain import key_schema
+from mezo_cli.config.explain import key_owners, key_schema
 from mezo_cli.config.optimizers import ZerothOrderConfig
 from mezo_cli.config.schema import to_dict
 from mezo_cli.config.stored import read_config, to_yaml
@@ -26,10 +27,13 @@ class ClippedConfig(ZerothOrderConfig):
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two plug-ins are installed: one of them cannot be imported."""
     added = {"clipped": f"{__name__}:ClippedConfig", "broken": "no_such_package:Optimizer"}
     monkeypatch.setitem(vars(OPTIMIZERS), "targets", {**OPTIMIZERS.targets, **added})
+    key_owners.cache_clear()
+    yield
+    key_owners.cache_clear()
 
 
 def plain(**values: object) -> dict[str, object]:

@@ -41,7 +41,7 @@ def test_a_damaged_config_yaml_is_named(tmp_path: Path) -> None:
 def test_an_alias_is_refused() -> None:
     config = build_config(["task=sst2", "model=demo"])
     assert from_yaml(f"{to_yaml(config)}# & *\n") == config
-    with pytest.raises(UserError, match=r"config\.yaml is damaged: it has an alias"):
+    with pytest.raises(UserError, match=r"config\.yaml is damaged: .*alias"):
         from_yaml("a: &a0 [x, x, x]\nb: [*a0, *a0]\n")
 
 
