@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from mezo_cli.config import compose
+from mezo_cli.config.choices import CONF
+from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
-from tests.command_line import error_line, mezo
+from tests.config.refused import error_of
 
 pytestmark = pytest.mark.usefixtures("composing_all")
 
@@ -24,6 +26,22 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A config folder with a task, and with a space, a comma and a quote in its name."""
+    folder = tmp_path / "my own, 'conf'"
+    text = (CONF / "task" / "sst2.yaml").read_text()
+    write(folder, "task/mine.yaml", text.replace("name: sst2", "name: mine", 1))
+    return folder
+
+
+def test_a_task_of_the_users_own(own: Path) -> None:
+    assert build_config(["task=mine"], str(own)).task.name == "mine"
+    assert "did you mean 'mine'" in error_of("task=mime", config_dir=own)
+    assert "no such task" in error_of("task=mine")
+    assert len(plan_sweep(["task=mine,rte"], str(own)).jobs or ()) == 2
+
+
 def test_what_a_file_can_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_TEST_PROJECT", "mine")
     write(tmp_path, "task/base.yaml", "name: base\ntemplate: '{sentence} costs \\${mask} {mask}'\nlabels: [a, b]\n")
@@ -34,8 +52,18 @@ def test_what_a_file_can_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write(tmp_path, "experiment/sub/two.yaml", GLOBAL + text)
     write(tmp_path, "experiment/broken.yaml", "steps: [\n")  # of no concern to a run that does not choose it
     write(tmp_path, "notes.yaml", "hydra: mine\n")
-    config = compose.build_config(["data=demo", "experiment=sub/two"], str(tmp_path))
+    config = build_config(["data=demo", "experiment=sub/two"], str(tmp_path))
     assert (config.task.name, config.model.name, config.logger.project) == ("mine", "demo", "mine-7")
+
+
+def test_an_experiment_sets_and_the_command_line_wins(own: Path) -> None:
+    text = "defaults:\n  - override /task: rte\n  - override /data: demo\nsteps: 7\nseed: 3\noptimizer:\n  lr: 0.5\n"
+    write(own, "experiment/small.yaml", GLOBAL + text)
+    made = build_config(["experiment=small"], str(own))
+    assert (made.task.name, made.data.name, made.steps, made.optimizer.lr, made.data.seed) == ("rte", "demo", 7, 0.5, 3)
+    for words in (["experiment=small", "task=sst2", "steps=9"], ["steps=9", "task=sst2", "experiment=small"]):
+        made = build_config(words, str(own))
+        assert (made.task.name, made.data.name, made.steps, made.optimizer.lr) == ("sst2", "demo", 9, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -50,36 +78,51 @@ def test_what_a_file_can_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("task/e.yaml", "- a\n- b\n", "task=[a, b]: expected a group of keys"),
         ("task/e.yaml", "name: a\nlm: [a]\n", "task.lm=[a]: expected a group of keys ({}:2)"),
         ("task/e.yaml", "name: a\ntemplate: caf\xe9\n", "{}:2: the file is not UTF-8; save it as UTF-8"),
-        ("task/e.yaml", "name: [\n", "{}:2: not YAML"),
+        ("task/e.yaml", "name: a\ntemplate: [", "{}:2: not YAML"),
         ("task/e.yaml", "name: a\ntemplat: x\n", "unknown key 'task.templat' (did you mean 'task.template'?)"),
+        ("task/e.yaml", "name: a\n", "task.template is not set"),
+        ("task/e.yaml", "", "task.name is not set"),
+        (
+            "task/e.yaml",
+            "name: a\ntemplate: x\nlabel_words: [Yes, No]\n",
+            "boolean True: YAML reads Yes, No, on and off",
+        ),
+        ("task/e.yaml", "name: a\ntemplate: ${nosuch}\n", "task.template: an interpolation does not resolve"),
+        ("task/e.yaml", "name: ${steps\n", "name: no viable alternative at input '${steps'"),
+        ("task/e.yaml", "defaults: [sst2]\nlabels: [a, b]\nhub: {labels: [x, y, z]}\n", "labels has 3 names for 2"),
         ("experiment/e.yaml", "5\n", "{}: expected a mapping"),
+        ("experiment/e.yaml", "steps: 7\n", "experiment"),
+        ("experiment/e.yaml", GLOBAL + "optimizer:\n  lr: fast\n", "optimizer.lr=fast: allowed is a finite number"),
         ("experiment/e.yaml", GLOBAL + "task:\n  labels: []\n", "give two or more names"),
         ("experiment/e.yaml", GLOBAL + "task:\n  labels: []\n", "({}:3)"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /task: sst22\n", "'task/sst22'"),
         ("experiment/e.yaml", GLOBAL + "defaults:\n  - override /tusk: sst2\n", "tusk"),
         ("experiment/e.yaml", GLOBAL + "defaults: sst2\n", "defaults"),
         ("experiment/e.yaml", GLOBAL + "seed: ${sed}\n", "seed: an interpolation does not resolve"),
-        (
-            "task/e.yaml",
-            "defaults: [sst2]\nlabels: [a, b]\nhub: {labels: [x, y, z]}\n",
-            "labels has 3 names for 2",
-        ),
-        ("task/e.yaml", "name: ${steps\n", "name: no viable alternative at input '${steps'"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(name: str, text: str, line: str, tmp_path: Path) -> None:
     path = write(tmp_path, name, text)
-    chosen = "task=e" if name.startswith("task") else "experiment=e"
-    said = error_line(mezo("train", "--cfg", "job", "--config-dir", tmp_path, chosen, *SHORT))
+    said = error_of("task=e" if name.startswith("task") else "experiment=e", *SHORT, config_dir=tmp_path)
     assert line.replace("{}", str(path)) in said
+
+
+def test_a_folder_that_cannot_be_used(own: Path, tmp_path: Path) -> None:
+    write(own, "task/rte.yaml", "name: rte\n")
+    assert "task=rte is already defined" in error_of("task=mine", config_dir=own)
+    assert "no such folder" in error_of("steps=1", config_dir=tmp_path / "none")
+    write(tmp_path / "main", "config.yaml", "steps: 77\n")
+    assert "mezo has a config.yaml of its own and does not read" in error_of(*SHORT, config_dir=tmp_path / "main")
+    write(tmp_path / "a${b}c", "task/mine.yaml", "defaults:\n  - sst2\nname: mine\n")
+    assert "a${b}c contains '${'; rename the folder" in error_of("task=mine", config_dir=tmp_path / "a${b}c")
 
 
 def test_a_grid_cannot_set_keys_of_hydra(tmp_path: Path) -> None:
     for key in ("hydra.run.dir", "hydra/launcher"):
-        text = yaml.safe_dump({"hydra": {"sweeper": {"params": {key: "basic"}}}})
-        write(tmp_path, "experiment/e.yaml", GLOBAL + text)
-        with pytest.raises(UserError, match="cannot be swept over"):
-            plan_sweep(["experiment=e", *SHORT], str(tmp_path))
+        write(
+            tmp_path, "experiment/e.yaml", GLOBAL + yaml.safe_dump({"hydra": {"sweeper": {"params": {key: "basic"}}}})
+        )
+        assert "cannot be swept over" in error_of("experiment=e", *SHORT, config_dir=tmp_path, compose=plan_sweep)
 
 
 @pytest.mark.parametrize(
@@ -109,15 +152,3 @@ def test_a_launcher_is_for_a_sweep(tmp_path: Path) -> None:
         compose.load([*SHORT, "hydra/launcher=basic"])
     plan = plan_sweep([*SHORT, "hydra/launcher=basic", "seed=1,2", f"hydra.sweep.dir={tmp_path}"])
     assert (plan.launcher, len(plan.jobs)) == ("basic", 2)
-
-
-def test_a_config_yaml_that_would_not_be_read_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "config.yaml", "steps: 77\n")
-    with pytest.raises(UserError, match=r"mezo has a config\.yaml of its own and does not read this one"):
-        compose.build_config(SHORT, str(tmp_path))
-
-
-def test_a_folder_with_an_interpolation_in_its_name(tmp_path: Path) -> None:
-    write(tmp_path / "a${b}c", "task/mine.yaml", "defaults:\n  - sst2\nname: mine\n")
-    with pytest.raises(UserError, match=r"a\$\{b\}c contains '\$\{'; rename the folder"):
-        compose.build_config([*SHORT, "task=mine"], str(tmp_path / "a${b}c"))
