@@ -11,67 +11,52 @@ from mezo_cli.config.choices import find_choices
 from mezo_cli.config.completion import complete
 from tests.command_line import environment, process
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def completed(shell: str, line: str, here: Path) -> list[str]:
+def completed(shell: str, line: str) -> list[str]:
     """What `shell` is offered when TAB is pressed at the end of `line`."""
     if shell == "bash":
-        return in_bash(line, here)
+        return in_bash(line)
     extra = {"_MEZO_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line}
-    extra["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
-    out = process(cwd=here, **extra).out
+    out = process(cwd=Path.cwd(), **extra, _TYPER_COMPLETE_FISH_ACTION="get-args").out
     if shell == "fish":
         return [line.split("\t")[0] for line in out.splitlines() if line]
     return [word.strip('"') for word in out.removeprefix("_arguments '*: :((").removesuffix("))'\n").split()]
 
 
-def in_bash(line: str, here: Path) -> list[str]:
+def in_bash(line: str) -> list[str]:
     """Source the script that Typer gives bash, and press TAB: bash splits words at `=`."""
-    script = process(cwd=here, _MEZO_COMPLETE="source_bash").out
     words = line.replace("=", " = ").split(" ")
     words = [word for i, word in enumerate(words) if word or i == len(words) - 1]
-    if line.endswith("="):
-        words.pop()
     array = " ".join(f"'{word}'" for word in words)
-    program = f"{sys.executable} -m mezo_cli"
-    test = (
-        f'{script}\nmezo() {{ {program} "$@"; }}\n'
-        # the script runs its first argument through env: give it a program in the place of mezo
-        f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}\n_mezo_completion ./mezo\n"
-        'printf "%s\\n" "${COMPREPLY[@]}"\n'
-    )
-    (here / "mezo").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
-    (here / "mezo").chmod(0o755)
-    done = subprocess.run(["bash", "-c", test], cwd=here, env=environment(), capture_output=True, text=True)
-    return done.stdout.split()
+    program = f'{sys.executable} -m mezo_cli "$@"'
+    # the script runs its first argument through env: give it a program in the place of mezo
+    Path("mezo").write_text(f"#!/bin/sh\nexec {program}\n")
+    Path("mezo").chmod(0o755)
+    script = process(cwd=Path.cwd(), _MEZO_COMPLETE="source_bash").out
+    pressed = f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}\n_mezo_completion ./mezo\n"
+    test = f'{script}\nmezo() {{ {program}; }}\n{pressed}printf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    return subprocess.run(["bash", "-c", test], env=environment(), capture_output=True, text=True).stdout.split()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_task_is_completed(shell: str, here: Path) -> None:
+def test_task_is_completed(shell: str) -> None:
     before = "" if shell == "bash" else "task="  # bash expects what follows its `=`
-    assert completed(shell, "mezo train task=ss", here) == [f"{before}sst2", f"{before}sst5"]
-    assert completed(shell, "mezo train -m task=sst2,rt", here) == [f"{before}sst2,rte"]
-    assert completed(shell, "mezo train nosuch=", here)[:1] in ([], ["_files"])
+    assert completed(shell, "mezo train task=ss") == [f"{before}sst2", f"{before}sst5"]
+    assert completed(shell, "mezo train -m task=sst2,rt") == [f"{before}sst2,rte"]
+    assert completed(shell, "mezo train nosuch=x")[:1] in ([], ["_files"])
 
 
-def test_keys_and_the_users_own_tasks_are_completed(here: Path) -> None:
-    (here / "conf" / "task").mkdir(parents=True)
-    (here / "conf" / "task" / "mine.yaml").write_text("name: mine\n")
+def test_keys_and_the_users_own_tasks_are_completed() -> None:
+    Path("conf/task").mkdir(parents=True)
+    Path("conf/task/mine.yaml").write_text("name: mine\n")
     context = SimpleNamespace(params={"config_dir": "conf"})
-    assert complete(context, "task=mi") == ["task=mine"]
-    assert complete(context, "task=sst2,rt") == ["task=sst2,rte"]
+    for word, expected in {"task=mi": "task=mine", "task=sst2,rt": "task=sst2,rte", "ste": "steps="}.items():
+        assert complete(context, word) == [expected]
     assert complete(context, "task=") == [f"task={name}" for name in sorted([*find_choices()["task"], "mine"])]
-    assert complete(context, "ste") == ["steps="]
     assert complete(context, "optimizer.l") == ["optimizer.lr="]
     assert "objective=mlm" in complete(context, "obj")
     assert complete(context, "nosuch=") == []
-    assert completed("fish", "mezo train --config-dir conf task=mi", here) == ["task=mine"]
+    assert completed("fish", "mezo train --config-dir conf task=mi") == ["task=mine"]

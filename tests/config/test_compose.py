@@ -176,16 +176,11 @@ def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
     (tmp_path / "logger").mkdir()
     (tmp_path / "logger" / "old.yaml").write_text("names: [wandb]\nproject: old\n")
     for words, names, project in [
-        (["logger=[tensorboard,wandb]"], ["tensorboard", "wandb"], "mezo"),
         (["logger=[tensorboard,trackio]", "logger.names=[wandb]"], ["wandb"], "mezo"),
         (["logger=old"], ["wandb"], "old"),
     ]:
         logger = build_config([*words, "model=demo", "data=demo"], str(tmp_path)).logger
         assert (logger.names, logger.project) == (names, project)
-
-
-@pytest.mark.usefixtures("installed_loggers")
-def test_a_sweep_passes_several_loggers_on(tmp_path: Path) -> None:
     words = ["logger=[tensorboard,wandb]", "model=demo", "data=demo", "seed=1,2", f"hydra.sweep.dir={tmp_path}"]
     plan = plan_sweep(words)
     assert [job.config.logger.names for job in plan.jobs or ()] == [["tensorboard", "wandb"]] * 2
