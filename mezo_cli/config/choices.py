@@ -1,4 +1,4 @@
-"""Find the choices of each config group (`task=...`, `model=...`), one YAML file each, and say what is wrong with one.
+"""Find the choices of each config group (`task=...`, `model=...`), one YAML file each; complete them in a shell.
 
 Looks in the built-in folder, in the folders of installed plug-ins and in the user's own (`--config-dir`), which is the
 user's code as with any Hydra program. Imports nothing heavy: shell completion waits for the answer.
@@ -6,16 +6,14 @@ user's code as with any Hydra program. Imports nothing heavy: shell completion w
 
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-import yaml
-from yaml import MarkedYAMLError, YAMLError
-from yaml.reader import ReaderError
-
-from mezo_cli.config.explain import GROUPS
+from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.registry import CHOICES, LOGGERS
 from mezo_cli.errors import UserError
 
@@ -85,6 +83,8 @@ def locate(path: Path, key: str) -> str:
 
 def problems(choices: Choices) -> Iterator[str]:
     """Yield why files that are not built in cannot be read or merged: Hydra's own message has neither file nor line."""
+    import yaml
+
     for path in (path for files in choices.values() for path in files.values() if not path.is_relative_to(CONF)):
         try:
             if not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), Mapping):
@@ -92,10 +92,55 @@ def problems(choices: Choices) -> Iterator[str]:
         except UnicodeDecodeError as error:
             line = path.read_bytes().count(b"\n", 0, error.start) + 1
             yield f"{path}:{line}: the file is not UTF-8; save it as UTF-8"
-        except ReaderError as error:
+        except yaml.reader.ReaderError as error:
             yield f"{path}: not YAML: {error.reason} (character {error.position + 1})"
-        except MarkedYAMLError as error:
+        except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
             yield f"{path}:{line}: not YAML: {error.problem}"
-        except (OSError, ValueError, RecursionError, YAMLError):  # Hydra's own message
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):  # Hydra's own message
             continue
+
+
+# --- shell completion of overrides: the shell waits for the answer ---
+
+
+def complete(ctx: Any, incomplete: str) -> list[str]:
+    """Return the words that `incomplete` can become.
+
+    zsh and fish hand over the word as it is typed, `task=ss`. Bash splits at `=`: it hands over `ss`, the words before
+    it are `task` and `=`, and it expects the part after the `=`.
+    """
+    config_dir, key = ctx.params.get("config_dir"), _key_in_bash()
+    start = f"{key}=" if key else ""
+    words = [word for word in _words(start + incomplete, config_dir) if word.startswith(start + incomplete)]
+    return [word.removeprefix(start) for word in words]
+
+
+def _key_in_bash() -> str | None:
+    """Return the key before the `=` that bash has split off, if it has."""
+    if os.environ.get("_MEZO_COMPLETE") != "complete_bash":
+        return None
+    words = os.environ.get("COMP_WORDS", "").split("\n")
+    here = int(os.environ.get("COMP_CWORD", "0"))
+    equals = [i for i in (here, here - 1) if words[i : i + 1] == ["="]]
+    return words[equals[0] - 1] if equals else None
+
+
+def _words(incomplete: str, config_dir: str | None) -> list[str]:
+    """Return every override that could be meant: keys while a key is typed, choices after a group's `=`."""
+    group, equals, value = incomplete.partition("=")
+    if equals:
+        earlier = value[: value.rfind(",") + 1]  # of a sweep
+        return [f"{group}={earlier}{name}" for name in _choices(group, config_dir)] if group in GROUPS else []
+    keys = [*GROUPS, *(key for key in all_keys() if "." in incomplete or "." not in key)]
+    keys = [key for key in keys if key.startswith(incomplete)]
+    if len(keys) == 1 and keys[0] in GROUPS:  # several words, so that the shell puts no space after the `=`
+        return [f"{keys[0]}={name}" for name in _choices(keys[0], config_dir)]
+    return [f"{key}=" for key in keys]
+
+
+def _choices(group: str, config_dir: str | None) -> list[str]:
+    try:
+        return sorted(find_choices(config_dir)[group])
+    except UserError:  # a folder that does not exist, a choice defined twice: the command itself will say so
+        return []

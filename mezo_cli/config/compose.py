@@ -30,9 +30,8 @@ from mezo_cli.config.explain import GROUPS, all_keys
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, FilesConfig, to_dict
-from mezo_cli.config.validation import build, defaults
+from mezo_cli.config.validation import build, check_installed, defaults
 from mezo_cli.errors import UserError, did_you_mean
 
 MAIN = "config"

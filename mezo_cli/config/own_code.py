@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.rules import check_rules
 from mezo_cli.config.schema import Config, OpenAiConfig
+from mezo_cli.config.validation import check_rules
 from mezo_cli.errors import UserError
 from mezo_cli.system import environment
 

@@ -1,15 +1,16 @@
-"""Turn plain nested values into the frozen `Config`. Nothing here knows Hydra or YAML."""
+"""Turn plain nested values into the frozen `Config`, and say which settings do not go together."""
 
+import importlib.util
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
-from mezo_cli.config.base import MISSING, SettingError, show
+from mezo_cli.config.base import MISSING, Conflicts, SettingError, show
 from mezo_cli.config.explain import is_group, readers, unknown_key, validate
-from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.rules import check_rules
+from mezo_cli.config.registry import CHOICES, ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, PEFT
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
 def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
@@ -64,3 +65,191 @@ def _steps_within(config: Config, forwards: int) -> int:
         why = f"a step of {chosen} takes {first} forwards"
         raise SettingError("forwards", f"forwards={forwards}: {why}: give {first} or more")
     return bisect_right(range(forwards + 1), forwards, key=lambda n: config.calls(n, n)) - 1
+
+
+def check_installed(loggers: Iterable[str] = (), quantize: str = "none") -> None:
+    """Check that the packages of loggers, and of what quantises, are there. They are located, not imported."""
+    if quantize == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"model.quantize=nf4 needs bitsandbytes: {install('quantized')}")
+    for name in loggers:
+        package = LOGGERS.load(name).package
+        if importlib.util.find_spec(package) is None:
+            how = install(name) if name in LOGGERS.built_in else f"pip install {package}"
+            raise UserError(f"logger={name} needs a package: {how}")
+
+
+# --- settings that are valid by themselves and do not go together ---
+
+
+def check_rules(config: Config) -> None:
+    """Raise the first conflict, as a line with the key, its value, and why it does not go with the others."""
+    rules = (
+        _task(config),
+        config.objective.conflicts(config),
+        config.optimizer.conflicts(),
+        config.peft.conflicts(config),
+    )
+    for key, why in chain(*rules, _objective(config), _training(config), _engine(config)):
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        if value in (None, MISSING):
+            raise SettingError(key, f"{key} is not set: {why}")
+        shown = show(getattr(value, "name", value))
+        raise SettingError(key, f"{key}={without_credentials(shown)}: {why}")
+
+
+def _task(config: Config) -> Conflicts:
+    """Reject what the task, its rows and the model are, before they are read.
+
+    config.yaml and sweep.json would keep the password in an address.
+    """
+    task, model = config.task, config.model
+    for key, value in {"task.name": task.name, "model.path": model.path}.items():
+        if value == MISSING:
+            yield key, f"give {key}=..."
+    for key, address in {"model.path": model.path, "task.hub.path": task.hub.path}.items():
+        if address is not None and without_credentials(address) != address:
+            why = "the address has a user name, a password or a key, which the run would store"
+            yield key, f"{why}; log in by hf auth login or HF_TOKEN"
+    if len(task.name.splitlines()) > 1 or task.name.startswith("/") or ".." in task.name.split("/"):
+        yield "task.name", "a name is one line, and no path that leads elsewhere"
+    for key, names in {"task.columns": task.columns, "logger.names": config.logger.names}.items():
+        for name in names:
+            if names.count(name) > 1:
+                yield key, f"{name} is named twice"
+    prompts = [task.generate.prompt, task.generate.answer, task.generate.gold, *task.choice.candidates]
+    read = " ".join(filter(None, [*prompts, task.choice.prompt, task.choice.each, task.choice.right]))
+    for target in task.rename.values():
+        if target not in (*task.columns, task.label_column) and target not in read:
+            why = f"the task reads no column {target}, only {join([*task.columns, task.label_column])}"
+            yield "task.rename", f"{why}{did_you_mean(target, task.columns)}"
+    for source, labels in {"files": task.files.labels, "hub": task.hub.labels}.items():
+        if labels and task.labels and len(labels) != len(task.labels):
+            why = f"{source}.labels has {len(labels)} names for {len(task.labels)} labels"
+            yield f"task.{source}.labels", f"{why}: give one for each, in the order of the labels"
+    if task.generate.chat and task.bos_token_id is not None:
+        yield "task.bos_token_id", "it is not read with task.generate.chat=true, whose template begins the prompt"
+    if task.generate.system is not None and not task.generate.chat:
+        yield "task.generate.system", "it is read with task.generate.chat=true only"
+
+
+def _objective(config: Config) -> Conflicts:
+    """Reject what the objective does not read or compute: metrics, demonstrations, balanced batches, a probe."""
+    data, objective, task, name = config.data, config.objective, config.task, config.objective.name
+    if data.keep is not None and name != "generate":
+        yield "data.keep", f"objective={name} does not read it, only objective=generate"
+    for key, metric in {"metric": config.metric, "task.metric": task.metric}.items():
+        known = objective.metric_names
+        if metric is not None and known is not None and metric not in (*known, "loss"):
+            names = known if key == "task.metric" else [*known, "loss"]
+            yield key, f"not one of {join(names)}{did_you_mean(metric, names)}"
+    if task.demonstrations:
+        key = "task.demonstrations"
+        if config.steps or config.init != "none":
+            other = f"steps={config.steps}" if config.steps else f"init={config.init}"
+            yield key, f"it is for an evaluation of the model, not with {other}; give steps=0"
+        if not objective.demonstrates:
+            yield (
+                key,
+                f"objective={name} reads none, only {join(n for n, kind in OBJECTIVES.all() if kind.demonstrates)}",
+            )
+        if name == "generate" and (task.generate.chat or task.generate.answer is None):
+            yield key, f"the task has {'a chat' if task.generate.chat else 'no task.generate.answer to show'}"
+    if data.weights == "none" and data.batches != "balanced":
+        yield "data.weights", f"data.batches={data.batches} has no weights"
+    if data.batches == "balanced" and not objective.needs_labels:
+        yield "data.batches", f"objective={name} has no fixed set of labels; use data.batches=shuffled"
+    if data.batches == "balanced" and config.batch_size < len(task.labels):
+        count = len(task.labels)
+        yield "batch_size", f"data.batches=balanced takes a row of each of {count} labels: give {count} or more"
+    if config.init == "linear_probe" and not objective.needs_labels:
+        yield "init", f"objective={name} scores no labels"
+    if config.init == "linear_probe" and not (config.peft.trains_output_layer or objective.has_head):
+        why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
+        yield "init", f"{why}; use peft=none, head or lora with peft.head=true, or objective=cls"
+    if config.probe_c is not None and config.init != "linear_probe":
+        yield "probe_c", "only init=linear_probe reads it"
+
+
+def _training(config: Config) -> Conflicts:
+    """Reject what the optimizer does not do, evaluations after the last step, and weights that would not be trained."""
+    model, optimizer = config.model, config.optimizer
+    chosen = f"optimizer={optimizer.name}"
+    if config.checkpoint == "trajectory" and not optimizer.replayable:
+        yield "checkpoint", f"{chosen} leaves no trajectory; use checkpoint=full"
+    if optimizer.needs_backward and config.micro_batch_size is not None:
+        why = f"{chosen} keeps the activations of all rows for its gradient"
+        yield "micro_batch_size", f"{why}; micro-batches save memory only with forward passes"
+    if optimizer.needs_backward and not config.objective.is_differentiable:
+        yield (
+            "objective.loss",
+            f"it has no gradient, and {chosen} needs one; use {config.objective.differentiable_loss}",
+        )
+    if optimizer.name == "linear_probe" and config.init != "linear_probe":
+        yield "init", "optimizer=linear_probe needs init=linear_probe"
+    if optimizer.name == "linear_probe" and config.steps:
+        other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
+        yield "steps", f"optimizer=linear_probe takes no step: give 0; {other}"
+    asked = max(config.eval_at_forwards, default=0)
+    total = (config.forwards or config.calls(config.steps)) if asked else 0
+    if asked > total:
+        yield "eval_at_forwards", f"the run has {total} forwards: give at most {total}"
+    if model.dtype != "float32":
+        if not optimizer.replayable:
+            why = f"{chosen} rounds its updates to the nearest value, and most would be lost"
+            yield "model.dtype", f"{why}; use float32, with model.compute_dtype=bfloat16 for the forwards"
+        if _noise(config) == "torch":
+            yield "model.dtype", "optimizer.noise=torch repeats the steps of the published code, in float32"
+        if model.quantize != "none":
+            why = "it is how the weights of a base that is not quantised are stored"
+            yield "model.dtype", f"{why}; use float32, in which the other weights stay"
+    if model.quantize != "none" and config.peft.name == "none":
+        others = join(name for name in PEFT.names if name != "none")
+        why = "peft=none trains all weights, and a quantised base is frozen"
+        yield "model.quantize", f"{why}; use one of peft={others}, or model.quantize=none"
+    if model.quantize != "none" and config.engine.name != "none":
+        yield "model.quantize", f"engine={config.engine.name} computes with the float weights; use none"
+
+
+def _engine(config: Config) -> Conflicts:
+    """Reject what an engine does not compute: it takes prompts, and follows a LoRA, or updates that are sums of c z."""
+    engine, optimizer, peft = config.engine, config.optimizer, config.peft.name
+    if engine.name == "none":
+        return
+    if config.objective.name not in ENGINE_OBJECTIVES.names:
+        objectives = join(f"objective={name}" for name in ENGINE_OBJECTIVES.names)
+        yield "engine", f"objective={config.objective.name} has no engine, only {objectives} have one"
+    if peft not in ("none", "lora"):
+        yield "engine", f"peft={peft} has no engine, only peft=none and peft=lora"
+    if engine.name == "openai" and peft != "lora":
+        yield "engine", f"peft={peft}: a server takes adapters alone; use peft=lora"
+    chosen = f"engine={engine.name}"
+    if config.data.as_released and config.objective.name == "generate":
+        yield "data.as_released", f"{chosen} ends completions at texts, not at tokens; give false"
+    if getattr(config.peft, "head", False):
+        yield "peft.head", f"{chosen} takes the matrices of a LoRA alone"
+    if config.init != "none":
+        yield "init", f"{chosen} computes no hidden states; use init=none"
+    if optimizer.needs_backward or not optimizer.replayable:
+        yield "optimizer", f"{chosen} computes no gradients; use optimizer=mezo"
+    if not optimizer.has_engine:
+        yield "optimizer", f"{chosen}: an engine has not computed its forwards yet; use optimizer=mezo, es or fzoo"
+    if peft == "none" and not optimizer.adds_directions:
+        why = "with all parameters the engine follows updates that are sums of c z alone, those of mezo, es and fzoo"
+        yield "optimizer", f"{chosen}: {why}, without an anchor; or use peft=lora"
+    if _noise(config) == "torch":
+        yield "optimizer.noise", f"{chosen} draws z by element; use gaussian"
+    for key, dtype in {"model.dtype": config.model.dtype, "model.compute_dtype": config.model.compute_dtype}.items():
+        if dtype != "float32":
+            yield key, "it is that of mezo's own copy, which is float32 beside an engine; use engine.dtype"
+    if config.micro_batch_size is not None:
+        yield "micro_batch_size", f"{chosen} makes its batches itself; leave it out"
+    if engine.name == "vllm":
+        why = "this version starts no vLLM; start a server yourself, and use engine=openai peft=lora"
+        yield "engine", f"{why} (docs/how-to/engines.md)"
+
+
+def _noise(config: Config) -> str | None:
+    """Return the distribution of z; None for an optimizer that draws none."""
+    return getattr(config.optimizer, "noise", None)

@@ -18,8 +18,8 @@ import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import ModelConfig
+from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, hub_commit, weight_files
 from mezo_cli.models.model_kind import ModelKind

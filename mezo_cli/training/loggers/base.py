@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from mezo_cli.config.registry import LOGGERS
-from mezo_cli.config.rules import check_installed
 from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import one_line, without_credentials
 from mezo_cli.runs import Run
 
