@@ -78,7 +78,7 @@ def finetune(
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote
-    from mezo_cli.config.own_code import REWARD, names_code, with_own_code
+    from mezo_cli.config.own_code import REWARD, is_own, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.runs import Run
@@ -99,7 +99,7 @@ def finetune(
     settings = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
     words += [f"{key}={value}" for key, value in settings.items() if value is not None]
     if isinstance(reward, str):
-        words.append(f"objective.reward={quote(reward) if names_code(reward) else reward}")
+        words.append(f"objective.reward={quote(reward) if is_own(REWARD, reward) else reward}")
     config = build_config([*words, *overrides], further)
     if reward is not None and not isinstance(reward, str):
         config = with_own_code(config, {REWARD: reward})

@@ -35,14 +35,9 @@ OwnCode = dict[str, Any]
 
 def is_own(key: str, value: Any) -> bool:
     """Return whether a value of a key is the user's own code or address, which no run, sweep or export stores."""
-    if key == REWARD:
-        return callable(value) or names_code(value)
-    return key in KEYS and value is not None
-
-
-def names_code(reward: Any) -> bool:
-    """Return whether a reward is `FILE.py:function` or `package.module:function`, with `shuffled:` before it or not."""
-    return isinstance(reward, str) and ":" in reward.removeprefix(SHUFFLED) and not reward.lstrip().startswith("{")
+    if key == REWARD and isinstance(value, str):  # FILE.py:function or package.module:function
+        return ":" in value.removeprefix(SHUFFLED) and not value.lstrip().startswith("{")
+    return callable(value) if key == REWARD else key in KEYS and value is not None
 
 
 def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:

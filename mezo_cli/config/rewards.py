@@ -11,7 +11,7 @@ from typing import Any
 
 from mezo_cli.config.base import Number, SettingError, Settings, show
 from mezo_cli.config.explain import validate
-from mezo_cli.config.own_code import SHUFFLED, names_code, reward_of
+from mezo_cli.config.own_code import SHUFFLED, is_own, reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config
 
@@ -83,7 +83,7 @@ def parse(setting: Any) -> RewardSpec:
     if not isinstance(setting, str) or not setting:
         raise SettingError(KEY, f"{KEY}={show(setting)}: expected {FORMS}")
     name = setting.removeprefix(SHUFFLED)
-    part, sha256 = _own_code(name) if names_code(setting) else (_registered(name, 1), None)
+    part, sha256 = _own_code(name) if is_own(KEY, setting) else (_registered(name, 1), None)
     return RewardSpec((part,), name != setting, sha256)
 
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mezo_cli.config.schema import Config, DataConfig, Example, FilesConfig, Splits, TaskConfig
@@ -64,7 +63,10 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         raise UserError(
             "data.as_released=true is read with data.train_size alone, or by a task with task.generate.stop"
         )
-    source = _open_source(task, data)
+    if isinstance(data, FilesConfig):
+        source = folder.open_source(task, data)
+    else:
+        source = demo.open_source(task) if data.name == "demo" else hub.open_source(task)
     has_test = source.test is not None or source.dev is not None
     if data.test_size is not None and not has_test:
         source = _hold_out_test(source, data, seed)
@@ -150,12 +152,6 @@ def load_splits(config: Config) -> Splits:
     return splits
 
 
-def _open_source(task: TaskConfig, data: DataConfig) -> Source:
-    if isinstance(data, FilesConfig):
-        return folder.open_source(task, data)
-    return demo.open_source(task) if data.name == "demo" else hub.open_source(task)
-
-
 def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
     """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is."""
     rows, size, setting = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
@@ -213,15 +209,8 @@ def _fingerprint(*splits: list[Example] | None) -> str:
     """
     digest = hashlib.sha256()
     for examples in splits:
-        digest.update(_encode(examples).encode())
+        for row in examples or ():
+            parts = row.texts if row.columns is None else [json.dumps(row.columns, sort_keys=True)]
+            digest.update("\0".join([*parts, str(row.label), ""]).encode())
+        digest.update(b"none\0\0" if examples is None else b"\0")
     return digest.hexdigest()
-
-
-def _encode(examples: Iterable[Example] | None) -> str:
-    if examples is None:
-        return "none\0\0"
-    return "".join("\0".join(_parts(example)) + f"\0{example.label}\0" for example in examples) + "\0"
-
-
-def _parts(example: Example) -> Sequence[str]:
-    return example.texts if example.columns is None else [json.dumps(example.columns, sort_keys=True)]
