@@ -1,7 +1,7 @@
 """Let Hydra compose the files of the same choices once per process: a composition takes 0.1 s, and most tests need one.
 
 As in a sweep (sweep/plan.py), plain values are then set in a copy. Processes of their own, and the tests that
-are about composing (`composing_all`), let Hydra compose everything; tests/config/test_compositions.py compares the two.
+are about composing (`composing_all`), let Hydra compose everything; tests/config/test_compose.py compares the two.
 """
 
 import functools

@@ -12,15 +12,19 @@ import pytest
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
+from mezo_cli.config import compose
 from mezo_cli.config.adapters import BiasConfig, LoraConfig
+from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.explain import all_keys, is_group, key_owners, key_schema, readers, takes, validate
+from mezo_cli.config.explain import all_keys, key_owners, key_schema, readers, validate
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.schema import Config, data_dir, to_dict
+from mezo_cli.config.schema import data_dir, to_dict
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
+from tests import compositions
 
 pytestmark = pytest.mark.usefixtures("composing_all")
 
@@ -98,35 +102,6 @@ def test_every_number_has_a_range_that_is_kept(key: str) -> None:
             assert getattr(validate(kind, {**named, name: value}), name) == value
 
 
-def overrides_of(kind: Any, prefix: str = "") -> list[str]:
-    """Return an override of each plain key of a class of settings."""
-    values, words = {"integer": "8", "number": "0.5", "boolean": "false"}, []
-    for name, field in kind.model_fields.items():
-        if is_group(field.annotation) or name in ("name", "loss"):
-            continue
-        allowed = takes(kind, name)
-        if allowed["type"] not in ("array", "object"):
-            word = allowed["enum"][0] if "enum" in allowed else values.get(allowed["type"], "word")
-            known = {"noise": "gaussian", "reward": "exact", "clip_g": "q0.9"}
-            words.append(f"{prefix}{name}={known.get(name, 'null' if allowed['null'] else word)}")
-    return words
-
-
-def test_every_key_can_be_overridden() -> None:
-    """Choices of all groups at once."""
-    rows: list[list[str]] = []
-    for group, table in CHOICES.items():
-        with_rules = ("linear_probe", "vllm", "openai", "scales")
-        for number, choice in enumerate(choice for choice in table.built_in if choice not in with_rules):
-            rows += [overrides_of(Config)] if len(rows) == number else []
-            rows[number].append(f"{group}={choice}")
-            rows[number] += overrides_of(table.load(choice), f"{group}.")
-            rows[number] += ["task=demo-arithmetic"] if choice == "generate" else []
-            rows[number] += ["task.choice.prompt=x", "task.choice.candidates=[a,b]"] if choice == "choice" else []
-    for words in rows:
-        build_config([*([] if any(word.startswith("data=") for word in words) else ["data=demo"]), *words])
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -185,3 +160,29 @@ def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
     plan = plan_sweep(words)
     assert [job.config.logger.names for job in plan.jobs or ()] == [["tensorboard", "wandb"]] * 2
     assert all("logger.names=[tensorboard,wandb]" in job.overrides for job in plan.jobs)
+
+
+COMPOSED = [
+    [],
+    ["model.path=x/y", "data=files", "data.dir=a", "hydra.run.dir=b c", "steps=6", "optimizer.lr=1e-2"],
+    ["optimizer=mezo_adam", "optimizer.window=3", "seed=7", "data.seed=3", "optimizer.window=null", "steps=${seed}"],
+    ["task=rte", "++task.rename.sentence1=b", "~task.rename.sentence2", "+task.rename.c=d", "task.hub={path: x}"],
+    ["experiment=paper/mezo_lora", "task.label_words=[Yes,No]", "logger=[tensorboard,wandb]", "hydra.sweep.dir=s"],
+    ["optimizer=es", "optimizer.anchor={l1: 1e-3}", "task.template='{sentence} costs \\${mask}, {mask}'"],
+]
+
+
+@pytest.mark.parametrize("words", COMPOSED)
+def test_what_other_tests_compose_in_place_of_hydra_is_what_hydra_composes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = compositions.composing_once()
+    with compose.hydra_session():
+        overrides = [override.text for override in compose.parse(words, find_choices())]
+        for folder in ("first", "second"):  # the second time from what is kept
+            (tmp_path / folder).mkdir()
+            monkeypatch.chdir(tmp_path / folder)
+            ours, hydras = (function(overrides, None) for function in (once, compositions.whole))
+            for node in (ours, hydras):
+                node.hydra.overrides.hydra, node.hydra.job.override_dirname = [], ""  # the folders that are set
+            assert OmegaConf.to_container(ours) == OmegaConf.to_container(hydras)
