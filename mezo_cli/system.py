@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import gc
 import hashlib
 import io
@@ -152,12 +151,6 @@ def visible_gpus() -> list[str]:
     return names[: invalid.index(True)] if True in invalid else names  # CUDA ignores what follows one that is not valid
 
 
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
-    return ctypes.CDLL(None).malloc_trim if is_glibc else None
-
-
 def trim_malloc() -> None:
     """Return freed memory to the system with glibc's malloc_trim; do nothing with other C libraries.
 
@@ -165,9 +158,8 @@ def trim_malloc() -> None:
     memory, and the excess grows as batches change their lengths (docs/measurements/step.md). It takes 2 to 4 ms
     for a model of 355M parameters.
     """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def private_file_mappings() -> list[tuple[int, int]]:
