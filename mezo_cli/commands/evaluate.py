@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.config.own_code import REWARD, check_given_again, split_own_code, with_own_code
+from mezo_cli.config.own_code import REWARD, USED, check_given_again, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.console import (
@@ -115,7 +115,8 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
         config = config.replace(data=data.replace(dir=text.removeprefix(DATA)))
     if config.data.name == "files" and data_dir(config.data) is None:
         raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
-    check_given_again(f"{opened.name} was trained", info, config)
+    info_of_reward = {USED[REWARD]: info.get(USED[REWARD])}  # an evaluation starts no engine
+    check_given_again(f"{opened.name} was trained", info_of_reward, config)
     change = describe_change(config, info)
     if change:
         log.warning("warning: %s", change)

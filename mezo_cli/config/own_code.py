@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.schema import Config, OpenAiConfig
+from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.config.validation import check_rules
 from mezo_cli.errors import UserError
 from mezo_cli.system import environment
@@ -25,7 +25,7 @@ KEYS = {  # and the variables that say what KEY=VALUE does, for this process and
     ADAPTER_DIR: "MEZO_ENGINE_ADAPTER_DIR",
     REWARD: "MEZO_REWARD",
 }
-USED = "own_reward"  # of run.json: whether the run uses a function that its process was given
+USED = {PYTHON: "own_engine_python", REWARD: "own_reward"}  # of run.json: whether the run's process was given it
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
 # What the user has given to this process, by key: `engine.python` and `engine.adapter_dir`, absolute paths;
@@ -98,27 +98,33 @@ def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
-    """Return what run.json says of a run that uses a function which this process was given; nothing of others."""
-    return {USED: True} if is_own(REWARD, reward_of(config)) else {}
+    """Return what run.json says of a run that uses a program or a function that this process was given."""
+    own_python = isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(KEYS[PYTHON]))
+    used = {PYTHON: own_python, REWARD: is_own(REWARD, reward_of(config))}
+    return {USED[key]: True for key, is_used in used.items() if is_used}
 
 
 def check_given_again(what: str, info: Mapping[str, Any], config: Config) -> None:
-    """Check that a function that a run was trained with, by its run.json, is given again."""
-    if info.get(USED) and not own_code_used(config):
-        why = f"which is not stored: give it again, {REWARD}=FILE.py:function or {KEYS[REWARD]}"
-        raise UserError(f"{what} with a function as {REWARD}, {why}")
+    """Check that the program or the function that a run was trained with, by its run.json, is given again."""
+    shown = {PYTHON: ("an", "PATH"), REWARD: ("a function as", "FILE.py:function")}
+    for key, (article, value) in shown.items():
+        if info.get(USED[key]) and USED[key] not in own_code_used(config):
+            why = f"which is not stored: give it again, {key}={value} or {KEYS[key]}"
+            raise UserError(f"{what} with {article} {key}, {why}")
 
 
-def of_server(engine: OpenAiConfig, key: str) -> str:
-    """Return what the user has given to this process for a key of engine=openai."""
+def of_server(engine: OpenAiConfig | VllmConfig, key: str) -> str:
+    """Return what the user has given to this process for a key of an engine."""
     value = getattr(engine, key.split(".")[1]) or os.environ.get(KEYS[key])
     if not value:
-        raise UserError(f"engine=openai needs {key} (or {KEYS[key]}), which is stored nowhere")
+        raise UserError(f"engine={engine.name} needs {key} (or {KEYS[key]}), which is stored nowhere")
     return str(value)
 
 
 def check_server_given(config: Config) -> None:
-    """Check that an engine=openai knows its server, before anything is written."""
+    """Check that an engine knows its server or its program, before anything is written."""
+    if isinstance(config.engine, VllmConfig):
+        of_server(config.engine, PYTHON)
     if isinstance(config.engine, OpenAiConfig):
         for key in (URL, ADAPTER_DIR):
             of_server(config.engine, key)
