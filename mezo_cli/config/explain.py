@@ -58,7 +58,8 @@ def explain(error: ValidationError, kind: type[BaseModel], parent: str = "") -> 
         owner, node = node, node.model_fields[part].annotation if part in node.model_fields else None
     key, value, error_type = f"{parent}{'.'.join(path)}", first["input"], first["type"]
     if error_type == "extra_forbidden":
-        return unknown_key(key, [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in owner.model_fields])
+        known = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in owner.model_fields]
+        return unknown_key(key, known, f".{next(iter(value))}" if isinstance(value, dict) and value else "")
     if error_type == "missing" or value == MISSING:
         return SettingError(key, f"{key} is not set: give {key}=...")
     if error_type == SHOWN:
@@ -162,12 +163,20 @@ def key_schema(key: str) -> dict[str, Any]:
     raise unknown_key(key, beside or Config.model_fields)
 
 
-def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Return the error for a key that does not exist; `known` are those that could stand in its place."""
+def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError:
+    """Return the error for a key that does not exist.
+
+    Args:
+        key: as it was given; of a group that does not exist, the group.
+        known: those that could stand in its place.
+        inner: the rest of the key in such a group, `.lr`.
+    """
+    parent, key = key.rpartition(".")[0], f"{key}{inner}"
     name = key.removeprefix("optimizer.")
     if name in ELSEWHERE:
         return SettingError(key, f"unknown key '{key}': here it is {ELSEWHERE[name]}")
-    known, parent = list(known), key.rpartition(".")[0]
-    alike = [other for other in all_keys() if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
-    near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, known) or did_you_mean(key, all_keys())
+    known, all_known = list(known), all_keys()
+    alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
+    near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, all_known if inner else known)
+    near = near or did_you_mean(key, all_known)
     return SettingError(key, f"unknown key '{key}'{near}; known{f' under {parent}' if parent else ''}: {join(known)}")

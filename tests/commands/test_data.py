@@ -75,7 +75,7 @@ def test_the_files_of_rows_without_labels(sums: list[object], tmp_path: Path) ->
         (["objective.max_new_tokens=300", "task.metric=f1"], "objective.max_new_tokens=300: the limit of 300 tokens"),
         (["objective.max_new_tokens=290", "task.metric=f1"], "tokens of prompt and objective.max_new_tokens=290, and"),
         (["task.generate.chat=true"], "has no chat template; use a chat model, or chat=false"),
-        (["task.generate.system=brief"], "task.generate.system is read with task.generate.chat=true only"),
+        (["task.generate.system=brief"], "it is read with task.generate.chat=true only"),
         (["task.generate.stop=['']"], "task.generate.stop"),
         (["task.generate.promt=a"], "did you mean 'task.generate.prompt'?"),
         (["objective=mlm", "objective.loss=accuracy"], "task.template is not set"),
