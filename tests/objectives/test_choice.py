@@ -1,6 +1,5 @@
 """Objective choice: scores by plain transformers, one candidate at a time; losses; the same as lm; runs; mistakes."""
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,6 @@ ROWS = [  # other numbers of candidates, of other lengths
 EXAMPLES = [Example((), -1, f"row {i}", row) for i, row in enumerate(ROWS)]
 
 
-@functools.cache
-def folder_of(kind: str, home: Path) -> Path:
-    return tiny.decoder(home / kind, kind)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("decoders")
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder of rows that list their candidates."""
@@ -57,12 +46,13 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def words(model: Path, *more: str) -> list[str]:
+def words(model: object, *more: str) -> list[str]:
     return [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=choice", *more]
 
 
-def ready(model: Path, *more: str) -> Session:
-    return load_session(build_config(words(model, "data=files", "data.dir=none", *NAMES, *more)))
+def ready(home: Path, kind: str, *more: str) -> Session:
+    given = words(tiny.decoder(home / kind, kind), "data=files", "data.dir=none", *NAMES, *more)
+    return load_session(build_config(given))
 
 
 def batch_of(session: Session) -> Any:
@@ -90,12 +80,12 @@ RIGHT = [{2, 0}, {1}, {0}, {0}]
 
 
 @pytest.mark.parametrize("kind", ["opt", "llama", "gpt2", "gpt_neox", "bloom"])
-def test_scores_are_the_log_probabilities_by_hand(kind: str, home: Path) -> None:
-    folder = folder_of(kind, home)
+def test_scores_are_the_log_probabilities_by_hand(kind: str, tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path / kind, kind)
     with torch.no_grad():
         full = by_hand(folder)
         for normalize, reduce in (("mean", Tensor.mean), ("sum", Tensor.sum)):
-            ours = ready(folder, f"objective.normalize={normalize}")
+            ours = ready(tmp_path, kind, f"objective.normalize={normalize}")
             scores = ours.objective.scores(batch_of(ours))[0]  # type: ignore[attr-defined]
             for of_row, expected in zip(scores, full, strict=True):
                 values = torch.stack([reduce(log_probs) for log_probs in expected]).double()
@@ -103,8 +93,8 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, home: Path) -> None
                 assert bool((of_row[len(values) :] == -torch.inf).all())
 
 
-def test_losses_and_their_gradients(home: Path) -> None:
-    folder = folder_of("llama", home)
+def test_losses_and_their_gradients(tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path / "llama", "llama")
     stock = AutoModelForCausalLM.from_pretrained(folder).eval()
     full = by_hand(folder, stock)
     means = [torch.stack([log_probs.mean() for log_probs in of_row]) for of_row in full]
@@ -118,7 +108,7 @@ def test_losses_and_their_gradients(home: Path) -> None:
         .mean(),
     }
     for loss, value in expected.items():
-        ours = ready(folder, f"objective.loss={loss}")
+        ours = ready(tmp_path, "llama", f"objective.loss={loss}")
         rows = ours.encoder.encode_all(EXAMPLES)
         assert float(ours.loss_of(rows)().detach()) == pytest.approx(float(value.detach()), rel=1e-6, abs=1e-7)
         if loss == "accuracy":
@@ -132,8 +122,8 @@ def test_losses_and_their_gradients(home: Path) -> None:
 
 
 @pytest.mark.parametrize("peft", ["none", "prefix", "lora", "head"])
-def test_both_signs_at_once_and_one_after_the_other(peft: str, home: Path) -> None:
-    ours, losses = ready(folder_of("opt", home), "objective.loss=lm", f"peft={peft}"), []
+def test_both_signs_at_once_and_one_after_the_other(peft: str, tmp_path: Path) -> None:
+    ours, losses = ready(tmp_path, "opt", "objective.loss=lm", f"peft={peft}"), []
     rows = ours.encoder.encode_all(EXAMPLES)
     ours.exclude_unreachable(rows[0])
     for tokens in (10_000, 0):
@@ -145,9 +135,9 @@ def test_both_signs_at_once_and_one_after_the_other(peft: str, home: Path) -> No
 
 
 def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = ready(folder_of("opt", home))
+    ours = ready(tmp_path, "opt")
     with torch.no_grad():
         whole = ours.objective.scores(batch_of(ours))  # type: ignore[attr-defined]
         monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
@@ -155,8 +145,8 @@ def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
         torch.testing.assert_close(ours.objective.scores(batch_of(ours)), whole, rtol=1e-6, atol=1e-6)  # type: ignore[attr-defined]
 
 
-def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head(home: Path) -> None:
-    ours = ready(folder_of("opt", home))
+def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head(tmp_path: Path) -> None:
+    ours = ready(tmp_path, "opt")
     rows, seen = ours.encoder.encode_all(EXAMPLES), list[Any]()
     ours.loaded.model.model.decoder.layers[0].fc1.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
     batch = ours.objective.collate(rows)
@@ -167,8 +157,8 @@ def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head
     assert len(batch.layout["read"]) == sum(1 + len(of_row) for of_row in starts)
 
 
-def test_words_of_one_token_give_what_objective_lm_gives(home: Path) -> None:
-    folder = folder_of("llama", home)
+def test_words_of_one_token_give_what_objective_lm_gives(tmp_path: Path) -> None:
+    folder = tiny.decoder(tmp_path / "llama", "llama")
     rows = [Example((text,), i % 2) for i, text in enumerate(["a film", "good and bad okay", "It was", "Maybe not"])]
     task = ["task=sst2", "data=demo", "task.lm.label_words=[bad,good]", "task.choice.candidates=[' bad',' good']"]
     evaluations, losses = [], []
@@ -196,9 +186,9 @@ RUNS = {
 }
 
 
-def run_words(home: Path, data: Path, *more: str) -> list[str]:
+def run_words(data: Path, *more: str) -> list[str]:
     sizes = ["steps=4", "batch_size=4", "eval_every=2", "log_every=1", "eval_batch_size=4", "optimizer.lr=1e-3"]
-    return words(folder_of("opt", home), "data=files", f"data.dir={data}", *NAMES, *sizes, *more)
+    return words(tiny.decoder(data.parent / "opt", "opt"), "data=files", f"data.dir={data}", *NAMES, *sizes, *more)
 
 
 def weights(folder: Path) -> bytes:
@@ -207,9 +197,9 @@ def weights(folder: Path) -> bytes:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RUNS)
-def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Path, tmp_path: Path) -> None:
+def test_resumed_replayed_evaluated_and_exported(name: str, data: Path, tmp_path: Path) -> None:
     run, whole, last = tmp_path / "run", tmp_path / "whole", Path("checkpoints") / "last"
-    given = run_words(home, data, *RUNS[name])
+    given = run_words(data, *RUNS[name])
     assert mezo("train", *given, f"hydra.run.dir={whole}").code == 0
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, OPTIMIZERS.implementation(name.split(",")[0]), "step", 4)
@@ -238,15 +228,15 @@ def test_resumed_replayed_evaluated_and_exported(name: str, home: Path, data: Pa
         assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
         assert weights(tmp_path / "replayed") == weights(whole / last)
         assert mezo("export", run, "--trajectory", "--out", tmp_path / "trajectory").code == 0
-        rebuilt = ["predict", tmp_path / "trajectory", "--base", folder_of("opt", home), "--json"]
+        rebuilt = ["predict", tmp_path / "trajectory", "--base", tmp_path / "opt", "--json"]
         again = json.loads(mezo(*rebuilt, "--file", data / "test.jsonl").out)["rows"]
         assert [row["scores"] for row in again] == [row["scores"] for row in rows]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["lm", "cross_entropy"])
-def test_ranks_that_share_rows(loss: str, home: Path, data: Path, tmp_path: Path) -> None:
-    given = [*run_words(home, data, f"objective.loss={loss}"), "steps=2"]
+def test_ranks_that_share_rows(loss: str, data: Path, tmp_path: Path) -> None:
+    given = [*run_words(data, f"objective.loss={loss}"), "steps=2"]
     assert mezo("train", *given, f"hydra.run.dir={tmp_path / 'alone'}").code == 0
     shared = ["train", *given, "distributed.split=rows", f"hydra.run.dir={tmp_path / 'ranks'}"]
     assert [rank.code for rank in run_ranks(shared, shared)] == [0, 0]
@@ -254,35 +244,33 @@ def test_ranks_that_share_rows(loss: str, home: Path, data: Path, tmp_path: Path
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
 
 
-def test_mistakes(home: Path, roberta: Path, data: Path) -> None:
-    opt = folder_of("opt", home)
+def test_mistakes(tmp_path: Path, data: Path) -> None:
+    opt = tmp_path / "opt"
     given = {
         "task 'mr' has no prompt with candidates": words(opt, "task=mr", "data=demo"),
         "objective.loss=f1": words(opt, "task=sst2", "data=demo", "objective.loss=f1"),
-        "task.choice.candidates for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
+        "3 for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
         "task.choice.each needs task.choice.right": words(opt, "task=sst2", "data=demo", "task.choice.each=names"),
-        "objective.loss=accuracy has no gradient": run_words(home, data, "objective.loss=accuracy", "optimizer=adamw"),
+        "objective.loss=accuracy has no gradient": run_words(data, "objective.loss=accuracy", "optimizer=adamw"),
         "only objective=generate": words(opt, "task=sst2", "data=demo", "data.keep=a.jsonl"),
-        "a masked-LM model (roberta) where a decoder is needed": words(roberta, "task=sst2", "data=demo"),
     }
     for line, arguments in given.items():
         assert line in error_line(mezo("train", *arguments)), line
 
 
-def test_data_shows_prompts_and_candidates(home: Path, data: Path) -> None:
-    given = [word for word in run_words(home, data) if not word.startswith(("steps", "eval_every", "log_every"))]
-    shown = mezo("data", *given).out
-    assert "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Location was it'*" in shown
+SHOWN = "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Location was it'*"
 
 
-@pytest.mark.slow
-def test_doctor_checks_prompts_with_candidates(home: Path, data: Path) -> None:
-    given = [word for word in run_words(home, data) if not word.startswith(("steps", "eval_every", "log_every"))]
-    assert mezo("doctor", *given).code == 0
+@pytest.mark.parametrize(("command", "said"), [("data", SHOWN), pytest.param("doctor", "", marks=pytest.mark.slow)])
+def test_data_and_doctor_read_prompts_and_candidates(command: str, said: str, data: Path) -> None:
+    given = [word for word in run_words(data) if not word.startswith(("steps", "eval_every", "log_every"))]
+    shown = mezo(command, *given)
+    assert shown.code == 0
+    assert said in shown.out
 
 
-def test_diverged_scores_are_no_accuracy(home: Path) -> None:
-    ours = ready(folder_of("opt", home), "objective.loss=accuracy")
+def test_diverged_scores_are_no_accuracy(tmp_path: Path) -> None:
+    ours = ready(tmp_path, "opt", "objective.loss=accuracy")
     for p in ours.params.tensors.values():
         p.data.fill_(float("nan"))
     rows = ours.encoder.encode_all(EXAMPLES)

@@ -1,7 +1,8 @@
 """The conformance tests of mezo_cli.testing.objectives, run on every built-in objective."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,104 +22,71 @@ from tests.objectives.digits import digits
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
-@pytest.fixture(scope="module")
-def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A masked LM of a family that is not packed."""
-    return family(tmp_path_factory.mktemp("electra"), SERVED["electra"])
+class OnTinyModel(objectives.Conformance):
+    """On a tiny model of a family, with further settings."""
 
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder of a packed family."""
-    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
-def bloom(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder of a family that is not packed."""
-    return tiny.decoder(tmp_path_factory.mktemp("bloom"), "bloom")
-
-
-@pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for decoders, each made when it is first asked for."""
-    return tmp_path_factory.mktemp("decoders")
-
-
-class TestMlm(objectives.Conformance):
-    name = "mlm"
+    kind: ClassVar[str]
+    words: ClassVar[list[str]] = []
 
     @pytest.fixture
-    def settings(self, roberta: Path) -> list[str]:
-        return [f"model.path={roberta}", "task.first_limit=40"]
+    def settings(self, tmp_path: Path) -> list[str]:
+        if self.kind == "electra":
+            folder = family(tmp_path / "model", SERVED["electra"])
+        else:
+            make = tiny.roberta if self.kind == "roberta" else partial(tiny.decoder, kind=self.kind)
+            folder = make(tmp_path / "model")
+        return [f"model.path={folder}", *self.words]
 
 
-class TestMlmPadded(objectives.Conformance):
+class TestMlm(OnTinyModel):
+    name = "mlm"
+    kind = "roberta"
+    words: ClassVar = ["task.first_limit=40"]
+
+
+class TestMlmPadded(TestMlm):
     """A model family that is not packed."""
 
-    name = "mlm"
-
-    @pytest.fixture
-    def settings(self, electra: Path) -> list[str]:
-        return [f"model.path={electra}", "task.first_limit=40"]
+    kind = "electra"
 
 
-class TestCls(objectives.Conformance):
+class TestCls(TestMlm):
     name = "cls"
 
-    @pytest.fixture
-    def settings(self, roberta: Path) -> list[str]:
-        return [f"model.path={roberta}", "task.first_limit=40"]
 
-
-class TestLm(objectives.Conformance):
+class TestLm(OnTinyModel):
     name = "lm"
-
-    @pytest.fixture
-    def settings(self, gpt2: Path) -> list[str]:
-        return [f"model.path={gpt2}"]
+    kind = "gpt2"
 
 
-class TestLmPadded(objectives.Conformance):
+class TestLmPadded(TestLm):
     """A decoder family that is not packed, and label words of several tokens that share a prefix."""
 
-    name = "lm"
-
-    @pytest.fixture
-    def settings(self, bloom: Path) -> list[str]:
-        return [f"model.path={bloom}", "task.lm.label_words=[rather bad,rather very good]"]
+    kind = "bloom"
+    words: ClassVar = ["task.lm.label_words=[rather bad,rather very good]"]
 
 
-class TestChoice(objectives.Conformance):
+CANDIDATES = ["task.choice.prompt='{sentence|strip} It was '", "task.choice.candidates=[' terrible',' rather good']"]
+
+
+class TestChoice(OnTinyModel):
     """Candidates of one and several tokens; Llama's keys have rotary positions, and heads that share them."""
 
     name = "choice"
-    model = "llama"
-    loss = "cross_entropy"
-
-    @pytest.fixture
-    def settings(self, decoders: Path) -> list[str]:
-        if not (decoders / self.model).exists():
-            tiny.decoder(decoders / self.model, self.model)
-        prompt = [
-            "task.choice.prompt='{sentence|strip} It was '",
-            "task.choice.candidates=[' terrible',' rather good']",
-        ]
-        return [f"model.path={decoders / self.model}", f"objective.loss={self.loss}", *prompt]
+    kind = "llama"
+    words: ClassVar = CANDIDATES
 
     def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
         """Return the cross-entropy over the mean log-probabilities of the candidates, each by itself."""
-        means = [[log_probs(plain, row, ids).mean() for ids in row.candidates] for row in rows]
-        return F.cross_entropy(
-            torch.stack([torch.stack(of_row) for of_row in means]), torch.tensor([row.label for row in rows])
-        )
+        means = [torch.stack([log_probs(plain, row, ids).mean() for ids in row.candidates]) for row in rows]
+        return F.cross_entropy(torch.stack(means), torch.tensor([row.label for row in rows]))
 
 
 class TestChoiceLm(TestChoice):
     """The likelihood of the right candidates, by counts of tokens; OPT's positions are learned."""
 
-    model = "opt"
-    loss = "lm"
+    kind = "opt"
+    words: ClassVar = [*CANDIDATES, "objective.loss=lm"]
 
     def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
         return -torch.cat([log_probs(plain, row, row.candidates[row.label]) for row in rows]).mean()
@@ -127,7 +95,7 @@ class TestChoiceLm(TestChoice):
 class TestChoicePadded(TestChoice):
     """A decoder family that is not packed."""
 
-    model = "bloom"
+    kind = "bloom"
 
 
 def log_probs(plain: LoadedModel, row: Any, candidate: Any) -> Tensor:
@@ -179,5 +147,5 @@ class TestGenerateLm(TestGenerateReward):
 
 def test_every_built_in_objective_is_tested_here() -> None:
     classes = [value for value in globals().values() if isinstance(value, type)]
-    tested = {one.name for one in classes if issubclass(one, objectives.Conformance)}
+    tested = {one.name for one in classes if issubclass(one, objectives.Conformance) and one is not OnTinyModel}
     assert tested == set(OBJECTIVES.built_in)

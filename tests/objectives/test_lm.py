@@ -1,6 +1,5 @@
 """Objective lm: scores compared with log-probabilities by plain transformers; loading, runs, probing, adapters."""
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
-from tests import command_line, tiny
+from tests import tiny
+from tests.command_line import mezo, small
 from tests.optim.test_mezo import PAIRS, SENTENCES
 
 WORDS = {
@@ -39,17 +39,6 @@ PAIRS_OF_ALL = [
     (kind, list(WORDS)[i % 4], ("sst2", "rte")[i % 3 % 2], ("lora", "prefix", "head", "bias")[(i + i // 4) % 4])
     for i, kind in enumerate([*tiny.DECODERS, "gpt2", "opt", "llama"])
 ]
-
-
-@functools.cache
-def folder_of(kind: str, home: Path) -> Path:
-    """Return a saved tiny model, made when it is first asked for."""
-    return tiny.decoder(home / kind, kind)
-
-
-@pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("decoders")
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +81,8 @@ def same(ours: torch.Tensor, full: torch.Tensor, **close: float) -> None:
 
 
 @pytest.mark.parametrize(("kind", "words", "task", "peft"), PAIRS_OF_ALL)
-def test_scores_are_the_log_probabilities_by_hand(kind: str, words: str, task: str, peft: str, home: Path) -> None:
-    family = folder_of(kind, home)
+def test_scores_are_the_log_probabilities_by_hand(kind: str, words: str, task: str, peft: str, tmp_path: Path) -> None:
+    family = tiny.decoder(tmp_path, kind)
     ours = ready(family, f"task={task}", label_words(WORDS[words]))
     if task == "sst2":
         rows, space = SENTENCES, " "
@@ -128,25 +117,10 @@ def test_continuations_follow_their_prompt_and_do_not_see_each_other() -> None:
     inputs = decoder.packed_inputs(to_device(layout, torch.device("cpu")), has_continuations=True)
     assert inputs["input_ids"].tolist() == [[5, 6, 7, 4, 3, 2, 8, 9, 4, 3, 2]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 3, 4, 0, 1, 2, 2, 3]]
-    assert [place(row, *token) for token in ((0, -1), (0, 0), (1, 0), (1, 1)) for row in (0, 1)] == [
-        2,
-        7,
-        3,
-        8,
-        4,
-        9,
-        5,
-        10,
-    ]
+    places = [place(row, *token) for token in ((0, -1), (0, 0), (1, 0), (1, 1)) for row in (0, 1)]
+    assert places == [2, 7, 3, 8, 4, 9, 5, 10]
     first = inputs["packed_layout"].mask[0, 0].int().tolist()
     assert first[3:] == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
-
-
-def test_the_normalizer_in_chunks_is_the_same(gpt2: Path, monkeypatch: Any) -> None:
-    ours = ready(gpt2, label_words(WORDS["mixed"]))
-    whole = scores(ours, SENTENCES)
-    monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
-    torch.testing.assert_close(scores(ours, SENTENCES), whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
@@ -206,7 +180,7 @@ def test_no_padding_token_is_needed_or_added(gpt2: Path, tmp_path: Path) -> None
 def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
     folder, run = tiny.decoder(tmp_path / "model", kind), tmp_path / "run"
     words = ["objective=lm", "model.device=cpu", "optimizer.lr=1e-3", label_words(WORDS["mixed"])]
-    assert command_line.mezo("train", *command_line.small(folder, movies, run, *words)).code == 0
+    assert mezo("train", *small(folder, movies, run, *words)).code == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(line["projected_grad"] != 0 for line in lines if line["kind"] == "train")
     moved = AutoModelForCausalLM.from_pretrained(run / "checkpoints/last").eval()
@@ -222,17 +196,17 @@ def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
     last = [line for line in lines if line["kind"] == "eval" and line["split"] == "dev"][-1]
     assert last["loss"] == pytest.approx(float(F.cross_entropy(full, labels)), rel=1e-4)
     # Replay is bitwise identical, and so is a run that was interrupted and resumed.
-    assert command_line.mezo("replay", run, "--step", 6, "--out", tmp_path / "again").code == 0
+    assert mezo("replay", run, "--step", 6, "--out", tmp_path / "again").code == 0
     weights = [load_file(f / "model.safetensors") for f in (run / "checkpoints/last", tmp_path / "again")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert command_line.mezo("eval", run, "--checkpoint", "last").code == 0
+    assert mezo("eval", run, "--checkpoint", "last").code == 0
     plain = ["task=sst2", "objective=lm", "data=files", f"data.dir={movies}", "model.device=cpu", *words[3:]]
-    assert command_line.mezo("eval", run / "checkpoints/last", "--split", "dev").code == 0
-    assert command_line.mezo("eval", tmp_path / "again", *plain).code == 0
+    assert mezo("eval", run / "checkpoints/last", "--split", "dev").code == 0
+    assert mezo("eval", tmp_path / "again", *plain).code == 0
 
 
 def test_data_prints_the_prompts_of_a_decoder(gpt2: Path, movies: Path) -> None:
-    said = command_line.mezo("data", f"model.path={gpt2}", "objective=lm", "data=files", f"data.dir={movies}")
+    said = mezo("data", f"model.path={gpt2}", "objective=lm", "data=files", f"data.dir={movies}")
     assert said.code == 0, said
     assert "It was   [negative -> 'terrible';" in said.out
 
@@ -241,7 +215,7 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
     """The features are the last hidden states of the plain model, and the probe is written to rows of the head."""
     folder, run = tiny.decoder(tmp_path / "model", "opt"), tmp_path / "run"
     words = ["objective=lm", "model.device=cpu", "init=linear_probe", "steps=0"]
-    assert command_line.mezo("train", *command_line.small(folder, movies, run, *words)).code == 0
+    assert mezo("train", *small(folder, movies, run, *words)).code == 0
     rows = [json.loads(line) for line in (movies / "train.jsonl").read_text().splitlines()]
     stock, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     asked = [tokenizer(f"{row['sentence'].strip()} It was", return_tensors="pt") for row in rows]
@@ -263,9 +237,9 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("kind", "words", "task", "peft"), PAIRS_OF_ALL)
-def test_adapters_on_every_family(kind: str, words: str, task: str, peft: str, home: Path) -> None:
+def test_adapters_on_every_family(kind: str, words: str, task: str, peft: str, tmp_path: Path) -> None:
     """The adapter changes the scores, a paired forward is used where possible, and frozen tensors keep their bits."""
-    family = folder_of(kind, home)
+    family = tiny.decoder(tmp_path, kind)
     if peft == "bias" and kind in ("llama", "mistral", "qwen3"):
         with pytest.raises(UserError, match="has no bias terms"):
             ready(family, "peft=bias")
