@@ -142,7 +142,7 @@ def test_gpus_are_shared_among_the_jobs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_sweep_ends_bitwise_identical(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    """SIGKILL in the middle of a job, which ends with it; another job was killed before its run.json."""
+    """SIGKILL in the middle of a job, which ends with it; another job was killed before its config.yaml."""
     more = ["seed=1,2,3", "steps=20", "eval_every=10", "log_every=1"]
     assert mezo("train", *sweep(roberta, movies, tmp_path / "whole", *more)).code == 0
     running = start("train", *sweep(roberta, movies, tmp_path / "cut", *more), cwd=tmp_path)
@@ -153,7 +153,7 @@ def test_a_killed_sweep_ends_bitwise_identical(roberta: Path, movies: Path, tmp_
         pass
     assert set(statuses(tmp_path / "cut").values()) <= {"interrupted", "finished"}
     (tmp_path / "cut" / "2").mkdir(exist_ok=True)
-    shutil.copy(tmp_path / "whole" / "2" / "config.yaml", tmp_path / "cut" / "2")
+    shutil.copy(tmp_path / "whole" / "2" / "run.json", tmp_path / "cut" / "2")
     (tmp_path / "cut" / "2" / "train.log").touch()
     said = mezo("resume", tmp_path / "cut")
     assert said.code == 0, said
