@@ -54,7 +54,7 @@ def test_the_hubs_address_in_lines_and_files(
 def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["mezo", "train", f"logger.project={URL}"]
     monkeypatch.setattr(sys, "argv", argv)
-    for stored in (initial_info("", argv)["argv"], sweep_record.new({}, Path(), []).argv):
+    for stored in (initial_info("", argv)["argv"], sweep_record.new({Path("0"): []}, Path(), []).argv):
         assert stored == [*argv[:2], "logger.project=http://127.0.0.1:9"]
 
 

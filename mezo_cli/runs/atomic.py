@@ -21,6 +21,7 @@ from mezo_cli.errors import FULL, RunFailed, UserError
 
 TEMPORARY = ".{}.tmp"  # of the name of the file or folder that it becomes
 LOCK = ".{}.lock"  # of the name of what an option names
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of a file system without fsync: no error
 
 
 def no_link(name: str, flags: int) -> int:
@@ -72,11 +73,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk.
-
-    Raises:
-        OSError: when the disk is full or fails. A file system that cannot sync is not an error.
-    """
+    """Wait until a file's content, or the names in a folder, are on the disk; OSError if it is full or fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -85,7 +82,7 @@ def sync(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES):
+        if error.errno not in CANNOT_SYNC:
             raise
 
 
@@ -164,12 +161,8 @@ def write_error(path: Path | str, error: Exception) -> UserError | RunFailed:
 def lock_file(path: Path, seconds: float = 0.0) -> FileLock:
     """Lock a file, which is created, until `release` or the end of the process.
 
-    Args:
-        path: the file.
-        seconds: how long to wait for it.
-
     Raises:
-        BlockingIOError: when another process holds the lock.
+        BlockingIOError: when another process still holds the lock after `seconds`.
     """
     lock = FileLock(path, thread_local=False)
     try:
@@ -192,11 +185,7 @@ def _locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file that an option names in one step, in place of the old one. Text is UTF-8.
-
-    Raises:
-        OSError: when it cannot be written.
-    """
+    """Write a file that an option names in one step, in place of the old one; OSError if it cannot be written."""
     with name_in_errors(path), _locked(path, seconds=10.0):
         write_atomically(path, content)
 
@@ -204,14 +193,9 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_folder(path: Path, write: Callable[[Path], None], option: str = "--out") -> None:
     """Write a folder that an option names in one step: `write` fills a folder of another name.
 
-    Args:
-        path: the folder; it does not exist, or is empty.
-        write: writes the files into the empty folder that it is given.
-        option: of the command line, which named it.
-
     Raises:
         RunFailed: when the disk is full, or a library fails to write.
-        UserError: when the folder cannot be made there, or another process makes it.
+        UserError: when the folder has files, cannot be made there, or another process makes it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

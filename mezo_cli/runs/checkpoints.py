@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs.atomic import file_sha256, new_folder, remove, sync, write_error
@@ -12,16 +11,13 @@ from mezo_cli.runs.jsonl import read_object, write_object
 
 NAMES = ("best", "last")
 CHECKSUMS = "mezo.json"  # {"step": ..., "sha256": {file name: checksum}}
-REPAIR_HINT = "; remove the checkpoint's folder, and its step is replayed from the trajectory"
+HINT = "; remove the checkpoint's folder, and its step is replayed from the trajectory"
 
 
 def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> None:
     """Save checkpoint `name`: `write` writes its files into a new folder, which then replaces the old checkpoint.
 
-    The old one is removed when the new one is on the disk, name and all.
-
-    Raises:
-        RunFailed: when it cannot be written; the old checkpoint stays.
+    The old one is removed when the new one is on the disk, name and all. It stays if that raises RunFailed.
     """
     final, old = folder / name, _old(folder, name)
 
@@ -49,17 +45,17 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
 
 def read_step(folder: Path, name: str) -> int | None:
     """Return the step of checkpoint `name`; None if there is none."""
-    return int(_read_checksums(folder / name)["step"]) if (folder / name).is_dir() else None
+    return int(read_object(folder / name / CHECKSUMS, HINT)["step"]) if (folder / name).is_dir() else None
 
 
 def verify(checkpoint: Path) -> None:
     """Compare a checkpoint's files with their checksums."""
-    for name, stored in _read_checksums(checkpoint)["sha256"].items():
+    for name, stored in read_object(checkpoint / CHECKSUMS, HINT)["sha256"].items():
         path = checkpoint / name
         if not path.is_file():
-            raise UserError(f"{path} is missing from the checkpoint{REPAIR_HINT}")
+            raise UserError(f"{path} is missing from the checkpoint{HINT}")
         if file_sha256(path) != stored:
-            raise UserError(f"{path} is damaged: it does not match its checksum in {CHECKSUMS}{REPAIR_HINT}")
+            raise UserError(f"{path} is damaged: it does not match its checksum in {CHECKSUMS}{HINT}")
 
 
 def repair(folder: Path) -> None:
@@ -85,7 +81,3 @@ def find_run(checkpoint: Path) -> Path | None:
 
 def _old(folder: Path, name: str) -> Path:
     return folder / f".{name}.old"
-
-
-def _read_checksums(checkpoint: Path) -> dict[str, Any]:
-    return read_object(checkpoint / CHECKSUMS, REPAIR_HINT)

@@ -70,19 +70,13 @@ class JsonLines:
     """A log: one process appends to it, any may read it. In a run that was exported it is compressed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.compressed = path, path.with_name(f"{path.name}.gz")
         self._last_crc: int | None = None  # of the last line; None until the file was read
         self._synced = True  # whether what this object appended is on the disk
 
     def append(self, record_kind: str, step: int, **values: Any) -> None:
-        """Append one line.
-
-        Raises:
-            ValueError: for a number that is not finite.
-        """
-        if self._last_crc is None:
-            self.read()
-        line = add_checksum({"kind": record_kind, "step": step, **values}, self._last_crc or 0)
+        """Append one line; ValueError for a number that is not finite."""
+        line = add_checksum({"kind": record_kind, "step": step, **values}, int(self.last_checksum(), 16))
         is_new = not self.path.exists()
         with name_in_errors(self.path), open(self.path, "ab", opener=no_link) as file:
             file.write(json.dumps(line).encode() + b"\n")
@@ -139,11 +133,6 @@ class JsonLines:
         content = b"".join(raw + b"\n" for raw in self._rows())
         write_atomically(folder / self.compressed.name, gzip.compress(content, mtime=0))
 
-    @property
-    def compressed(self) -> Path:
-        """The name of the compressed log, which is read where the log itself is not there."""
-        return self.path.with_name(f"{self.path.name}.gz")
-
     def _parse(self, raw: bytes, before: int) -> tuple[dict[str, Any], int, str]:
         """Return a line, its checksum, and what is wrong with it: "" if nothing."""
         try:
@@ -164,18 +153,17 @@ class JsonLines:
         return [*rows, tail] if is_whole else rows
 
     def _content(self) -> bytes:
-        packed = self.compressed
-        if self.path.exists() or not packed.exists():
+        if self.path.exists() or not self.compressed.exists():
             return self.path.read_bytes() if self.path.exists() else b""
         steps = self.path.with_name("trajectory.bin")  # a record has 8 bytes or more, so this is 8 KB or more per step
         most = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
         try:
-            with gzip.open(packed) as unpacked:
+            with gzip.open(self.compressed) as unpacked:
                 content = unpacked.read(most + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{packed} is damaged: {error}") from error
+            raise UserError(f"{self.compressed} is damaged: {error}") from error
         if len(content) > most or content[-1:] != b"\n":
-            raise UserError(f"{packed} is damaged: it holds more than a run of its steps, or half a line")
+            raise UserError(f"{self.compressed} is damaged: it holds more than a run of its steps, or half a line")
         return content
 
 
@@ -206,9 +194,8 @@ def _odd_value(line: dict[str, Any]) -> str:
     if type(line.get("step")) is not int or line["step"] < 0:
         return f"its step is {line.get('step')!r:.40}"
     for name, value in line.items():
-        is_odd = not isinstance(value, FIELDS.get(name, object))
-        is_odd = is_odd or (isinstance(value, NUMBER) and not -MOST <= value <= MOST)
-        if is_odd:
+        is_number = isinstance(value, NUMBER)
+        if not isinstance(value, FIELDS.get(name, object)) or (is_number and not -MOST <= value <= MOST):
             return f"its {name} is {value!r:.40}"
     return ""
 

@@ -22,10 +22,9 @@ log = logging.getLogger("mezo")
 
 
 def find_resume_step(config: Config, run: Run) -> int | None:
-    """Return the step that an interrupted run resumes at; None if training never began.
+    """Return the last step up to which trajectory (without one: checkpoint `last`) and metrics.jsonl are complete.
 
-    It is the last step up to which the trajectory (without one: the checkpoint `last`) and metrics.jsonl are complete.
-    If a crash has lost what followed it, the log says so.
+    None if training never began. If a crash has lost what followed the step, the log says so.
     """
     lines, bad_line = run.read_valid_metrics()
     run.completions()  # refuses damage
@@ -102,16 +101,11 @@ def keep_sha256(config: Config) -> str | None:
 
 
 def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Replace config.yaml of a run that the caller has claimed, and record the change in run.json.
+    """Replace config.yaml of a run that the caller has claimed, and record in run.json which settings change.
 
     The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. The
     header of the trajectory gets the new `steps`, so that the file is that of a run that had them from the start. A
     crash at any moment leaves a run that can be opened.
-
-    Args:
-        run: the run.
-        config_yaml: the new text of config.yaml.
-        before, after: the old and new values of the settings that change.
     """
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
     summary, predicted = run.path / "summary.json", run.path / "predictions.jsonl"

@@ -21,18 +21,8 @@ from mezo_cli import system
 from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.console import LogFormatter, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
-from mezo_cli.runs import checkpoints, sweep_record, trajectory
-from mezo_cli.runs.atomic import (
-    TEMPORARY,
-    lock_file,
-    no_link,
-    read_json,
-    remove,
-    replace,
-    sync,
-    write_atomically,
-    write_error,
-)
+from mezo_cli.runs import atomic, checkpoints, sweep_record, trajectory
+from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
 from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_object, write_object
 
 log = logging.getLogger("mezo")
@@ -72,14 +62,10 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config_yaml: str, argv: list[str]) -> "Run":
-        """Claim a directory for a new run, and write run.json and config.yaml.
+        """Claim a directory for a new run, and write run.json and config.yaml; of two processes one succeeds.
 
-        Of two processes that create the same run, one succeeds. A directory whose run failed before training may be
-        used again. The status is interrupted until `tracked` changes it, so it is true if a signal comes in between.
-
-        Raises:
-            UserError: when the directory already holds a run, or cannot be written.
-            RunFailed: when the disk is full.
+        A directory whose run failed before training may be used again. The status is interrupted until `tracked`
+        changes it, so it is true if a signal comes in between.
         """
         cls.check_free(path)
         run = cls(path)
@@ -152,10 +138,6 @@ class Run:
 
         Args:
             finished: whether the run was finished when the caller decided to resume it; another may have done so since.
-
-        Raises:
-            UserError: when another process is training in it, or it cannot be written.
-            RunFailed: when the disk is full.
         """
         if self._lines.compressed.exists():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
@@ -184,12 +166,12 @@ class Run:
     def _acquire(self) -> bool:
         """Lock the directory, and remove what a process that was killed left there; False if another has the lock."""
         try:
-            self._lock = lock_file(self.path / ".lock", seconds=0.2)  # a reader holds it for microseconds
+            self._lock = atomic.lock_file(self.path / ".lock", seconds=0.2)  # a reader holds it for microseconds
         except BlockingIOError:
             return False
         try:
             for folder in (self.path, self.path / "data", self.checkpoints):
-                for left in folder.glob(TEMPORARY.format("*")):
+                for left in folder.glob(atomic.TEMPORARY.format("*")):
                     remove(left)
             remove(checkpoints.removed(self.checkpoints))
             checkpoints.repair(self.checkpoints)
@@ -208,7 +190,7 @@ class Run:
     def info(self) -> dict[str, Any]:
         """Return run.json without its checksum. A format that is not known is refused."""
         path = self.path / "run.json"
-        values = read_json(path)
+        values = atomic.read_json(path)
         if values.get("format") != FORMAT:
             found = f"of a format that this one does not know: {values.get('format')}"
             raise UserError(f"{self.path}: of a version of mezo before 1.0, or {found}")
@@ -219,11 +201,7 @@ class Run:
         write_object(self.path / "run.json", {**self.info(), **fields})
 
     def status(self, info: dict[str, Any] | None = None) -> str:
-        """Return running, finished, failed or interrupted. A run whose process is gone is interrupted.
-
-        Args:
-            info: run.json, if it was read already.
-        """
+        """Return one of `STATUSES`; a run whose process is gone is interrupted. `info`: run.json, if it was read."""
         info = self.info() if info is None else info
         status = info.get("status")
         if status not in STATUSES:
@@ -251,10 +229,7 @@ class Run:
         return int((self.info().get("stopped") or {}).get("step", steps))
 
     def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
-        """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again.
-
-        It runs as printed, from the folder that the program was started in. `info`: run.json, if it was read already.
-        """
+        """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again, to be run from here."""
         own = own_reward(self.info() if info is None else info) if verb in TAKES_REWARD else []
         return shlex.join(["mezo", verb, relative_path(self.path), *words, *own])
 
@@ -384,8 +359,8 @@ class Run:
     def read_trajectory(self) -> trajectory.Trajectory:
         """Return the trajectory without a part of a record at its end, which every kill can leave.
 
-        Whole records at the end that fail their checksums are damage to a reader (`mezo resume` cuts them), and a
-        finished run has neither.
+        Whole records that fail their checksums are damage to a reader (`mezo resume` cuts them); a finished run has
+        neither.
         """
         past = trajectory.read(self.trajectory)
         if past.lost_records or (past.cut_bytes and self.status() == "finished"):
@@ -393,13 +368,9 @@ class Run:
         return past
 
     def check_finished(self, steps: int, is_replayable: bool) -> None:
-        """Check that a finished run has its summary, and a trajectory of all its steps; any other run passes.
+        """Check that a finished run has its summary, and a trajectory (by header and size) of all its steps.
 
-        Of the trajectory only header and size are looked at.
-
-        Args:
-            steps: of its config.
-            is_replayable: whether its optimizer writes a trajectory.
+        Any other run passes. `steps` is of its config; `is_replayable`: its optimizer writes a trajectory.
         """
         if self.status() == "finished":
             steps = int(self.read_summary().get("steps", self.steps_at_end(steps)))
@@ -409,13 +380,9 @@ class Run:
     # --- files that are written whole ---
 
     def save_initial_state(self, write: Callable[[Path], None]) -> None:
-        """Save the initial weights that the base model does not have; `write` writes a file, if there are any.
-
-        Raises:
-            RunFailed: when it cannot be written.
-        """
+        """Save the initial weights that the base model does not have; `write` writes a file, if there are any."""
         try:
-            replace(self.initial_state_file, write)
+            atomic.replace(self.initial_state_file, write)
         except Exception as error:  # a full disk raises different errors in each library
             raise RunFailed(str(write_error(self.initial_state_file, error))) from error
 
@@ -438,13 +405,8 @@ class Run:
 
     def read_values(self, name: str) -> dict[str, Any] | None:
         """Return the values of `write_values`; None if there are none."""
-        path = self.path / name
-        try:
-            return read_object(path) if path.exists() else None
-        except UserError as error:
-            raise UserError(
-                f"{error}; without this file the run continues, compared with no untrained model"
-            ) from error
+        path, hint = self.path / name, "; without this file the run continues, compared with no untrained model"
+        return read_object(path, hint) if path.exists() else None
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
@@ -454,11 +416,8 @@ class Run:
     def predictions(self, lines: list[dict[str, Any]] | None = None) -> list[dict[str, Any]] | None:
         """Return the predictions for the test rows at the best checkpoint, in order.
 
-        Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None if there is no such file: the run has
-        not finished, has no test split, or was made before there were predictions.
-
-        Args:
-            lines: of metrics.jsonl, if they were read already: the evaluations.
+        Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None where there is no such file: the run
+        has not finished, or has no test split. `lines`: of metrics.jsonl, if they were read: the evaluations.
         """
         path = self.path / "predictions.jsonl"
         if not path.is_file() or not (self.path / "summary.json").is_file():

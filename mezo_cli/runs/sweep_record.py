@@ -3,14 +3,13 @@
 It is written before the first job starts. What a job came to is in its own run.json.
 """
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.atomic import is_below, read_json, write_file
@@ -20,40 +19,32 @@ NAME, FORMAT = "sweep.json", 1
 STUDY = "study.journal"  # of a search of `mezo tune`, which has that in place of sweep.json
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepJob:
+class SweepJob(BaseModel):
     """One job: its number (from 0), its overrides, and its run directory, relative to the sweep's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     number: int
     overrides: list[str]
     directory: str
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepRecord:
-    """A sweep.
+class SweepRecord(BaseModel):
+    """A sweep: what a process of another day needs to run the rest of it."""
 
-    Attributes:
-        format: of the file.
-        argv: of the process that started it.
-        cwd: its working directory: relative paths in the overrides start here.
-        user_code: what its jobs need of the user's own, which is not stored: `--config-dir`, keys of own_code.
-        jobs: at least one.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     format: int
-    argv: list[str]
-    cwd: str
-    user_code: list[str]
-    jobs: list[SweepJob]
+    argv: list[str]  # of the process that started it
+    cwd: str  # its working directory: relative paths in the overrides start here
+    user_code: list[str]  # what the jobs need of the user's own, which is not stored: `--config-dir`, keys of own_code
+    jobs: list[SweepJob] = Field(min_length=1)
 
     def write(self, folder: Path) -> None:
         """Write the record into the sweep's directory."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_file(folder / NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+            write_file(folder / NAME, json.dumps(self.model_dump(), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{folder}: the sweep's directory cannot be written: {error.strerror}") from error
 
@@ -64,9 +55,12 @@ class SweepRecord:
 
 def new(jobs: Mapping[Path, list[str]], folder: Path, user_code: list[str]) -> SweepRecord:
     """Return the record of a sweep that this process starts: its jobs by their directories; nothing is written."""
-    paths = {os.path.relpath(path, folder): overrides for path, overrides in jobs.items()}
-    numbered = [SweepJob(number, overrides, path) for number, (path, overrides) in enumerate(paths.items())]
-    return SweepRecord(FORMAT, [without_credentials(word) for word in sys.argv], os.getcwd(), user_code, numbered)
+    numbered = [
+        SweepJob(number=number, overrides=overrides, directory=os.path.relpath(path, folder))
+        for number, (path, overrides) in enumerate(jobs.items())
+    ]
+    argv = [without_credentials(word) for word in sys.argv]
+    return SweepRecord(format=FORMAT, argv=argv, cwd=os.getcwd(), user_code=user_code, jobs=numbered)
 
 
 def exists(folder: Path) -> bool:
@@ -86,17 +80,18 @@ def is_job(path: Path) -> bool:
 
 def read(folder: Path) -> SweepRecord:
     """Read the record of a sweep."""
-    content = read_json(folder / NAME)
+    path = folder / NAME
+    content = read_json(path)
     if content.get("format") != FORMAT:
-        raise UserError(f"{folder / NAME}: of a version of mezo before 1.0, or of a format that this one does not know")
+        raise UserError(f"{path}: of a version of mezo before 1.0, or of a format that this one does not know")
     try:
-        record = TypeAdapter(SweepRecord).validate_json(json.dumps(content), strict=True)
+        record = SweepRecord.model_validate(content)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{folder / NAME} is damaged: {key}: {error.errors()[0]['msg']}") from error
-    if [job.number for job in record.jobs] != list(range(len(record.jobs))) or not record.jobs:
-        raise UserError(f"{folder / NAME} is damaged: its jobs are not numbered from 0")
+        raise UserError(f"{path} is damaged: {key}: {error.errors()[0]['msg']}") from error
+    if [job.number for job in record.jobs] != list(range(len(record.jobs))):
+        raise UserError(f"{path} is damaged: its jobs are not numbered from 0")
     for job in record.jobs:
         if not is_below(folder / job.directory, folder):
-            raise UserError(f"{folder / NAME}: job {job.number + 1} is in {job.directory}, which is not in {folder}")
+            raise UserError(f"{path}: job {job.number + 1} is in {job.directory}, which is not in {folder}")
     return record

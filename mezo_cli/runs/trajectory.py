@@ -67,10 +67,6 @@ class Header:
     clip: dict[str, Any] | None = None
     nonnegative: list[str] | None = None
 
-    def to_json(self) -> bytes:
-        """Return the fields as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
 
 def _record(samples: int) -> struct.Struct:
     return struct.Struct(f"<If{samples}f")
@@ -86,7 +82,7 @@ class Writer:
     """
 
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
-        packed = zlib.compress(header.to_json(), 9)
+        packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
         self._crc = zlib.crc32(packed) if crc is None else crc
         self._file, self._record, self._samples = file, _record(header.samples), header.samples
         if file.tell() == 0:

@@ -137,7 +137,7 @@ def test_every_field_of_the_header_comes_back(more: dict[str, str], tmp_path: Pa
 def test_what_this_program_does_not_know_is_refused_by_name(
     tmp_path: Path, version: int, changed: dict[str, Any], line: str
 ) -> None:
-    values = {**json.loads(header().to_json()), **changed}
+    values = {**dataclasses.asdict(header()), **changed}
     pack(tmp_path / "t", version, {name: value for name, value in values.items() if value is not ...})
     with pytest.raises(UserError, match=line):
         trajectory.read(tmp_path / "t")

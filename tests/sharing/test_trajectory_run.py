@@ -52,7 +52,7 @@ def rewrite(folder: Path, name: str, values: dict[str, Any]) -> None:
         path.write_bytes(gzip.compress(text.encode()))
     else:
         data, old = path.read_bytes(), trajectory.read(path).header
-        packed = zlib.compress(dataclasses.replace(old, **values).to_json())
+        packed = zlib.compress(json.dumps({**dataclasses.asdict(old), **values}).encode())
         fixed = trajectory._FIXED.pack(trajectory.MAGIC, trajectory.VERSION, len(packed), zlib.crc32(packed))
         path.write_bytes(fixed + packed + data[trajectory._FIXED.size + trajectory._FIXED.unpack_from(data)[2] :])
 
