@@ -23,8 +23,7 @@ from mezo_cli.console import (
     print_line,
     progress_bar,
 )
-from mezo_cli.distributed.join import in_turn, joined
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import Ranks, in_turn, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch

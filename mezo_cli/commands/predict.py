@@ -14,7 +14,7 @@ from mezo_cli.commands.open_run import open_run
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
-from mezo_cli.distributed.join import in_turn, joined
+from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.report.output import check_output, csv_cell
 from mezo_cli.runs.atomic import write_error, write_file

@@ -15,9 +15,8 @@ from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
 from mezo_cli.console import print_line, relative_path, training_output
-from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_command
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.recovery import change_end

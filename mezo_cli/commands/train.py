@@ -10,9 +10,8 @@ from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.console import training_output
-from mezo_cli.distributed.join import joined
 from mezo_cli.distributed.launch import check_restarts
-from mezo_cli.distributed.ranks import Ranks
+from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 

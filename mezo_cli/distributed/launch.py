@@ -16,19 +16,11 @@ WAIT_SECONDS = 10.0  # how long a rank that has failed waits for rank 0 to end
 
 @dataclass(frozen=True)
 class Launch:
-    """The environment of one rank.
-
-    Attributes:
-        rank: its number, from 0.
-        size: the number of ranks.
-        restarts: how often `torchrun` has started the ranks again.
-        max_restarts: how often it may.
-    """
+    """The environment of one rank: its number, from 0, of how many, and how often `torchrun` has started them again."""
 
     rank: int
     size: int
-    restarts: int = 0
-    max_restarts: int = 0
+    restarts: int
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -45,8 +37,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank}: with WORLD_SIZE={size} it is a number from 0 to {size - 1}")
     _number(environment, "MASTER_PORT", 0)
-    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
-    return Launch(rank, size, restarts, _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0))
+    return Launch(rank, size, _number(environment, "TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def check_command(name: str | None) -> None:
@@ -58,10 +49,10 @@ def check_command(name: str | None) -> None:
 
 def check_restarts(run_dir_given: bool) -> None:
     """Refuse `--max-restarts` where the ranks that are started again would not find their run."""
-    launch = read_launch()
-    if launch is not None and launch.max_restarts and not run_dir_given:
+    most = _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0)
+    if most and not run_dir_given and read_launch() is not None:
         raise UserError(
-            f"torchrun --max-restarts={launch.max_restarts}: ranks that are started again continue their run only "
+            f"torchrun --max-restarts={most}: ranks that are started again continue their run only "
             "with a directory that is given: add hydra.run.dir=DIR"
         )
 

@@ -1,22 +1,26 @@
-"""The ranks of a run: what they exchange, how they agree, and how the error of one reaches rank 0.
+"""The ranks of a run: how they meet, what they exchange, how they agree, and how the error of one ends all.
 
 Two ways of exchange are used. The scalars of a step go through a gloo process group, whatever device the model is on:
 it is quick, and notices a rank that is gone. What is rare (texts to compare, the run directory, errors) goes through
 the store that the ranks met at, which also works when a rank has failed.
 """
 
+import itertools
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from mezo_cli import system
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import RunFailed, UserError, first_line
+from mezo_cli.distributed.launch import Launch, read_launch
+from mezo_cli.errors import RunFailed, RunStopped, UserError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,43 +65,36 @@ class Ranks:
         """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
-    # --- start and end ---
+    def start(self, config: Config) -> None:
+        """Open the process group, unless it is open, and choose what the ranks share in a step of the run."""
+        import torch.distributed as dist
 
-    def start(self, config: Config, group: Any = None) -> None:
-        """Open the process group, and choose what the ranks share in a step.
-
-        Args:
-            config: of the run.
-            group: a process group that is open already.
-        """
         self.timeout = config.distributed.timeout
         by_samples = "directions" if getattr(config.optimizer, "directions", 1) >= self.size else "rows"
         self.split = config.distributed.split or by_samples
-        self._group = group if group is not None else self._open_group()
-
-    def _open_group(self) -> Any:
-        import torch.distributed as dist
-
-        seconds = timedelta(seconds=self.timeout)
-        try:
-            dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=seconds)
-        except RuntimeError as error:
-            raise self._lost(error) from error
-        return dist.group.WORLD
+        if not dist.is_initialized():
+            seconds = timedelta(seconds=self.timeout)
+            try:
+                dist.init_process_group(
+                    "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=seconds
+                )
+            except RuntimeError as error:
+                raise self._lost(error) from error
+        self._group = dist.group.WORLD
 
     def close(self) -> None:
         """Close the connections of the process group: a rank that waits for this one notices at once."""
         import torch.distributed as dist
 
-        self._group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
     # --- scalars ---
 
-    def own(self, things: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's share of things that all ranks have in the same order."""
-        return split_part(things, self.rank, self.size)
+    def own(self, things: Sequence[T]) -> Sequence[T]:
+        """Return this rank's share of things that all ranks have in the same order; shares differ by one at most."""
+        first, last = (len(things) * number // self.size for number in (self.rank, self.rank + 1))
+        return things[first:last]
 
     def gather(self, piece: bytes, sizes: Sequence[int], purpose: str) -> bytes:
         """Return the pieces of all ranks, in the order of the ranks.
@@ -181,31 +178,33 @@ class Ranks:
         return self._await(str(self._agreements), 0)
 
     def check_same(self, what: str, text: str) -> None:
-        """Check that all ranks have the same text, which is compared line by line.
-
-        Args:
-            what: the text, for the error: `config`.
-            text: this rank's.
-        """
-        texts = self.exchange(text)
+        """Check that all ranks have the same text, which is compared line by line; `what` names it: `config`."""
+        texts = [one.splitlines() for one in self.exchange(text)]
         for rank, other in enumerate(texts):
-            if other != texts[0]:
-                ours, theirs = _first_difference(texts[0], other)
-                raise UserError(f"rank {rank} has another {what} than rank 0: {theirs}; rank 0 has {ours}")
+            for ours, theirs in itertools.zip_longest(texts[0], other, fillvalue="nothing"):
+                if ours != theirs:
+                    raise UserError(
+                        f"rank {rank} has another {what} than rank 0: {theirs.strip()}; rank 0 has {ours.strip()}"
+                    )
 
     def _await(self, key: str, rank: int, timeout: float | None = None) -> str:
         """Return the value of a key that another rank sets."""
         seconds = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
-        while not self._call(self._store.check, [key]):
-            self._raise_reported()
-            if time.monotonic() > deadline:
-                raise RankLost(
-                    f"rank {rank} did not answer within {seconds:g} s (distributed.timeout={self.timeout:g})"
-                )
-            time.sleep(POLL_SECONDS)
+        if self._missing([key], seconds, reported=True):
+            raise RankLost(f"rank {rank} did not answer within {seconds:g} s (distributed.timeout={self.timeout:g})")
         value: bytes = self._call(self._store.get, key)
         return value.decode()
+
+    def _missing(self, keys: Sequence[str], seconds: float, reported: bool = False) -> list[str]:
+        """Wait until all keys are set; return those that are not by then. `reported`: raise what others report."""
+        deadline, missing = time.monotonic() + seconds, list(keys)
+        while missing := [key for key in missing if not self._call(self._store.check, [key])]:
+            if reported:
+                self._raise_reported()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        return missing
 
     def _call(self, function: Any, *args: Any) -> Any:
         try:
@@ -215,38 +214,37 @@ class Ranks:
 
     # --- errors ---
 
-    def report(self, error: BaseException) -> None:
+    def leave(self) -> None:
+        """Say that this rank has read all that it needs; rank 0, whose store it may be, waits for the others."""
+        if self.is_first:
+            self._missing(self._others("left"), LEAVE_SECONDS)
+        else:
+            self._call(self._store.set, f"left/{self.rank}", "")
+
+    def end_all(self, error: BaseException) -> NoReturn:
+        """End the other ranks because of an error of this one: rank 0 says that it ends, another reports its error."""
+        status = _exit_status(error)
+        with suppress(RankLost):  # no other rank is left
+            if self.is_first:
+                self._call(self._store.set, "end", str(status))
+                self._missing(self._others("ended"), ALIVE_SECONDS)  # the store may be this process's own
+            elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
+                self._report(error)
+        self.close()  # whoever waits for this rank notices
+        if self.is_first:
+            raise error
+        with suppress(RankLost):
+            if not self._missing(["end"], self.timeout):
+                status = int(self._call(self._store.get, "end"))
+                self._call(self._store.set, f"ended/{self.rank}", "")
+        raise SystemExit(status) from error
+
+    def _report(self, error: BaseException) -> None:
         """Report to the other ranks how this one failed. The first report counts."""
         text = str(error) if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: {error}"
         text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
         document = json.dumps({"rank": self.rank, "by_user": isinstance(error, UserError), "text": text})
         self._call(self._store.compare_set, "error", "", document)
-
-    def end(self, status: int) -> None:
-        """Report to the other ranks that rank 0 has ended, and its exit status."""
-        self._call(self._store.set, "end", str(status))
-        self._await_all("ended")  # the store may be this process's own
-
-    def leave(self) -> None:
-        """Say that this rank has read all that it needs; rank 0, whose store it may be, waits for the others."""
-        if self.is_first:
-            self._await_all("left", LEAVE_SECONDS)
-        else:
-            self._call(self._store.set, f"left/{self.rank}", "")
-
-    def await_end(self) -> int | None:
-        """Return the exit status of rank 0, when it has ended; None if that cannot be known."""
-        try:
-            deadline = time.monotonic() + self.timeout
-            while time.monotonic() < deadline:
-                if self._call(self._store.check, ["end"]):
-                    status = int(self._call(self._store.get, "end"))
-                    self._call(self._store.set, f"ended/{self.rank}", "")
-                    return status
-                time.sleep(POLL_SECONDS)
-        except RankLost:
-            pass
-        return None
 
     def _raise_reported(self) -> None:
         """Raise the error that another rank has reported, with its rank, if there is one."""
@@ -258,25 +256,20 @@ class Ranks:
         text = f"rank {error['rank']}: {error['text']}"
         raise UserError(text) if error["by_user"] else RunFailed(text)
 
-    def _await_all(self, what: str, seconds: float = ALIVE_SECONDS) -> list[int]:
-        """Wait a moment until every other rank has set its key of that name; return those that have not."""
-        deadline = time.monotonic() + seconds
-        missing = [rank for rank in range(self.size) if rank != self.rank]
-        while missing and time.monotonic() < deadline:
-            missing = [rank for rank in missing if not self._call(self._store.check, [f"{what}/{rank}"])]
-            time.sleep(POLL_SECONDS)
-        return missing
+    def _others(self, what: str) -> list[str]:
+        """Return the key of that name of every other rank."""
+        return [f"{what}/{rank}" for rank in range(self.size) if rank != self.rank]
 
     def _lost(self, error: RuntimeError) -> Exception:
         """Return the error for an exchange that failed: what a rank has reported, or which ranks are gone."""
         try:
             self._raise_reported()
             self._call(self._store.set, f"alive/{self.rank}", "")
-            missing = self._await_all("alive")
+            missing = self._missing(self._others("alive"), ALIVE_SECONDS)
             self._raise_reported()
         except (UserError, RunFailed) as reported:
             return reported
-        names = " and ".join(f"rank {rank}" for rank in missing) or "a rank"
+        names = " and ".join(key.replace("alive/", "rank ") for key in missing) or "a rank"
         if "timed out" in str(error).lower():
             return RankLost(f"{names} did not answer within distributed.timeout={self.timeout:g} s")
         return RankLost(f"{names} ended: {first_line(error)}")
@@ -288,7 +281,7 @@ class Alone(Ranks):
     def __init__(self) -> None:
         super().__init__(0, 1, store=None)
 
-    def start(self, config: Config, group: Any = None) -> None:
+    def start(self, config: Config) -> None:
         """There is nothing to open."""
 
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
@@ -318,36 +311,76 @@ def current() -> Ranks:
 
 
 @contextmanager
-def sharing(ranks: Ranks) -> Iterator[None]:
-    """Let `current` return these ranks inside the block."""
+def joined() -> Iterator[Ranks]:
+    """Join the ranks that share the command, and end together with them: `ALONE` where there are no others.
+
+    An error on rank 0 ends the other ranks. The error of another rank ends all: rank 0 raises it, with the rank's
+    number, as soon as it waits for that rank. Ranks other than 0 end with rank 0's exit status, and print nothing.
+
+    Raises:
+        UserError: when the ranks do not meet, or run different code; and the error of another rank.
+        RunFailed: the error of another rank; a rank that is gone, or hangs.
+        SystemExit: in place of any error on a rank other than 0.
+    """
+    launch = read_launch()
+    if launch is None:
+        yield ALONE
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
+    system.import_torch()
+    import torch
+
+    versions = system.versions()
+    if torch.cuda.is_available():  # `cuda` means the GPU with this rank's number on its host
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+    code = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
+    code.append(f"source files with sha256 {system.source_digest()[:16]}")  # what results depend on
+    ranks = Ranks(launch.rank, launch.size, _meet(launch), launch.restarts)
     token = _current.set(ranks)
     try:
-        yield
+        ranks.check_same("version", "\n".join(code))
+        yield ranks
+        ranks.leave()
+    except BaseException as error:
+        ranks.end_all(error)
     finally:
         _current.reset(token)
+        ranks.close()
 
 
-def _first_difference(ours: str, theirs: str) -> tuple[str, str]:
-    """Return the first line in which two texts differ, of each; "nothing" where one has ended."""
-    first, second = ours.splitlines(), theirs.splitlines()
-    length = max(len(first), len(second))
-    pairs = zip(first + ["nothing"] * (length - len(first)), second + ["nothing"] * (length - len(second)), strict=True)
-    one, other = next((a, b) for a, b in pairs if a != b)
-    return one.strip(), other.strip()
+@contextmanager
+def in_turn(ranks: Ranks) -> Iterator[None]:
+    """Let rank 0 pass the block first, which may repair or download files, and then the others."""
+    if not ranks.is_first:
+        ranks.from_first()
+    yield
+    if ranks.is_first:
+        ranks.from_first("passed")
 
 
-def split_bounds(count: int, rank: int, size: int) -> tuple[int, int]:
-    """Return the first and the last + 1 of `count` things that `rank` of `size` ranks takes: parts differ by one."""
-    return count * rank // size, count * (rank + 1) // size
+def _meet(launch: Launch) -> Any:
+    """Return the store at which the ranks meet: `torchrun`'s own, or that of rank 0."""
+    import torch.distributed as dist
+
+    try:
+        seconds = timedelta(seconds=DEFAULT_TIMEOUT)
+        store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=seconds)))
+    except (RuntimeError, ValueError, OSError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
+        raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
+    # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
+    return dist.PrefixStore(f"start {launch.restarts}", store)
 
 
-def split_part(things: Sequence[T], rank: int, size: int) -> Sequence[T]:
-    """Return the things that a rank takes, in their order."""
-    first, last = split_bounds(len(things), rank, size)
-    return things[first:last]
+def _exit_status(error: BaseException) -> int:
+    """Return the exit status that the command line gives to an error."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, (RunStopped, KeyboardInterrupt)):
+        return 130
+    return 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
 
 
 def split_sizes(count: int, size: int) -> list[int]:
-    """Return how many of `count` things each rank takes."""
-    bounds = [split_bounds(count, rank, size) for rank in range(size)]
-    return [last - first for first, last in bounds]
+    """Return how many of `count` things each rank takes, as `Ranks.own` shares them."""
+    return [count * (rank + 1) // size - count * rank // size for rank in range(size)]

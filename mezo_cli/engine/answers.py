@@ -10,8 +10,7 @@ from torch import Tensor
 from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members, token_scores
-from mezo_cli.models.completion_text import CompletionText
-from mezo_cli.models.decoding import Completion, Sampling
+from mezo_cli.models.decoding import Completion, CompletionText, Sampling
 from mezo_cli.objectives.generation import Generation, PromptBatch
 from mezo_cli.tasks.generate import PromptRow
 

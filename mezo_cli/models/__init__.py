@@ -2,15 +2,18 @@
 
 from mezo_cli.models.initial_state import check_fingerprint, fingerprint, load_initial_state, save_initial_state
 from mezo_cli.models.loading import (
+    CAUSAL_LM,
+    MASKED_LM,
+    SEQUENCE_CLASSIFIER,
     STORAGE_DTYPES,
     LoadedModel,
+    ModelKind,
     load,
     load_tokenizer,
     pick_device,
     save,
     untie,
 )
-from mezo_cli.models.model_kind import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
 
 __all__ = [
     "CAUSAL_LM",

@@ -96,17 +96,13 @@ def load_initial_state(model: Any, path: Path) -> None:
         state[name][:] = state[original]
     for name, value in tensors.items():
         chosen = rows.get(name, slice(None))
-        if name not in state or not _fits(state[name], chosen, value):
+        try:
+            fits = state[name][chosen].shape == value.shape
+        except (KeyError, IndexError, TypeError):
+            fits = False
+        if not fits:
             raise UserError(f"{path} is damaged: the model has no tensor {name} of shape {list(value.shape)}")
         state[name][chosen] = value.to(state[name].device)
-
-
-def _fits(tensor: Tensor, chosen: Any, value: Tensor) -> bool:
-    """Return whether `value` has the shape of the chosen rows of a tensor, and the tensor has these rows."""
-    if isinstance(chosen, slice):
-        return tensor.shape == value.shape
-    inside = all(isinstance(row, int) and 0 <= row < len(tensor) for row in chosen)
-    return inside and value.shape == (len(chosen), *tensor.shape[1:])
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, list[int]], dict[str, str]]:

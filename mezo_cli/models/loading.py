@@ -22,9 +22,8 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, hub_commit, weight_files
-from mezo_cli.models.model_kind import ModelKind
 from mezo_cli.models.quantized import quantize_layers
-from mezo_cli.models.stored_tensors import check_dtypes, check_headers, check_unused, dtype_of_files
+from mezo_cli.models.stored_tensors import check_dtypes, check_unused, dtype_of_files
 from mezo_cli.system import environment, is_device_error, release_file_pages
 
 log = logging.getLogger("mezo")
@@ -33,6 +32,40 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forwards
 STORAGE_DTYPES = {**DTYPES, "float16": torch.float16}  # of weights
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """What the loader and the adapters need to know about the model that an objective scores labels with.
+
+    Attributes:
+        auto_class: the transformers class that loads it, by name.
+        description: the kind in words, for error lines.
+        pipeline: the task of `transformers.pipeline` that such a model is for.
+        task_type: peft's name for the task; None where peft has none.
+        has_classifier: whether the output layer is a classification head over the task's labels. A checkpoint without
+            one gets a new head, drawn from the run's seed. Without a classifier the output layer is over the
+            vocabulary, and a checkpoint that lacks it is refused.
+        is_decoder: whether a token attends only to the tokens before it. The tokenizer then needs no padding token.
+    """
+
+    auto_class: str
+    description: str
+    pipeline: str
+    task_type: str | None = None
+    has_classifier: bool = False
+    is_decoder: bool = False
+
+
+MASKED_LM = ModelKind("AutoModelForMaskedLM", "masked-LM", "fill-mask")
+SEQUENCE_CLASSIFIER = ModelKind(
+    "AutoModelForSequenceClassification",
+    "sequence-classification",
+    "text-classification",
+    "SEQ_CLS",
+    has_classifier=True,
+)
+CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal-LM", "text-generation", "CAUSAL_LM", is_decoder=True)
 
 
 @dataclass
@@ -84,7 +117,6 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     _refuse_quantized(stored, config.path)
     check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
-    check_headers(files, stored, config.path)
     dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     options = {"num_labels": len(labels)} if model_kind.has_classifier else {}

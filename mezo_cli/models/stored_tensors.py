@@ -5,6 +5,7 @@ belongs to another checkpoint: with fewer layers than the file has, the model lo
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,6 @@ from mezo_cli.models.parameter_names import format_names
 log = logging.getLogger("mezo")
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
-_ALLOWED = f"allowed are {', '.join(FLOATS)}"
-
-
-def check_headers(files: Iterable[Path], stored: Any, path: str) -> None:
-    """Refuse, before anything is built, more layers than the files have tensors, and complex weights.
-
-    To build 100,000 layers takes minutes, and torch itself prints a warning about complex numbers.
-
-    `stored` is its config.json, as transformers reads it.
-    """
-    count, layers = 0, getattr(stored, "num_hidden_layers", None)
-    for file in files:
-        for name, dtype in _read_dtypes(file):
-            count += 1
-            if dtype.startswith("C"):
-                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; {_ALLOWED}")
-    if isinstance(layers, int) and layers > count:
-        raise UserError(
-            f"model.path={path}: with num_hidden_layers={layers} and {count} tensors in the checkpoint, config.json is "
-            "that of another checkpoint"
-        )
 
 
 def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
@@ -47,22 +27,15 @@ def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
 
     `unused` are the names of tensors in the files that the model did not take.
     """
-    names = sorted(unused)
+    names, modules = sorted(unused), dict(model.named_modules())
     for name in names:
-        location = _find_layers(model, name)
-        if location is None:
-            continue
-        layers, count, index = location
-        if index >= count:
-            raise UserError(
-                f"model.path={path}: the checkpoint has layer {index} in {layers} (tensor {name}), but with its"
-                f" config.json the model has {count}, numbered from 0: config.json is that of another checkpoint"
-            )
-        if not _is_buffer(model, name):
-            raise UserError(
-                f"model.path={path}: with its config.json the model has no place for the checkpoint's tensor {name}:"
-                " config.json is that of another checkpoint"
-            )
+        for full in (name, _with_body(model, name)):
+            owner = modules.get(full.rpartition(".")[0])
+            if isinstance(modules.get(re.split(r"\.\d+\.", full)[0]), nn.ModuleList) and not _had_buffers(owner):
+                raise UserError(
+                    f"model.path={path}: with its config.json the model has no place for the checkpoint's tensor {name}"
+                    ": config.json is that of another checkpoint"
+                )
     if names:
         log.info("not used of the checkpoint, which the model has no place for: %s", format_names(names))
 
@@ -74,7 +47,8 @@ def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
         for name, dtype in _read_dtypes(file):
             modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             if dtype not in FLOATS and parameters & {modern, _with_body(model, modern)}:
-                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; {_ALLOWED}")
+                allowed = ", ".join(FLOATS)
+                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {allowed}")
 
 
 def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
@@ -87,26 +61,11 @@ def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
     return halves.get(names.pop(), torch.float32) if len(names) == 1 else torch.float32
 
 
-def _find_layers(model: Any, name: str) -> tuple[str, int, int] | None:
-    """Return the first numbered list of layers that a name leads into: its path, length, and the number in the name."""
-    for full in (name, _with_body(model, name)):
-        module, parts = model, full.split(".")
-        for position, part in enumerate(parts):
-            if isinstance(module, nn.ModuleList) and part.isdecimal():
-                return ".".join(parts[:position]), len(module), int(part)
-            module = module._modules.get(part)
-            if module is None:
-                break
-    return None
-
-
-def _is_buffer(model: Any, name: str) -> bool:
-    """Whether a name is that of a former buffer: its module exists and is made of modules alone (GPT-2's attn.bias)."""
-    modules = dict(model.named_modules())
-    owner = modules.get(name.rpartition(".")[0]) or modules.get(_with_body(model, name).rpartition(".")[0])
-    if owner is None or not any(True for _ in owner.children()):
+def _had_buffers(module: nn.Module | None) -> bool:
+    """Whether a tensor of a module may be a former buffer: it is made of modules alone (GPT-2's attn.bias)."""
+    if module is None or not list(module.children()):
         return False
-    return all(p is None for p in owner._parameters.values())
+    return all(p is None for p in module._parameters.values())
 
 
 def _with_body(model: Any, name: str) -> str:

@@ -66,7 +66,7 @@ def measure(rank: int, folder: str, model: str, spec: str, rounds: int) -> None:
         rows = random_rows(spec, session.loaded.model.config.vocab_size)
         session.exclude_unreachable(rows[0])
         ranks = Ranks(rank, RANKS, store)
-        ranks.start(config, torch.distributed.group.WORLD)
+        ranks.start(config)
         for turn in range(rounds + 1):
             for name, joined in ((f"{split} alone", ALONE), (f"{split} together", ranks)):
                 ranks.first_says(True)  # both begin together

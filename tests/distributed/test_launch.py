@@ -7,7 +7,7 @@ import pytest
 
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.launch import read_launch
-from mezo_cli.distributed.ranks import split_part, split_sizes
+from mezo_cli.distributed.ranks import Ranks, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.training.agreement import check_rows
 from tests.command_line import error_line, mezo
@@ -46,7 +46,7 @@ def test_variables_that_are_wrong_are_named(changed: dict[str, str], part: str) 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 64])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shares_are_everything_once_and_in_order(count: int, size: int) -> None:
-    shares = [split_part(range(count), rank, size) for rank in range(size)]
+    shares = [Ranks(rank, size, None).own(range(count)) for rank in range(size)]
     assert [one for share in shares for one in share] == list(range(count))
     assert [len(share) for share in shares] == split_sizes(count, size)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import decoders
 
-from mezo_cli.models.completion_text import CompletionText
+from mezo_cli.models.decoding import CompletionText
 from tests import tiny
 
 TEXT = " great was Yes, okay. No"

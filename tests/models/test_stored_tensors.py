@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -72,24 +71,13 @@ def test_well_known_checkpoints_load(
     assert unused in said
 
 
-def test_a_classification_checkpoint_loads_without_its_head_named(
-    tmp_path: Path, caplog: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
-    folder = tiny.roberta(tmp_path, head="cls")
-    with caplog.at_level(logging.INFO, logger="mezo"):
-        assert load(folder, "cls").fresh == []
-    assert "not used of the checkpoint" not in caplog.text
-
-
 @pytest.mark.parametrize(("objective", "head"), [("mlm", "mlm"), ("cls", "mlm"), ("cls", "none")])
 def test_a_layer_that_the_config_leaves_out_is_refused(tmp_path: Path, objective: str, head: str) -> None:
     folder = tiny.roberta(tmp_path, head=head)
     change_json(folder / "config.json", num_hidden_layers=1)
-    said = "the checkpoint has layer 1 in roberta.encoder.layer"
-    with pytest.raises(UserError, match=re.escape(said)) as caught:
+    said = r"no place for the checkpoint's tensor (roberta\.)?encoder\.layer\.1\..*config\.json is that of another"
+    with pytest.raises(UserError, match=said):
         load(folder, objective)
-    assert "with its config.json the model has 1, numbered from 0" in str(caught.value)
 
 
 def test_a_tensor_inside_a_layer_without_a_place_is_refused(tmp_path: Path) -> None:
