@@ -113,8 +113,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     """
     device = pick_device(config.device)
     folder = fetch(config)
-    stored = _load_config(folder, config.path)
-    _refuse_quantized(stored, config.path)
+    stored = _load_config(folder, config.path, model_kind)
     check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
     dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)
@@ -124,8 +123,6 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         options["tie_word_embeddings"] = True
     with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
-        if model_kind.is_decoder:
-            _check_decoder(stored, config.path)
         with releasing_file():
             model, report = getattr(transformers, model_kind.auto_class).from_pretrained(
                 folder,
@@ -148,7 +145,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     if model_kind.has_classifier:
         _name_classes(model, stored, labels, fresh, config.path)
     _check_vocabulary(tokenizer, model, config.path)
-    tokenizer.model_max_length = _max_length(tokenizer, model, model_kind)
+    tokenizer.model_max_length = _max_length(tokenizer, model.config, model_kind, model)
     if not model_kind.has_classifier:
         _tie_or_untie(model, config)
     model.eval()
@@ -163,10 +160,7 @@ def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone, with the length that the model's config allows."""
     folder = fetch(config, weights=False)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
-    stored = _load_config(folder, config.path)
-    if model_kind.is_decoder:
-        _check_decoder(stored, config.path)
-    tokenizer.model_max_length = min(_length_limits(tokenizer, stored, model_kind))
+    tokenizer.model_max_length = _max_length(tokenizer, _load_config(folder, config.path, model_kind), model_kind)
     return tokenizer
 
 
@@ -230,9 +224,30 @@ def _tie_or_untie(model: Any, config: ModelConfig) -> None:
 # --- checks of a checkpoint ---
 
 
-def _load_config(folder: Path, path: str) -> Any:
+def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
+    """Return a checkpoint's config.json; refuse what transformers would load without an error, or quantised weights.
+
+    As a decoder it would load an encoder or a sequence-to-sequence model. Each format of quantised weights needs a
+    library of its own, to train nothing.
+    """
     with _explain_errors(path, folder / "config.json"), _quiet():
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    settings = getattr(stored, "quantization_config", None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        raise UserError(
+            f"model.path={path}: its weights are quantised already{f' ({method})' if method else ''}; use the "
+            "checkpoint that they were made from, with model.quantize=int8 or nf4"
+        )
+    is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not stored.is_decoder
+    if model_kind.is_decoder and (is_encoder or stored.is_encoder_decoder):
+        head = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
+        hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"
+        raise UserError(
+            f"model.path={path}: a {head} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
+            f"{hint}"
+        )
+    return stored
 
 
 def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
@@ -241,29 +256,6 @@ def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
     if tokenizer.pad_token_id is None and not model_kind.is_decoder:
         raise UserError(f"model.path={path}: its tokenizer has no padding token (for a decoder use objective=lm)")
     return tokenizer
-
-
-def _refuse_quantized(stored: Any, path: str) -> None:
-    """Refuse a checkpoint whose weights are quantised: each format needs a library of its own, to train nothing."""
-    settings = getattr(stored, "quantization_config", None)
-    if settings is not None:
-        method = settings.get("quant_method") if isinstance(settings, dict) else None
-        raise UserError(
-            f"model.path={path}: its weights are quantised already{f' ({method})' if method else ''}; use the "
-            "checkpoint that they were made from, with model.quantize=int8 or nf4"
-        )
-
-
-def _check_decoder(stored: Any, path: str) -> None:
-    """Refuse an encoder and a sequence-to-sequence model: transformers would load them as decoders without an error."""
-    is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not stored.is_decoder
-    if is_encoder or stored.is_encoder_decoder:
-        head = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
-        hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"
-        raise UserError(
-            f"model.path={path}: a {head} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
-            f"{hint}"
-        )
 
 
 def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, model_kind: ModelKind, path: str) -> str:
@@ -313,24 +305,18 @@ def _check_vocabulary(tokenizer: Any, model: Any, path: str) -> None:
         )
 
 
-def _max_length(tokenizer: Any, model: Any, model_kind: ModelKind) -> int:
-    """Return the most tokens that both the tokenizer and the model's position embeddings allow."""
-    limits = _length_limits(tokenizer, model.config, model_kind)
-    for name, table in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
-            # RoBERTa's family counts positions from the one after its padding index.
-            first = 0 if table.padding_idx is None else table.padding_idx + 1
-            limits.append(table.num_embeddings - first)
-    return min(limits)
-
-
-def _length_limits(tokenizer: Any, config: Any, model_kind: ModelKind) -> list[int]:
-    """Return the most tokens that the tokenizer and, of a decoder, the config of the model allow."""
-    longest, limit = getattr(config, "max_position_embeddings", None), tokenizer.model_max_length
+def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, model: Any = None) -> int:
+    """Return the most tokens that the tokenizer, a decoder's config and a model's position embeddings allow."""
+    limit, longest = tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, (int, float)) or not limit > 0:
         where = f"{tokenizer.name_or_path}/tokenizer_config.json"
         raise UserError(f"{where}: model_max_length is {limit!r}: expected a number of tokens")
-    return [tokenizer.model_max_length, *([longest] if model_kind.is_decoder and longest else [])]
+    limits = [limit, *([longest] if model_kind.is_decoder and longest else [])]
+    for name, table in () if model is None else model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            # RoBERTa's family counts positions from the one after its padding index.
+            limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
+    return int(min(limits))
 
 
 # --- memory, and transformers' errors and output ---

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,8 @@ def alone(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def at_step(step: int, act: Any) -> None:
-    """Call `act` with the session after a step."""
+def after(step: int, act: Callable[[Session], None], of_rank: int, rank: int) -> None:
+    """Call `act` with the session of one rank after a step."""
     before = Session.step
 
     def wrapped(session: Session, rows: Any, at: int, weights: Any = None) -> Any:
@@ -46,52 +48,35 @@ def at_step(step: int, act: Any) -> None:
             act(session)
         return result
 
-    Session.step = wrapped  # type: ignore[method-assign]
+    if rank == of_rank:
+        Session.step = wrapped  # type: ignore[method-assign]
 
 
-def damage_rank_1(rank: int) -> None:
-    """Change one weight of rank 1 after the second step."""
-
-    def damage(session: Session) -> None:
-        with torch.no_grad():
-            next(iter(session.params.tensors.values())).view(-1)[5] += 1.0
-
-    if rank == 1:
-        at_step(1, damage)
+def damage(session: Session) -> None:
+    """Change one weight."""
+    with torch.no_grad():
+        next(iter(session.params.tensors.values())).view(-1)[5] += 1.0
 
 
-def kill_rank_1(rank: int) -> None:
-    """Kill rank 1 after the fourth step."""
-    if rank == 1:
-        at_step(3, lambda session: os.kill(os.getpid(), signal.SIGKILL))
+def kill(session: Session) -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_rank_0(rank: int) -> None:
-    """Kill rank 0 after the fourth step."""
-    if rank == 0:
-        at_step(3, lambda session: os.kill(os.getpid(), signal.SIGKILL))
+def hang(session: Session) -> None:
+    """Wait for longer than the timeout of the test."""
+    time.sleep(12)
 
 
-def hang_rank_1(rank: int) -> None:
-    """Let rank 1 hang after the fourth step, for longer than the timeout of the test."""
-    if rank == 1:
-        at_step(3, lambda session: time.sleep(12))
-
-
-def fail_rank_1(rank: int) -> None:
-    """Let rank 1 fail by a defect after the fourth step."""
-
-    def fail(session: Session) -> None:
-        raise ValueError("a defect")
-
-    if rank == 1:
-        at_step(3, fail)
+def fail(session: Session) -> None:
+    """Fail by a defect."""
+    raise ValueError("a defect")
 
 
 @pytest.mark.slow
 def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS, "optimizer=mezo_momentum")]
-    results = run_ranks(words, words, prepare=damage_rank_1)
+    results = run_ranks(words, words, prepare=partial(after, 1, damage, 1))
     assert [result.code for result in results] == [0, 0], results
     assert results[0].out.count("the weights of rank 1 differ from rank 0's") == 1
     replayed = mezo("replay", tmp_path / "run", "--step", 6, "--out", tmp_path / "out")
@@ -104,7 +89,7 @@ def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: 
 def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, alone: Path, tmp_path: Path) -> None:
     movies = alone.parent / "movies"
     words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS)]
-    results = run_ranks(words, words, prepare=fail_rank_1)
+    results = run_ranks(words, words, prepare=partial(after, 3, fail, 1))
     assert [result.code for result in results] == [1, 1], results
     assert results[0].err == "error: rank 1: ValueError: a defect\n"
     assert Run(tmp_path / "run").info()["error"] == "rank 1: ValueError: a defect"
@@ -118,7 +103,7 @@ def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, alone: Path, t
 def test_a_killed_rank_ends_all(roberta: Path, alone: Path, tmp_path: Path, rank: int) -> None:
     words = ["train", *small(roberta, alone.parent / "movies", tmp_path / "run", *DIRECTIONS)]
     began = time.monotonic()
-    results = run_ranks(words, words, prepare=[kill_rank_0, kill_rank_1][rank])
+    results = run_ranks(words, words, prepare=partial(after, 3, kill, rank))
     assert time.monotonic() - began < 100
     assert results[rank].code == -signal.SIGKILL
     assert results[1 - rank].code == 1
@@ -137,7 +122,7 @@ def test_a_killed_rank_ends_all(roberta: Path, alone: Path, tmp_path: Path, rank
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_all_within_the_timeout(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = ["train", *small(roberta, movies, tmp_path / "run", *DIRECTIONS, "distributed.timeout=5")]
-    results = run_ranks(words, words, prepare=hang_rank_1)
+    results = run_ranks(words, words, prepare=partial(after, 3, hang, 1))
     assert [result.code for result in results] == [1, 1], results
     assert results[0].err == "error: rank 1 did not answer within distributed.timeout=5 s\n"
     assert Run(tmp_path / "run").status() == "failed"

@@ -225,21 +225,6 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         ready(folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "config.json is damaged"),
-        ("[]", "config.json is damaged: it holds no JSON object"),
-        ('{"model_type": "nothing"}', "could not be loaded: "),
-        ('{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
-    ],
-)
-def test_a_config_that_cannot_be_used(tmp_path: Path, content: str, said: str) -> None:
-    folder = tiny.roberta(tmp_path)
-    (folder / "config.json").write_text(content)
-    error_line(folder, said)
-
-
 def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: Any) -> None:
     (tmp_path / "empty").mkdir()
     error_line(tmp_path / "empty", "the folder holds no config.json")
@@ -307,33 +292,19 @@ def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gpu", "not a device; allowed: auto, cpu, cuda, cuda:N, mps"),
-        ("cpu:x", "not a device; allowed"),
-        ("meta", "not a device; allowed"),
-        ("", "not a device; allowed"),
-        ("cuda:99", "this machine has"),
+        *((name, ": not a device; allowed: auto, cpu, cuda, cuda:N, mps") for name in ("gpu", "cpu:x", "meta", "")),
+        ("cuda:2", ": this machine has 2 CUDA devices"),
+        ("mps", ": this machine has no MPS device"),
     ],
 )
-def test_devices_that_are_not_there(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"model.device={name}: {said}")):
-        models.pick_device(name)
-
-
-def test_devices_by_what_the_machine_has(monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+def test_devices_by_what_the_machine_has(name: str, said: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert models.pick_device("auto") == torch.device("cpu")
-    with pytest.raises(UserError, match="cuda: this machine has 0 CUDA devices"):
-        models.pick_device("cuda")
-    with pytest.raises(UserError, match="mps: this machine has no MPS device"):
-        models.pick_device("mps")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert models.pick_device("auto").type == "cuda"
-    assert models.pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(UserError, match="cuda:2: this machine has 2 CUDA devices"):
-        models.pick_device("cuda:2")
+    for found in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda found=found: 2 * found)
+        assert models.pick_device("auto").type == ("cuda" if found else "cpu")
+        with pytest.raises(UserError, match=re.escape(f"model.device={name}{said.replace('2 C', f'{2 * found} C')}")):
+            models.pick_device(name)
 
 
 # --- families ---

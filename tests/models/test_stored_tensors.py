@@ -111,21 +111,24 @@ def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "word"),
     [
+        ("config.json", "{", "config.json is damaged"),
+        ("config.json", "[]", "config.json is damaged: it holds no JSON object"),
+        ("config.json", '{"model_type": "nothing"}', "could not be loaded: "),
+        ("config.json", '{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
         ("config.json", {"hidden_act": "foo"}, "foo"),
         ("config.json", {"hidden_size": "x"}, "hidden_size"),
         ("config.json", {"num_attention_heads": 0}, "config.json is damaged"),
         ("config.json", {"id2label": 3}, "(config.json is damaged|id2label)"),
-        ("tokenizer.json", {}, "tokenizer.json is damaged.*added_tokens"),
-        ("tokenizer.json", [], "tokenizer.json is damaged"),
+        ("tokenizer.json", "{}", "tokenizer.json is damaged.*added_tokens"),
+        ("tokenizer.json", "[]", "tokenizer.json is damaged"),
     ],
 )
-def test_what_transformers_refuses_is_one_line(file: str, content: Any, word: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_line(file: str, content: Any, word: str, tmp_path: Path) -> None:
     path = tiny.roberta(tmp_path) / file
-    before = json.loads(path.read_text()) if file == "config.json" else {}
-    path.write_text(json.dumps({**before, **content} if isinstance(content, dict) else content))
+    path.write_text(content if isinstance(content, str) else json.dumps({**json.loads(path.read_text()), **content}))
     with pytest.raises(UserError, match=word) as caught:
         load(tmp_path)
-    assert str(caught.value).startswith(f"model.path={tmp_path} could not be loaded: ")
+    assert str(caught.value).startswith(f"model.path={tmp_path}")
     assert "\n" not in str(caught.value)
 
 
