@@ -11,8 +11,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,41 +102,30 @@ def local_folder(path: str) -> Path | None:
 def _from_hub(config: ModelConfig, weights: bool) -> Path:
     """Download the files to the local cache, or find them there; return the folder of their commit."""
     cached_only = is_offline() or not is_reachable()
-    bars = progress_bars(huggingface_hub.utils, shown=is_live(sys.stderr))  # not in CI
-    with _explain_errors(config, cached_only), bars:
-        path = huggingface_hub.hf_hub_download(
-            config.path, CONFIG, revision=config.revision, local_files_only=cached_only, endpoint=hub_url()
-        )
-        folder = Path(path).parent
-        _refuse_code(folder, config.path)
-        if not cached_only:
-            huggingface_hub.snapshot_download(
-                config.path, revision=folder.name, allow_patterns=PATTERNS[weights], endpoint=hub_url()
+    try:
+        with progress_bars(huggingface_hub.utils, shown=is_live(sys.stderr)):  # not in CI
+            path = huggingface_hub.hf_hub_download(
+                config.path, CONFIG, revision=config.revision, local_files_only=cached_only, endpoint=hub_url()
             )
-    if cached_only and not is_offline():
-        log.warning(
-            "warning: %s does not answer: %s is read from the local cache, at commit %s",
-            hub_url(),
-            config.path,
-            folder.name,
-        )
+            folder = Path(path).parent
+            _refuse_code(folder, config.path)
+            if not cached_only:
+                huggingface_hub.snapshot_download(
+                    config.path, revision=folder.name, allow_patterns=PATTERNS[weights], endpoint=hub_url()
+                )
+    except UserError:
+        raise
+    except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
+        raise UserError(f"{_cannot_load(config)}: {_reason(error, config, cached_only)}") from error
     if cached_only:
+        if not is_offline():
+            said = "warning: %s does not answer: %s is read from the local cache, at commit %s"
+            log.warning(said, hub_url(), config.path, folder.name)
         lacks_weights = weights and not (folder / WEIGHTS).exists() and not (folder / INDEX).exists()
         if lacks_weights or not _has_tokenizer(folder):
             missing = WEIGHTS if _has_tokenizer(folder) else VOCABULARIES[0][0]
             raise UserError(f"{_cannot_load(config)}: {_not_cached(config, missing)}")
     return folder
-
-
-@contextmanager
-def _explain_errors(config: ModelConfig, cached_only: bool) -> Iterator[None]:
-    """Turn what the hub's library raises into one line: what was not found, why, and what to do."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
-        raise UserError(f"{_cannot_load(config)}: {_reason(error, config, cached_only)}") from error
 
 
 def _cannot_load(config: ModelConfig) -> str:
@@ -208,11 +195,10 @@ def _check_weights(folder: Path, path: str) -> None:
     if other is not None:
         raise UserError(f"model.path={path}: its {CONFIG} names weights of its own ({other}); only {WEIGHTS} is read")
     if not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
-        pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
-        other = f" (only {pickled[0]})" if pickled else ""
+        pickled = [file.name for pattern in ("*.bin", "*.pt") for file in sorted(folder.glob(pattern))]
         raise UserError(
-            f"model.path={path}: there is no {WEIGHTS}{other}; weights are read from safetensors alone, never from "
-            "pickles (*.bin), which can run code"
+            f"model.path={path}: there is no {WEIGHTS}{f' (only {pickled[0]})' if pickled else ''}; weights are read "
+            "from safetensors alone, never from pickles (*.bin), which can run code"
         )
     for file in weight_files(folder, path):
         try:

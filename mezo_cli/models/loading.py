@@ -239,7 +239,7 @@ def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
             f"model.path={path}: its weights are quantised already{f' ({method})' if method else ''}; use the "
             "checkpoint that they were made from, with model.quantize=int8 or nf4"
         )
-    is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not stored.is_decoder
+    is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(stored, "is_decoder", False)
     if model_kind.is_decoder and (is_encoder or stored.is_encoder_decoder):
         head = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
         hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"

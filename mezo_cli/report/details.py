@@ -1,8 +1,10 @@
 """Collect everything that a page or a terminal shows about one run. Needs its directory only: no model and no torch."""
 
 import json
+import math
 import re
 import shlex
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,13 +93,19 @@ class RunDetails:
         self.entry, self.run, self.config, self.metric = entry, entry.run, entry.config, entry.metric
         self.info = self.run.info()
         self.damage: list[str] = []
-        lines = self.run.metrics()
-        train = [line for line in lines if line["kind"] == "train"]  # many: only these three are kept
-        self.steps = np.array([line["step"] for line in train], int)
-        self.losses, self.seconds = (np.array([line[key] for line in train], float) for key in ("loss", "seconds"))
-        has_rewards = bool(train) and all(name in line for line in train for name in REWARDS)
-        self.rewards = {name: np.array([line[name] for line in train]) for name in REWARDS} if has_rewards else {}
-        self.evaluations = [line for line in lines if line["kind"] == "eval"]
+        self.evaluations: list[dict[str, Any]] = []
+        kept = {name: array("d") for name in ("step", "loss", "seconds", *REWARDS)}  # of training lines, which are many
+        for line in self.run.iter_metrics():
+            if line["kind"] == "eval":
+                self.evaluations.append(line)
+            elif line["kind"] == "train":
+                for name, values in kept.items():
+                    value = line.get(name)
+                    values.append(value if isinstance(value, (int, float)) else math.nan)
+        arrays = {name: np.array(values) for name, values in kept.items()}
+        self.steps, self.losses, self.seconds = arrays["step"].astype(int), arrays["loss"], arrays["seconds"]
+        has_rewards = len(self.steps) > 0 and not any(np.isnan(arrays[name]).any() for name in REWARDS)
+        self.rewards = {name: arrays[name] for name in REWARDS} if has_rewards else {}
 
     @property
     def name(self) -> str:
@@ -296,7 +304,7 @@ class RunDetails:
     @cached_property
     def completions(self) -> dict[int, list[dict[str, Any]]]:
         """Step -> what the model said of some dev rows at the start, the best step and the last; {} for most runs."""
-        kept, lacking = self.run.completions(), {"kind", "step", "crc", "row"}
+        kept, lacking = self.run.completions(self.evaluations), {"kind", "step", "crc", "row"}
         best = [] if self.best is None else [int(self.best["step"])]
         steps = sorted({*list(kept)[:1], *list(kept)[-1:], *(step for step in best if step in kept)})
         return {step: [{k: v for k, v in row.items() if k not in lacking} for row in kept[step]] for step in steps}

@@ -6,9 +6,11 @@ lines at the end of a log that were not synced yet: `read_valid` and `cut` are f
 """
 
 import gzip
+import itertools
 import json
+import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from mezo_cli.runs.atomic import name_in_errors, no_link, read_json, sync, write
 METRICS = "metrics.jsonl"
 SMALL = 1 << 20  # bytes of the unpacked log of a run without steps
 MOST = 1e300  # of a number: sums of larger ones are infinite
+LARGE = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}|\d{300}")  # in the text of a larger one
 NUMBER = (int, float)
+DECODE = json.JSONDecoder().decode  # `json.loads` also looks for the encoding of each line
 FIELDS: dict[str, Any] = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line
 
 # --- objects ---
@@ -66,12 +70,21 @@ def _crc(values: Mapping[str, Any], before: int) -> int:
 # --- logs ---
 
 
+class DamagedError(UserError):
+    """A line of a log is damaged; `is_inside`: sound ones follow, so that no crash has done it."""
+
+    def __init__(self, text: str, is_inside: bool) -> None:
+        super().__init__(text)
+        self.is_inside = is_inside
+
+
 class JsonLines:
     """A log: one process appends to it, any may read it. In a run that was exported it is compressed."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.compressed = path, path.with_name(f"{path.name}.gz")
-        self._last_crc: int | None = None  # of the last line; None until the file was read
+        self._is_metrics = path.name == METRICS
+        self._last_crc: int | None = None  # of the last line; None until the whole file was read
         self._synced = True  # whether what this object appended is on the disk
 
     def append(self, record_kind: str, step: int, **values: Any) -> None:
@@ -90,30 +103,33 @@ class JsonLines:
             sync(self.path)
             self._synced = True
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines one by one, without an incomplete last one; `DamagedError` at the first that is."""
+        crc, rows = 0, self._rows()
+        for number, raw in enumerate(rows, 1):
+            line, crc, problem = self._parse(raw, crc)
+            if problem:
+                raise DamagedError(f"{self.path}:{number} is damaged: {problem}", any(map(_looks_valid, rows)))
+            yield line
+        self._last_crc = crc
+
     def read(self) -> list[dict[str, Any]]:
         """Return the lines without an incomplete last one."""
-        lines, problem = self.read_valid()
-        if problem is not None:
-            raise UserError(problem)
-        return lines
+        return list(self)
 
     def read_valid(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the lines before damage at the end, and what is wrong there: a power cut can leave that.
 
         An incomplete last line is left out without a word. Damage with a sound line behind it is refused.
         """
-        self._last_crc = 0
-        lines: list[dict[str, Any]] = []
-        rows = iter(self._rows())
-        for number, raw in enumerate(rows, 1):
-            line, crc, problem = self._parse(raw, self._last_crc)
-            if problem:
-                text = f"{self.path}:{number} is damaged: {problem}"
-                if any(map(_looks_valid, rows)):
-                    raise UserError(text)
-                return lines, text
-            lines.append(line)
-            self._last_crc = crc
+        lines = []
+        try:
+            for line in self:
+                lines.append(line)
+        except DamagedError as error:
+            if error.is_inside:
+                raise
+            return lines, str(error)
         return lines, None
 
     def last_checksum(self) -> str:
@@ -125,46 +141,56 @@ class JsonLines:
     def cut(self, count: int) -> None:
         """Keep the first `count` lines: a resumed run writes the others again. Damage before the end is refused."""
         sound = len(self.read_valid()[0])
-        write_atomically(self.path, b"".join(raw + b"\n" for raw in self._rows()[: min(count, sound)]))
+        write_atomically(self.path, _join(itertools.islice(self._rows(), min(count, sound))))
         self._last_crc = None
 
     def compress(self, folder: Path) -> None:
         """Write the compressed log into a folder; equal logs give equal bytes."""
-        content = b"".join(raw + b"\n" for raw in self._rows())
-        write_atomically(folder / self.compressed.name, gzip.compress(content, mtime=0))
+        write_atomically(folder / self.compressed.name, gzip.compress(_join(self._rows()), mtime=0))
 
     def _parse(self, raw: bytes, before: int) -> tuple[dict[str, Any], int, str]:
         """Return a line, its checksum, and what is wrong with it: "" if nothing."""
         try:
-            line = json.loads(raw)
+            line = DECODE(raw.decode())
         except (ValueError, RecursionError) as error:
             return {}, 0, str(error)
         crc = _verify_text(raw, before) or verify_checksum(line, before)
         if crc is None:
             return {}, 0, "it, or a line before it, was changed"
-        return line, crc, _odd_value(line) if self.path.name == METRICS else ""
+        return line, crc, _odd_value(line, raw) if self._is_metrics else ""
 
-    def _rows(self) -> list[bytes]:
-        """Return the lines without an incomplete last one, as they are stored."""
-        *rows, tail = self._content().split(b"\n")
-        # A crash leaves a part of a line, and zeros after a power cut. A whole line and one byte more is something
-        # else: its line feed was changed.
-        is_whole = tail[-2:-1] == b"}" and tail[-1:] != b"\0" and _looks_valid(tail[:-1])
-        return [*rows, tail] if is_whole else rows
+    def _rows(self) -> Iterator[bytes]:
+        """Yield the lines without an incomplete last one, as they are stored."""
+        for raw in self._stored():
+            if raw[-1:] == b"\n":
+                yield raw[:-1]
+            # A crash leaves a part of a line, and zeros after a power cut. A whole line and one byte more is something
+            # else: its line feed was changed.
+            elif raw[-2:-1] == b"}" and raw[-1:] != b"\0" and _looks_valid(raw[:-1]):
+                yield raw
 
-    def _content(self) -> bytes:
-        if self.path.exists() or not self.compressed.exists():
-            return self.path.read_bytes() if self.path.exists() else b""
-        steps = self.path.with_name("trajectory.bin")  # a record has 8 bytes or more, so this is 8 KB or more per step
-        most = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
-        try:
-            with gzip.open(self.compressed) as unpacked:
-                content = unpacked.read(most + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{self.compressed} is damaged: {error}") from error
-        if len(content) > most or content[-1:] != b"\n":
-            raise UserError(f"{self.compressed} is damaged: it holds more than a run of its steps, or half a line")
-        return content
+    def _stored(self) -> Iterator[bytes]:
+        """Yield the lines with their line feeds; of a compressed log, maybe a stranger's, no more than a run has."""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                yield from file
+        elif self.compressed.exists():
+            steps = self.path.with_name("trajectory.bin")  # a record has 8 bytes or more: 8 KB or more per step
+            left = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
+            try:
+                with gzip.open(self.compressed) as unpacked:
+                    while raw := unpacked.readline(min(SMALL, left) + 1):
+                        left -= len(raw)
+                        if raw[-1:] != b"\n" or left < 0:
+                            why = "it holds more than a run of its steps, or half a line"
+                            raise UserError(f"{self.compressed} is damaged: {why}")
+                        yield raw
+            except (OSError, EOFError, zlib.error) as error:
+                raise UserError(f"{self.compressed} is damaged: {error}") from error
+
+
+def _join(rows: Iterable[bytes]) -> bytes:
+    return b"".join(raw + b"\n" for raw in rows)
 
 
 def chained(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -189,15 +215,14 @@ def _verify_text(raw: bytes, before: int) -> int | None:
     return crc if end == b'%08x"}' % crc else None
 
 
-def _odd_value(line: dict[str, Any]) -> str:
+def _odd_value(line: dict[str, Any], raw: bytes) -> str:
     """Return what a line of metrics.jsonl holds that no run writes, "" if nothing: it is somebody else's then."""
     if type(line.get("step")) is not int or line["step"] < 0:
         return f"its step is {line.get('step')!r:.40}"
-    for name, value in line.items():
-        is_number = isinstance(value, NUMBER)
-        if not isinstance(value, FIELDS.get(name, object)) or (is_number and not -MOST <= value <= MOST):
-            return f"its {name} is {value!r:.40}"
-    return ""
+    odd = [name for name, types in FIELDS.items() if name in line and not isinstance(line[name], types)]
+    if LARGE.search(raw):
+        odd += [name for name, value in line.items() if isinstance(value, NUMBER) and not -MOST <= value <= MOST]
+    return f"its {odd[0]} is {line[odd[0]]!r:.40}" if odd else ""
 
 
 def _looks_valid(raw: bytes) -> bool:

@@ -303,6 +303,10 @@ class Run:
         """Return the lines of metrics.jsonl without an incomplete last one."""
         return self._lines.read()
 
+    def iter_metrics(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of metrics.jsonl one by one: those of a long run fill the memory."""
+        return iter(self._lines)
+
     def read_valid_metrics(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the lines of metrics.jsonl before damage at its end; see `JsonLines.read_valid`."""
         return self._lines.read_valid()
@@ -327,10 +331,14 @@ class Run:
             self._completions.append("completion", step, row=row, **record)
         self._completions.sync()
 
-    def completions(self) -> dict[int, list[dict[str, Any]]]:
-        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without."""
+    def completions(self, lines: list[dict[str, Any]] | None = None) -> dict[int, list[dict[str, Any]]]:
+        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without.
+
+        `lines`: of metrics.jsonl, if they were read: the evaluations.
+        """
         by_step: dict[int, dict[int, dict[str, Any]]] = {}
-        for line in self._named_completions(self.read_valid_metrics()[0], is_all=self.status() == "finished"):
+        lines = self.read_valid_metrics()[0] if lines is None else lines
+        for line in self._named_completions(lines, is_all=self.status() == "finished"):
             by_step.setdefault(line["step"], {})[line["row"]] = line
         return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
 
